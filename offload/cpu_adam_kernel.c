@@ -110,17 +110,6 @@ static uint64_t run_length(const struct pd_update_place *place, uint64_t at, uin
     return run < most ? run : most;
 }
 
-static void round_strip(uint64_t key, const struct pd_update_place *place, uint64_t first, uint64_t n, const float *m,
-                        const float *v, uint16_t *m16, uint16_t *v16)
-{
-    for (uint64_t i = 0, run; i < n; i += run) {
-        const uint64_t at = place->first + first + i;
-        const uint64_t index = place->origin + at / place->columns * place->stride + at % place->columns;
-        run = run_length(place, at, index, n - i);
-        round_moments(key, index, run, m + i, v + i, m16 + i, v16 + i);
-    }
-}
-
 static void narrow_moments(const struct pd_adam_step *step, const struct pd_adam_range *range, uint64_t key, uint64_t first,
                            uint64_t n, float *change)
 {
@@ -129,7 +118,13 @@ static void narrow_moments(const struct pd_adam_step *step, const struct pd_adam
     widen(n, m16, m);
     widen(n, v16, v);
     moments(step, n, m, v, range->grad + first, change);
-    round_strip(key, &range->place, first, n, m, v, m16, v16);
+    const struct pd_update_place *place = &range->place;
+    for (uint64_t i = 0, run; i < n; i += run) {
+        const uint64_t at = place->first + first + i;
+        const uint64_t index = place->origin + at / place->columns * place->stride + at % place->columns;
+        run = run_length(place, at, index, n - i);
+        round_moments(key, index, run, m + i, v + i, m16 + i, v16 + i);
+    }
 }
 
 void PD_ISA_SYMBOL(pd_adam_kernel)(const struct pd_adam_step *step, const struct pd_adam_range *range)

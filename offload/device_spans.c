@@ -229,20 +229,6 @@ static uint32_t without(uint32_t *at_work, uint32_t count, uint32_t interval)
     return left;
 }
 
-static void share_out(struct pd_device_spans *s)
-{
-    uint32_t at_work[AT_WORK_MAX], count = 0;
-    qsort(s->edges, 2ull * s->interval_count, sizeof *s->edges, by_time);
-    for (uint32_t i = 0; i < 2 * s->interval_count; i++) {
-        const struct edge *e = &s->edges[i];
-        if (count) s->shares[answering(s, at_work, count)->share].answered += e->at - e[-1].at;
-        if (e->is_end)
-            count = without(at_work, count, e->interval);
-        else if (count < AT_WORK_MAX)
-            at_work[count++] = e->interval;
-    }
-}
-
 static void add(struct pd_device_spans *s, const struct span *span, double begin, double end, double seconds)
 {
     const uint32_t share = share_of(s, span), number = s->interval_count++;
@@ -254,13 +240,6 @@ static void add(struct pd_device_spans *s, const struct span *span, double begin
 }
 
 /* ---- collecting ---- */
-
-static void add_note(struct pd_device_spans *s, const struct span *span)
-{
-    const double begin = ((double)span->begin_ns - (double)s->base_ns) * 1e-9,
-                 end = ((double)span->end_ns - (double)s->base_ns) * 1e-9;
-    add(s, span, begin, end, end - begin);
-}
 
 /* Begin and end both from the base: rounded, they still come in the order in which the stream passed them. */
 static pd_status collect_one(struct pd_device_spans *s, const struct span *span, struct pd_error *err)
@@ -285,7 +264,11 @@ static pd_status collect_ended(struct pd_device_spans *s, uint32_t high, bool *r
         pthread_mutex_unlock(&s->lock);
         if (state == OPEN) *ret_any_open = true;
         if (state == OPEN || state == UNUSED) continue;
-        if (state == NOTED) add_note(s, span);
+        if (state == NOTED) {
+            const double begin = ((double)span->begin_ns - (double)s->base_ns) * 1e-9,
+                         end = ((double)span->end_ns - (double)s->base_ns) * 1e-9;
+            add(s, span, begin, end, end - begin);
+        }
         if (state == ENDED) PD_TRY(collect_one(s, span, err));
         pthread_mutex_lock(&s->lock);
         span->state = UNUSED;
@@ -303,7 +286,16 @@ static pd_status collect(struct pd_device_spans *s, struct pd_error *err)
     const uint32_t high = s->high;
     pthread_mutex_unlock(&s->lock);
     PD_TRY(collect_ended(s, high, &any_open, err));
-    share_out(s);
+    uint32_t at_work[AT_WORK_MAX], count = 0;
+    qsort(s->edges, 2ull * s->interval_count, sizeof *s->edges, by_time);
+    for (uint32_t i = 0; i < 2 * s->interval_count; i++) {
+        const struct edge *e = &s->edges[i];
+        if (count) s->shares[answering(s, at_work, count)->share].answered += e->at - e[-1].at;
+        if (e->is_end)
+            count = without(at_work, count, e->interval);
+        else if (count < AT_WORK_MAX)
+            at_work[count++] = e->interval;
+    }
     if (any_open) return PD_OK;
     pthread_mutex_lock(&s->lock);
     const bool is_empty = s->unused_count == s->capacity;

@@ -204,24 +204,6 @@ static struct pd_update_range range_of(const struct pd_optimizer_pass *pass, con
     return range;
 }
 
-static void update_place(const struct pd_optimizer_pass *pass, const struct place *place)
-{
-    struct pd_update_range range = range_of(pass, place->group, place->part->first + place->skip, place->n);
-    range.grad = place->gradient;
-    range.copy = place->copy;
-    memcpy(range.state, place->data, sizeof range.state);
-    pd_update(NULL, pass->store->options.isa, pass->step->update, &range);
-}
-
-static void hash(const struct pd_optimizer_pass *pass, const struct place *place, int kind)
-{
-    const uint64_t bytes = bytes_of(pass, kind, place->n);
-    struct piece p;
-    memset(place->data[kind] + bytes, 0, pd_round_up(bytes, PD_VFS_ALIGN) - bytes);
-    for (uint64_t i = 0; piece_at(pass, place, kind, i, &p); i++)
-        pd_shard_stream_block(pass->new->file.stream, place->group->box[kind], p.block, p.data, p.bytes);
-}
-
 /* Checked, updated and hashed while it is in the cache. */
 static void work_block(void *context, uint64_t index)
 {
@@ -236,9 +218,20 @@ static void work_block(void *context, uint64_t index)
         note_failure(pass, index, st, &error);
         return;
     }
-    if (pass->step->update) update_place(pass, &place);
-    for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-        hash(pass, &place, kind);
+    if (pass->step->update) {
+        struct pd_update_range range = range_of(pass, place.group, place.part->first + place.skip, place.n);
+        range.grad = place.gradient;
+        range.copy = place.copy;
+        memcpy(range.state, place.data, sizeof range.state);
+        pd_update(NULL, pass->store->options.isa, pass->step->update, &range);
+    }
+    for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
+        const uint64_t bytes = bytes_of(pass, kind, place.n);
+        struct piece p;
+        memset(place.data[kind] + bytes, 0, pd_round_up(bytes, PD_VFS_ALIGN) - bytes);
+        for (uint64_t i = 0; piece_at(pass, &place, kind, i, &p); i++)
+            pd_shard_stream_block(pass->new->file.stream, place.group->box[kind], p.block, p.data, p.bytes);
+    }
 }
 
 /* ---- boxes that stay ---- */
@@ -339,12 +332,6 @@ static void start_cursor(struct pd_optimizer_pass *pass, enum pd_optimizer_selec
                                                 .by_unit = pass->step && pass->step->by_unit};
 }
 
-static pd_status open_old(struct pd_optimizer_pass *pass, struct pd_error *err)
-{
-    struct pd_optimizer_file *file = &pass->old->file;
-    return pd_file_open(pass->store->options.vfs, file->path, PD_OPEN_READ | PD_OPEN_DIRECT, &file->from, err);
-}
-
 static void close_old(struct pd_optimizer_pass *pass)
 {
     pd_file_close_readonly(pass->old->file.from);
@@ -364,7 +351,8 @@ pd_status pd_optimizer_pass_begin(struct pd_optimizer_pass *pass, struct pd_erro
     start_cursor(pass, PD_OPTIMIZER_STREAMED);
     const struct pd_ring_job job = {
         .extent_count = pd_optimizer_cursor_count(pass->cursor), .context = pass, .describe = describe, .work = work};
-    pd_status st = open_old(pass, err);
+    struct pd_optimizer_file *file = &pass->old->file;
+    pd_status st = pd_file_open(pass->store->options.vfs, file->path, PD_OPEN_READ | PD_OPEN_DIRECT, &file->from, err);
     if (!st) st = pd_ring_begin(store->ring, &job, err);
     if (st) leave(pass);
     return st;

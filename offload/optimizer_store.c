@@ -98,15 +98,6 @@ static uint64_t writer_bytes(const struct pd_shard_writer *writer)
     return pd_shard_writer_bytes(writer) + pd_shard_writer_stream_bytes(writer);
 }
 
-/* What plans counted holds. */
-static void check_heap(const struct pd_optimizer_store *store)
-{
-    const struct pd_optimizer_store_options *o = &store->options;
-    const uint64_t bytes = own_bytes(o->box_count, store->resident_bytes, o->buffer_bytes) +
-                           writer_bytes(store->generations[0].file.writer) + writer_bytes(store->generations[1].file.writer);
-    PD_CHECK(bytes <= pd_optimizer_store_most_bytes(o->tensors, o->boxes, o->box_count, o->buffer_bytes));
-}
-
 pd_status pd_optimizer_store_new(const struct pd_optimizer_store_options *options, struct pd_optimizer_store **ret_store,
                                  struct pd_error *err)
 {
@@ -119,7 +110,11 @@ pd_status pd_optimizer_store_new(const struct pd_optimizer_store_options *option
         pd_optimizer_store_free(store);
         return pd_error_context(err, st, "optimizer state in files");
     }
-    check_heap(store);
+    /* What plans counted holds. */
+    const struct pd_optimizer_store_options *o = &store->options;
+    const uint64_t bytes = own_bytes(o->box_count, store->resident_bytes, o->buffer_bytes) +
+                           writer_bytes(store->generations[0].file.writer) + writer_bytes(store->generations[1].file.writer);
+    PD_CHECK(bytes <= pd_optimizer_store_most_bytes(o->tensors, o->boxes, o->box_count, o->buffer_bytes));
     *ret_store = store;
     return PD_OK;
 }
@@ -375,10 +370,21 @@ static pd_status work_put(void *context, uint64_t i, struct pd_ring_extent *exte
     return PD_OK;
 }
 
-/* Nothing of it is in flight afterwards: between two ranges the buffers may serve somebody else. */
-static pd_status put_streamed(struct pd_optimizer_store *store, uint32_t box, uint64_t first, const void *data,
-                              uint64_t bytes, struct pd_error *err)
+pd_status pd_optimizer_store_put(struct pd_optimizer_store *store, uint32_t box, uint64_t first_element, const void *data,
+                                 uint64_t elements, struct pd_error *err)
 {
+    PD_CHECK(store->is_filling && box < store->options.box_count);
+    const uint64_t whole = pd_box_elements(&store->options.boxes[box].box);
+    const uint64_t element_bytes = pd_optimizer_element_bytes(store->groups.moments, (int)store->options.boxes[box].kind),
+                   first = first_element * element_bytes, bytes = elements * element_bytes;
+    PD_CHECK(first_element <= whole && elements <= whole - first_element);
+    if (store->resident_at[box] != PD_OPTIMIZER_IN_FILE) {
+        memcpy((char *)pd_optimizer_resident(store, next_of(store), box) + first, data, bytes);
+        return PD_OK;
+    }
+    PD_CHECK(first % PD_SHARD_BLOCK_BYTES == 0);
+    PD_CHECK(first_element + elements == whole || bytes % PD_SHARD_BLOCK_BYTES == 0);
+    /* Nothing of it is in flight afterwards: between two ranges the buffers may serve somebody else. */
     const struct pd_optimizer_file *file = &next_of(store)->file;
     const uint64_t slot = pd_ring_slot_bytes(store->ring);
     struct filling filling = {.store = store,
@@ -394,23 +400,6 @@ static pd_status put_streamed(struct pd_optimizer_store *store, uint32_t box, ui
                                     .describe = describe_put,
                                     .work = work_put};
     return pd_ring_run(store->ring, &job, NULL, err);
-}
-
-pd_status pd_optimizer_store_put(struct pd_optimizer_store *store, uint32_t box, uint64_t first_element, const void *data,
-                                 uint64_t elements, struct pd_error *err)
-{
-    PD_CHECK(store->is_filling && box < store->options.box_count);
-    const uint64_t whole = pd_box_elements(&store->options.boxes[box].box);
-    const uint64_t element_bytes = pd_optimizer_element_bytes(store->groups.moments, (int)store->options.boxes[box].kind),
-                   first = first_element * element_bytes, bytes = elements * element_bytes;
-    PD_CHECK(first_element <= whole && elements <= whole - first_element);
-    if (store->resident_at[box] != PD_OPTIMIZER_IN_FILE) {
-        memcpy((char *)pd_optimizer_resident(store, next_of(store), box) + first, data, bytes);
-        return PD_OK;
-    }
-    PD_CHECK(first % PD_SHARD_BLOCK_BYTES == 0);
-    PD_CHECK(first_element + elements == whole || bytes % PD_SHARD_BLOCK_BYTES == 0);
-    return put_streamed(store, box, first, data, bytes, err);
 }
 
 pd_status pd_optimizer_store_end(struct pd_optimizer_store *store, struct pd_error *err)

@@ -83,23 +83,18 @@ static pd_status take_tables(struct pd_spill_file *s, uint64_t *ret_file_bytes, 
     return PD_OK;
 }
 
-/* Without a name nothing is left behind, however the process ends. */
-static pd_status make_file(struct pd_spill_file *s, uint64_t bytes, struct pd_error *err)
-{
-    const struct pd_spill_options *o = &s->options;
-    const unsigned flags = PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_TRUNCATE | PD_OPEN_DIRECT;
-    PD_TRY(pd_file_open(o->vfs, o->path, flags, &s->file, err));
-    PD_TRY(pd_vfs_unlink(o->vfs, o->path, err));
-    pd_status st = bytes ? pd_file_preallocate(s->file, bytes, err) : PD_OK;
-    return st == PD_UNSUPPORTED ? PD_OK : st;
-}
-
 static pd_status build(struct pd_spill_file *s, struct pd_error *err)
 {
     uint64_t bytes = 0;
     PD_CHECK(s->options.block_bytes && s->options.block_bytes % PD_VFS_ALIGN == 0);
     PD_TRY(take_tables(s, &bytes, err));
-    PD_TRY(make_file(s, bytes, err));
+    /* Without a name nothing is left behind, however the process ends. */
+    const struct pd_spill_options *o = &s->options;
+    const unsigned flags = PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_TRUNCATE | PD_OPEN_DIRECT;
+    PD_TRY(pd_file_open(o->vfs, o->path, flags, &s->file, err));
+    PD_TRY(pd_vfs_unlink(o->vfs, o->path, err));
+    pd_status st = bytes ? pd_file_preallocate(s->file, bytes, err) : PD_OK;
+    PD_TRY(st == PD_UNSUPPORTED ? PD_OK : st);
     return pd_queue_open(s->options.vfs, NULL, 0, &s->queue, err);
 }
 

@@ -38,17 +38,6 @@ void pd_stalls_free(struct pd_stalls *s)
     free(s);
 }
 
-static pd_status grow(struct pd_stalls *s, struct pd_error *err)
-{
-    const uint32_t capacity = s->capacity ? 2 * s->capacity : 64;
-    struct pair *grown = realloc(s->pairs, capacity * sizeof *grown);
-    if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u times of waiting", capacity);
-    memset(grown + s->capacity, 0, (capacity - s->capacity) * sizeof *grown);
-    s->pairs = grown;
-    s->capacity = capacity;
-    return PD_OK;
-}
-
 static pd_status record(struct pd_stalls *s, struct pd_event **event, struct pd_error *err)
 {
     if (!*event) PD_TRY(pd_dev_event_new(s->dev, event, err));
@@ -59,7 +48,14 @@ pd_status pd_stalls_begin(struct pd_stalls *s, struct pd_error *err)
 {
     s->begin_ns = pd_clock_monotonic_ns(NULL);
     if (!s->dev) return PD_OK;
-    if (s->count == s->capacity) PD_TRY(grow(s, err));
+    if (s->count == s->capacity) {
+        const uint32_t capacity = s->capacity ? 2 * s->capacity : 64;
+        struct pair *grown = realloc(s->pairs, capacity * sizeof *grown);
+        if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u times of waiting", capacity);
+        memset(grown + s->capacity, 0, (capacity - s->capacity) * sizeof *grown);
+        s->pairs = grown;
+        s->capacity = capacity;
+    }
     return record(s, &s->pairs[s->count].begin, err);
 }
 

@@ -72,18 +72,13 @@ void pd_layout_chunk_columns(const struct pd_layout *layout, const struct pd_ten
     *ret_end = pd_min_u64((chunk + 1ull) * extent, tensor->shape[1]);
 }
 
-static uint64_t row_elements(const struct pd_tensor *tensor)
+/* Bytes of one row of what a tensor-parallel rank holds, of full chunks. */
+static uint64_t row_bytes(const struct pd_layout *layout, const struct pd_tensor *tensor)
 {
     uint64_t elements = 1;
     for (uint32_t i = 1; i < tensor->ndim; i++)
         elements *= tensor->shape[i];
-    return elements;
-}
-
-/* Bytes of one row of what a tensor-parallel rank holds, of full chunks. */
-static uint64_t row_bytes(const struct pd_layout *layout, const struct pd_tensor *tensor)
-{
-    uint64_t columns = row_elements(tensor);
+    uint64_t columns = elements;
     if (tensor->tp_dim == 1) columns = pd_divide_up(columns, layout->tp);
     return columns * pd_dtype_bytes(tensor->dtype);
 }

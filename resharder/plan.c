@@ -458,19 +458,6 @@ static pd_status read_stretch(struct pd_plan *plan, uint32_t line, uint32_t memb
     return previous == UINT32_MAX ? PD_OK : walk_shard(&w, previous, err);
 }
 
-static pd_status read_own(struct pd_plan *plan, struct pd_error *err)
-{
-    const uint32_t rank = plan->input.rank, hosts = plan->input.host_count;
-    if (plan->lines->member) {
-        const uint32_t host = plan->input.reader_host[rank];
-        uint32_t place = 0;
-        while (plan->lines->member[plan->lines->host_first[host] + place] != rank)
-            place++;
-        PD_TRY(read_stretch(plan, host, place, err));
-    }
-    return read_stretch(plan, hosts, rank, err);
-}
-
 /* ---- what comes to this rank ---- */
 
 struct receiving {
@@ -501,18 +488,6 @@ static void own_boxes(struct receiving *r, uint32_t t)
     const struct pd_plan_input *in = &r->plan->input;
     r->tensor = t;
     r->box_count = pd_layout_owned_boxes(in->wanted, &in->tensors->tensors[t], t, in->rank, r->boxes, PD_LAYOUT_CHUNKS_MAX);
-}
-
-static void mark_all(struct receiving *r)
-{
-    for (uint32_t t = 0; t < r->plan->input.tensors->count; t++) {
-        if (!tensor_is_wanted(r->plan, t)) continue;
-        own_boxes(r, t);
-        r->wants[t] = r->box_count > 0;
-        mark_shards(r, t);
-    }
-    r->tensor = UINT32_MAX;
-    memcpy(r->position, r->plan->lines->shard_first, r->plan->shard_count * sizeof *r->position);
 }
 
 /* Blocks [*ret_begin, *ret_end) of a stored box hold everything that it shares with `mine`. */
@@ -623,7 +598,14 @@ static pd_status receive(struct receiving *r, struct pd_error *err)
     const struct pd_layout *stored = r->plan->input.stored;
     const uint32_t group = stored->dp * stored->sp, row = stored->tp;
     struct pd_plan *plan = r->plan;
-    mark_all(r);
+    for (uint32_t t = 0; t < r->plan->input.tensors->count; t++) {
+        if (!tensor_is_wanted(r->plan, t)) continue;
+        own_boxes(r, t);
+        r->wants[t] = r->box_count > 0;
+        mark_shards(r, t);
+    }
+    r->tensor = UINT32_MAX;
+    memcpy(r->position, r->plan->lines->shard_first, r->plan->shard_count * sizeof *r->position);
     for (uint32_t pp = 0; pp < stored->pp; pp++)
         for (uint32_t i = 0; i < row; i++) {
             struct column column = {.shards = r->marked, .tp_rank = i};
@@ -637,8 +619,21 @@ static pd_status receive(struct receiving *r, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status receive_all(struct pd_plan *plan, struct pd_error *err)
+/* ---- the plan ---- */
+
+static pd_status build(struct pd_plan *plan, struct pd_error *err)
 {
+    PD_TRY(make_lines(plan, err));
+    plan->round_count = count_rounds(plan);
+    const uint32_t rank = plan->input.rank, hosts = plan->input.host_count;
+    if (plan->lines->member) {
+        const uint32_t host = plan->input.reader_host[rank];
+        uint32_t place = 0;
+        while (plan->lines->member[plan->lines->host_first[host] + place] != rank)
+            place++;
+        PD_TRY(read_stretch(plan, host, place, err));
+    }
+    PD_TRY(read_stretch(plan, hosts, rank, err));
     if (plan->input.readers == 1) return PD_OK; /* nobody else reads */
     const uint64_t shards = plan->shard_count;
     struct receiving r = {.plan = plan,
@@ -656,16 +651,6 @@ static pd_status receive_all(struct pd_plan *plan, struct pd_error *err)
     free(r.position);
     free(r.box);
     return st;
-}
-
-/* ---- the plan ---- */
-
-static pd_status build(struct pd_plan *plan, struct pd_error *err)
-{
-    PD_TRY(make_lines(plan, err));
-    plan->round_count = count_rounds(plan);
-    PD_TRY(read_own(plan, err));
-    return receive_all(plan, err);
 }
 
 pd_status pd_plan_new(const struct pd_plan_input *input, struct pd_plan **ret_plan, struct pd_error *err)

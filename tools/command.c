@@ -194,18 +194,6 @@ static error_t parse(int key, char *argument, struct argp_state *state)
     }
 }
 
-static void fill_rows(struct parsing *p)
-{
-    uint32_t count = 0;
-    for (const struct pd_option *o = p->usage->options; o && (o->name || o->doc); o++) {
-        PD_CHECK(count < OPTIONS_MAX - 3);
-        p->rows[count++] = (struct argp_option){o->name, key_of(p->usage, o), o->argument, 0, o->doc, 0};
-    }
-    if (p->usage->json)
-        p->rows[count++] = (struct argp_option){"json", KEY_JSON, NULL, 0, "the result as JSON on stdout", -1};
-    p->rows[count] = (struct argp_option){"help", KEY_HELP, NULL, 0, "this text", -1};
-}
-
 pd_status pd_command_parse(const struct pd_usage *usage, int argc, char **argv, bool *ret_done, struct pd_error *err)
 {
     struct parsing p = {.usage = usage, .program = argv[0], .ret_done = ret_done, .err = err};
@@ -215,7 +203,13 @@ pd_status pd_command_parse(const struct pd_usage *usage, int argc, char **argv, 
         *ret_done = true;
         return PD_OK;
     }
-    fill_rows(&p);
+    uint32_t count = 0;
+    for (const struct pd_option *o = p.usage->options; o && (o->name || o->doc); o++) {
+        PD_CHECK(count < OPTIONS_MAX - 3);
+        p.rows[count++] = (struct argp_option){o->name, key_of(p.usage, o), o->argument, 0, o->doc, 0};
+    }
+    if (p.usage->json) p.rows[count++] = (struct argp_option){"json", KEY_JSON, NULL, 0, "the result as JSON on stdout", -1};
+    p.rows[count] = (struct argp_option){"help", KEY_HELP, NULL, 0, "this text", -1};
     p.argp = (struct argp){.options = p.rows, .parser = parse, .args_doc = usage->arguments, .doc = usage->doc};
     pd_error_clear(err);
     *ret_done = false;
@@ -253,17 +247,6 @@ static void print_commands(const struct pd_command *commands, const char *parent
         printf("  %-44s %s\n", left, c->summary);
     }
     printf("\n%s COMMAND --help tells more; what prints results takes --json.\n", parent);
-}
-
-static pd_status unknown_command(const struct pd_command *commands, const char *parent, const char *word,
-                                 struct pd_error *err)
-{
-    char room[64];
-    if (word[0] == '-') PD_FAIL(err, PD_USAGE, "a command comes first, and %s is none; %s --help lists them", word, parent);
-    const char *meant = pd_suggest_command(commands, parent, word, room, sizeof room);
-    if (meant)
-        PD_FAIL(err, PD_USAGE, "%s has no command %s; did you mean %s? %s --help lists all", parent, word, meant, parent);
-    PD_FAIL(err, PD_USAGE, "%s has no command %s; %s --help lists all", parent, word, parent);
 }
 
 static pd_status describe_below(const struct pd_command *commands, const char *parent)
@@ -310,5 +293,11 @@ pd_status pd_command_dispatch(const struct pd_command *commands, const char *par
         argv[1] = program;
         return c->run(argc - 1, argv + 1, err);
     }
-    return unknown_command(commands, parent, argv[1], err);
+    const char *word = argv[1];
+    char room[64];
+    if (word[0] == '-') PD_FAIL(err, PD_USAGE, "a command comes first, and %s is none; %s --help lists them", word, parent);
+    const char *meant = pd_suggest_command(commands, parent, word, room, sizeof room);
+    if (meant)
+        PD_FAIL(err, PD_USAGE, "%s has no command %s; did you mean %s? %s --help lists all", parent, word, meant, parent);
+    PD_FAIL(err, PD_USAGE, "%s has no command %s; %s --help lists all", parent, word, parent);
 }

@@ -270,18 +270,6 @@ static void close_handles(struct pd_h5_file *file)
     H5Eclear2(H5E_DEFAULT);
 }
 
-static pd_status make_lists(struct pd_h5_file *file, struct pd_error *err)
-{
-    file->contiguous = H5Pcreate(H5P_DATASET_CREATE);
-    file->link_creation = H5Pcreate(H5P_LINK_CREATE);
-    bool ok = file->contiguous >= 0 && file->link_creation >= 0 && H5Pset_layout(file->contiguous, H5D_CONTIGUOUS) >= 0 &&
-              H5Pset_alloc_time(file->contiguous, H5D_ALLOC_TIME_EARLY) >= 0 &&
-              H5Pset_fill_time(file->contiguous, H5D_FILL_TIME_NEVER) >= 0 &&
-              H5Pset_obj_track_times(file->contiguous, false) >= 0 &&
-              H5Pset_create_intermediate_group(file->link_creation, 1) >= 0;
-    return ok ? PD_OK : library_fail(err, "make property lists", "");
-}
-
 /* H5Pset_alignment would let object headers into the gaps between data; pages keep them apart. */
 static hid_t create_file(struct pd_h5_file *file, hid_t creation, hid_t access)
 {
@@ -297,7 +285,14 @@ static hid_t create_file(struct pd_h5_file *file, hid_t creation, hid_t access)
 static pd_status open_file(struct pd_h5_file *file, struct pd_error *err)
 {
     PD_TRY(make_types(file, err));
-    PD_TRY(make_lists(file, err));
+    file->contiguous = H5Pcreate(H5P_DATASET_CREATE);
+    file->link_creation = H5Pcreate(H5P_LINK_CREATE);
+    bool ok = file->contiguous >= 0 && file->link_creation >= 0 && H5Pset_layout(file->contiguous, H5D_CONTIGUOUS) >= 0 &&
+              H5Pset_alloc_time(file->contiguous, H5D_ALLOC_TIME_EARLY) >= 0 &&
+              H5Pset_fill_time(file->contiguous, H5D_FILL_TIME_NEVER) >= 0 &&
+              H5Pset_obj_track_times(file->contiguous, false) >= 0 &&
+              H5Pset_create_intermediate_group(file->link_creation, 1) >= 0;
+    PD_TRY(ok ? PD_OK : library_fail(err, "make property lists", ""));
     hid_t creation = H5Pcreate(H5P_FILE_CREATE), access = H5Pcreate(H5P_FILE_ACCESS);
     file->file = create_file(file, creation, access);
     pd_status st = file->file >= 0 ? PD_OK : library_fail(err, "create a file in memory", "");

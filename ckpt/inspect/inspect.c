@@ -11,21 +11,16 @@
 
 /* ---- shards ---- */
 
-static pd_status open_shard(struct pd_inspect *in, uint32_t shard, struct pd_shard **ret_shard, struct pd_error *err)
-{
-    char path[4096];
-    const struct pd_store_name name = pd_shard_name(shard);
-    int length = snprintf(path, sizeof path, "%s/%s", in->directory, name.text);
-    if (length < 0 || (size_t)length >= sizeof path) PD_FAIL(err, PD_INVALID, "%s: the path is too long", in->directory);
-    return pd_shard_open(in->vfs, path, &in->commit.state.identity, &in->commit.shards[shard], ret_shard, err);
-}
-
 pd_status pd_inspect_acquire(struct pd_inspect *in, uint32_t shard, struct pd_shard **ret_shard, struct pd_error *err)
 {
     PD_CHECK(shard < in->commit.shard_count);
     if (!in->shards[shard]) {
         struct pd_shard *opened = NULL;
-        PD_TRY(open_shard(in, shard, &opened, err));
+        char path[4096];
+        const struct pd_store_name name = pd_shard_name(shard);
+        int length = snprintf(path, sizeof path, "%s/%s", in->directory, name.text);
+        if (length < 0 || (size_t)length >= sizeof path) PD_FAIL(err, PD_INVALID, "%s: the path is too long", in->directory);
+        PD_TRY(pd_shard_open(in->vfs, path, &in->commit.state.identity, &in->commit.shards[shard], &opened, err));
         uint32_t *place = &in->open_order[in->open_next];
         in->open_next = (in->open_next + 1) % PD_INSPECT_OPEN_MAX;
         if (*place != UINT32_MAX) {
@@ -133,21 +128,6 @@ static int compare_boxes(const void *left, const void *right)
     return a->shard != b->shard ? (a->shard < b->shard ? -1 : 1) : (a->box > b->box) - (a->box < b->box);
 }
 
-static pd_status sort_boxes(struct pd_inspect *in, struct pd_error *err)
-{
-    if (in->box_count) qsort(in->boxes, in->box_count, sizeof *in->boxes, compare_boxes);
-    uint64_t keys = (uint64_t)in->tensors.count * PD_KIND_COUNT;
-    in->tensor_first = calloc(keys + 1, sizeof *in->tensor_first);
-    if (!in->tensor_first) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u tensors", in->tensors.count);
-    uint64_t b = 0;
-    for (uint64_t key = 0; key <= keys; key++) {
-        while (b < in->box_count && (uint64_t)in->boxes[b].tensor * PD_KIND_COUNT + in->boxes[b].kind < key)
-            b++;
-        in->tensor_first[key] = b;
-    }
-    return PD_OK;
-}
-
 /* ---- opening ---- */
 
 static pd_status survey(struct pd_inspect *in, struct pd_error *err)
@@ -166,7 +146,17 @@ static pd_status survey(struct pd_inspect *in, struct pd_error *err)
         in->incomplete = st;
         in->incomplete_error = failure;
     }
-    return sort_boxes(in, err);
+    if (in->box_count) qsort(in->boxes, in->box_count, sizeof *in->boxes, compare_boxes);
+    uint64_t keys = (uint64_t)in->tensors.count * PD_KIND_COUNT;
+    in->tensor_first = calloc(keys + 1, sizeof *in->tensor_first);
+    if (!in->tensor_first) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u tensors", in->tensors.count);
+    uint64_t b = 0;
+    for (uint64_t key = 0; key <= keys; key++) {
+        while (b < in->box_count && (uint64_t)in->boxes[b].tensor * PD_KIND_COUNT + in->boxes[b].kind < key)
+            b++;
+        in->tensor_first[key] = b;
+    }
+    return PD_OK;
 }
 
 static pd_status find_record(struct pd_inspect *in, const char *path, struct pd_error *err)

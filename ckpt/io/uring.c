@@ -194,8 +194,18 @@ static int buffer_find(const struct uring_queue *queue, const char *data, uint64
     return first == last ? (int)first : -1;
 }
 
-static void prepare(struct uring_queue *queue, struct pd_transfer *transfer, struct io_uring_sqe *sqe)
+/* The ring has `depth` entries and at most `depth` transfers are in flight, so an entry is always free once the kernel has
+ * taken those before it. */
+static int enqueue(struct uring_queue *queue, struct pd_transfer *transfer)
 {
+    struct io_uring_sqe *sqe = io_uring_get_sqe(&queue->ring);
+    if (!sqe) {
+        int taken = io_uring_submit(&queue->ring);
+        if (taken < 0) return -taken;
+        queue->unsubmitted -= (uint32_t)taken;
+        sqe = io_uring_get_sqe(&queue->ring);
+    }
+    if (!sqe) return EBUSY;
     uint64_t moved = transfer->internal.moved, left = transfer->bytes - moved, offset = transfer->offset + moved;
     char *data = (char *)transfer->data + moved;
     unsigned bytes = (unsigned)(left < CALL_BYTES_MAX ? left : CALL_BYTES_MAX);
@@ -211,21 +221,6 @@ static void prepare(struct uring_queue *queue, struct pd_transfer *transfer, str
     transfer->internal.was_direct = atomic_load(&transfer->file->direct);
     io_uring_sqe_set_data(sqe, transfer);
     queue->unsubmitted++;
-}
-
-/* The ring has `depth` entries and at most `depth` transfers are in flight, so an entry is always free once the kernel has
- * taken those before it. */
-static int enqueue(struct uring_queue *queue, struct pd_transfer *transfer)
-{
-    struct io_uring_sqe *sqe = io_uring_get_sqe(&queue->ring);
-    if (!sqe) {
-        int taken = io_uring_submit(&queue->ring);
-        if (taken < 0) return -taken;
-        queue->unsubmitted -= (uint32_t)taken;
-        sqe = io_uring_get_sqe(&queue->ring);
-    }
-    if (!sqe) return EBUSY;
-    prepare(queue, transfer, sqe);
     return 0;
 }
 
@@ -372,16 +367,6 @@ static const struct pd_vfs_ops vfs_ops = {
     .free = uring_free,
 };
 
-static void describe(struct pd_vfs *vfs, int flags_errno, int register_errno)
-{
-    char text[64], buffers[128] = "registered buffers";
-    if (register_errno) warn_unregistered(register_errno);
-    if (register_errno)
-        snprintf(buffers, sizeof buffers, "unregistered buffers (%s; %s)", strerror_r(register_errno, text, sizeof text),
-                 remedy(register_errno));
-    pd_vfs_set_description(vfs, "io_uring, %s%s", buffers, flags_errno ? ", no set-up flags (kernel before 5.19)" : "");
-}
-
 static pd_status new_threads_instead(uint32_t queue_depth, int reason, struct pd_vfs **ret_vfs, struct pd_error *err)
 {
     static _Atomic bool said; /* once a process: every rank of a test opens VFSs */
@@ -414,7 +399,12 @@ pd_status pd_vfs_new_uring_refusing(uint32_t queue_depth, unsigned refusals, str
     pthread_mutex_init(&mine->mutex, NULL);
     int register_errno = try_register(mine);
     atomic_store(&mine->registers, register_errno == 0);
-    describe(vfs, flags_errno, register_errno);
+    char text[64], buffers[128] = "registered buffers";
+    if (register_errno) warn_unregistered(register_errno);
+    if (register_errno)
+        snprintf(buffers, sizeof buffers, "unregistered buffers (%s; %s)", strerror_r(register_errno, text, sizeof text),
+                 remedy(register_errno));
+    pd_vfs_set_description(vfs, "io_uring, %s%s", buffers, flags_errno ? ", no set-up flags (kernel before 5.19)" : "");
     *ret_vfs = vfs;
     return PD_OK;
 }

@@ -171,30 +171,25 @@ static void choose_sizes(struct compressing *c, uint64_t job_bytes)
     c->batch = (uint32_t)pd_min_u64(for_batch / job_bytes, useful);
 }
 
-static pd_status cut_buffers(struct compressing *c)
-{
-    const uint64_t job_bytes = UNIT_BYTES + (c->source ? INPUT_BYTES : 0);
-    unsigned char *at = c->w->buffers;
-    choose_sizes(c, job_bytes);
-    for (uint32_t t = 0; t < c->threads; t++, at += UNIT_BYTES) {
-        c->scratch[t].memory = at;
-        atomic_flag_clear(&c->scratch[t].is_taken);
-        PD_TRY(pd_shard_chunks_zstd(c->w->chunks, t, &c->scratch[t].zstd, c->err));
-    }
-    for (uint32_t j = 0; j < c->batch; j++, at += job_bytes) {
-        c->jobs[j].output = at;
-        c->jobs[j].input = c->source ? at + UNIT_BYTES : NULL;
-    }
-    const uint64_t left = c->w->buffer_bytes - (uint64_t)(at - c->w->buffers);
-    return pd_shard_stream_stage_in(c->stream, at, left, UNIT_BYTES, c->err);
-}
-
 pd_status pd_shard_compress_boxes(struct pd_shard_stream *stream, const void *const *data,
                                   const struct pd_shard_source *source, struct pd_error *err)
 {
     struct compressing c = {.w = stream->w, .stream = stream, .data = data, .source = source, .err = err};
     c.codec = pd_shard_chunks_codec(stream->w->chunks);
-    PD_TRY(cut_buffers(&c));
+    const uint64_t job_bytes = UNIT_BYTES + (c.source ? INPUT_BYTES : 0);
+    unsigned char *at = c.w->buffers;
+    choose_sizes(&c, job_bytes);
+    for (uint32_t t = 0; t < c.threads; t++, at += UNIT_BYTES) {
+        c.scratch[t].memory = at;
+        atomic_flag_clear(&c.scratch[t].is_taken);
+        PD_TRY(pd_shard_chunks_zstd(c.w->chunks, t, &c.scratch[t].zstd, c.err));
+    }
+    for (uint32_t j = 0; j < c.batch; j++, at += job_bytes) {
+        c.jobs[j].output = at;
+        c.jobs[j].input = c.source ? at + UNIT_BYTES : NULL;
+    }
+    const uint64_t left = c.w->buffer_bytes - (uint64_t)(at - c.w->buffers);
+    PD_TRY(pd_shard_stream_stage_in(c.stream, at, left, UNIT_BYTES, c.err));
     pd_status st = add_boxes(&c);
     return pd_shard_staging_finish(&stream->staging, st, err);
 }

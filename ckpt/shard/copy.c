@@ -89,14 +89,6 @@ static pd_status move_all(struct copy *c)
     return wait_for_turn(c); /* files of one piece keep to the cap as well */
 }
 
-static void cut_slots(struct copy *c)
-{
-    const struct pd_shard_copy *r = c->request;
-    PD_CHECK((uintptr_t)r->buffers % PD_VFS_ALIGN == 0 && r->buffer_bytes >= SLOTS * SLOT_BYTES_MIN);
-    c->slot_bytes = r->buffer_bytes / SLOTS / PD_SHARD_BLOCK_BYTES * PD_SHARD_BLOCK_BYTES;
-    pd_transfer_ring_init(&c->ring, c->queue, c->slots, SLOTS, r->buffers, c->slot_bytes);
-}
-
 static pd_status fill_target(struct copy *c)
 {
     const uint64_t bytes = c->source->file_bytes;
@@ -104,7 +96,10 @@ static pd_status fill_target(struct copy *c)
     pd_status st = pd_file_preallocate(c->target, bytes, c->err);
     if (st != PD_UNSUPPORTED) PD_TRY(st);
     PD_TRY(pd_queue_open(c->source->vfs, c->request->buffers, c->request->buffer_bytes, &c->queue, c->err));
-    cut_slots(c);
+    const struct pd_shard_copy *r = c->request;
+    PD_CHECK((uintptr_t)r->buffers % PD_VFS_ALIGN == 0 && r->buffer_bytes >= SLOTS * SLOT_BYTES_MIN);
+    c->slot_bytes = r->buffer_bytes / SLOTS / PD_SHARD_BLOCK_BYTES * PD_SHARD_BLOCK_BYTES;
+    pd_transfer_ring_init(&c->ring, c->queue, c->slots, SLOTS, r->buffers, c->slot_bytes);
     c->start_ns = pd_clock_monotonic_ns(NULL);
     st = pd_transfer_ring_drain(&c->ring, move_all(c), c->err);
     pd_queue_close(c->queue);

@@ -44,23 +44,6 @@ static pd_status check_trailer(const struct pd_shard_trailer *trailer, uint64_t 
     return PD_OK;
 }
 
-static pd_status check_expected(const struct pd_shard_trailer *trailer, const struct pd_shard_summary *expect,
-                                struct pd_error *err)
-{
-    if (!expect) return PD_OK;
-    if (trailer->table_offset != expect->table_offset || trailer->table_bytes != expect->table_bytes)
-        PD_FAIL(err, PD_CORRUPT,
-                "its table is at %" PRIu64 " where the commit record says %" PRIu64
-                ": it is not the file that was committed",
-                trailer->table_offset, expect->table_offset);
-    if (trailer->table_digest != expect->digest)
-        PD_FAIL(err, PD_CORRUPT,
-                "its digest is %016" PRIx64 " where the commit record says %016" PRIx64
-                ": it is another shard or another step",
-                trailer->table_digest, expect->digest);
-    return PD_OK;
-}
-
 static pd_status load_trailer(struct pd_shard *shard, const struct pd_shard_summary *expect, struct pd_error *err)
 {
     struct pd_stat st;
@@ -78,7 +61,19 @@ static pd_status load_trailer(struct pd_shard *shard, const struct pd_shard_summ
         status = check_trailer(&shard->trailer, st.bytes, err);
     }
     if (status) return status;
-    return check_expected(&shard->trailer, expect, err);
+    const struct pd_shard_trailer *trailer = &shard->trailer;
+    if (!expect) return PD_OK;
+    if (trailer->table_offset != expect->table_offset || trailer->table_bytes != expect->table_bytes)
+        PD_FAIL(err, PD_CORRUPT,
+                "its table is at %" PRIu64 " where the commit record says %" PRIu64
+                ": it is not the file that was committed",
+                trailer->table_offset, expect->table_offset);
+    if (trailer->table_digest != expect->digest)
+        PD_FAIL(err, PD_CORRUPT,
+                "its digest is %016" PRIx64 " where the commit record says %016" PRIx64
+                ": it is another shard or another step",
+                trailer->table_digest, expect->digest);
+    return PD_OK;
 }
 
 /* The seed of the digest is the identity, which the table itself states: a stale table states a stale one. */
@@ -96,8 +91,13 @@ static pd_status check_table(struct pd_shard *shard, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status load_table(struct pd_shard *shard, struct pd_error *err)
+static pd_status open_parts(struct pd_shard *shard, const struct pd_identity *identity,
+                            const struct pd_shard_summary *expect, struct pd_error *err)
 {
+    shard->bounce = aligned_alloc(PD_VFS_ALIGN, PD_SHARD_BOUNCE_BYTES);
+    if (!shard->bounce) PD_FAIL(err, PD_NO_MEMORY, "no memory for a buffer");
+    PD_TRY(pd_file_open(shard->vfs, shard->path, PD_OPEN_READ | PD_OPEN_DIRECT, &shard->file, err));
+    PD_TRY(load_trailer(shard, expect, err));
     const uint64_t bytes = shard->trailer.table_bytes;
     shard->table = aligned_alloc(PD_VFS_ALIGN, bytes);
     if (!shard->table) PD_FAIL(err, PD_NO_MEMORY, "no memory for its table of %" PRIu64 " bytes", bytes);
@@ -106,17 +106,7 @@ static pd_status load_table(struct pd_shard *shard, struct pd_error *err)
         PD_TRY(pd_file_read(shard->file, shard->trailer.table_offset, shard->table, bytes, err));
         status = check_table(shard, err);
     }
-    return status;
-}
-
-static pd_status open_parts(struct pd_shard *shard, const struct pd_identity *identity,
-                            const struct pd_shard_summary *expect, struct pd_error *err)
-{
-    shard->bounce = aligned_alloc(PD_VFS_ALIGN, PD_SHARD_BOUNCE_BYTES);
-    if (!shard->bounce) PD_FAIL(err, PD_NO_MEMORY, "no memory for a buffer");
-    PD_TRY(pd_file_open(shard->vfs, shard->path, PD_OPEN_READ | PD_OPEN_DIRECT, &shard->file, err));
-    PD_TRY(load_trailer(shard, expect, err));
-    PD_TRY(load_table(shard, err));
+    PD_TRY(status);
     PD_TRY(check_identity(shard, identity, err));
     PD_TRY(pd_shard_table_parse(shard->table, shard->trailer.table_bytes, shard->file_bytes, &shard->contents, err));
     const struct pd_shard_head *head = (const void *)shard->table;

@@ -78,7 +78,7 @@ static struct pd_shard_counts counts_of(const struct pd_shard_writer *w)
     return counts;
 }
 
-static pd_status add_notes(struct pd_shard_writer *w, struct pd_h5_file *file, struct pd_error *err)
+static pd_status add_everything(struct pd_shard_writer *w, struct pd_h5_file *file, struct pd_error *err)
 {
     static const struct pd_h5_field fields[] = {{"run_id_0", PD_H5_U64},
                                                 {"run_id_1", PD_H5_U64},
@@ -87,12 +87,7 @@ static pd_status add_notes(struct pd_shard_writer *w, struct pd_h5_file *file, s
                                                 {"writer_rank", PD_H5_U64}};
     PD_TRY(pd_h5_note(file, "/", "format", "perdure shard", err));
     PD_TRY(pd_h5_note_u64(file, "/", "format_version", counts_of(w).version, err));
-    return pd_h5_records(file, "/identity", fields, sizeof fields / sizeof *fields, 1, &w->identity_offset, err);
-}
-
-static pd_status add_everything(struct pd_shard_writer *w, struct pd_h5_file *file, struct pd_error *err)
-{
-    PD_TRY(add_notes(w, file, err));
+    PD_TRY(pd_h5_records(file, "/identity", fields, sizeof fields / sizeof *fields, 1, &w->identity_offset, err));
     for (uint32_t b = 0; b < w->box_count; b++)
         PD_TRY(add_box(w, file, b, err));
     const struct pd_shard_counts counts = counts_of(w);
@@ -118,20 +113,6 @@ static pd_status build_metadata(struct pd_shard_writer *w, struct pd_error *err)
     return PD_OK;
 }
 
-/* HDF5 must have kept its own pages off ours: its allocator is trusted here and nowhere else. */
-static pd_status check_apart(const struct pd_shard_writer *w, struct pd_error *err)
-{
-    uint32_t s = 0;
-    for (uint64_t p = 0; p < w->pages.count; p++) {
-        uint64_t offset = w->pages.pages[p].number * PD_H5_PAGE_BYTES;
-        while (w->map.segments[s].offset + w->map.segments[s].bytes <= offset)
-            s++;
-        if (w->map.segments[s].type != PD_SEGMENT_REST)
-            PD_FAIL(err, PD_BUG, "HDF5 put metadata at %llu, into the pages of data", (unsigned long long)offset);
-    }
-    return PD_OK;
-}
-
 static pd_status plan_file(struct pd_shard_writer *w, struct pd_error *err)
 {
     w->local = calloc((size_t)w->box_count + 1, sizeof *w->local);
@@ -144,7 +125,15 @@ static pd_status plan_file(struct pd_shard_writer *w, struct pd_error *err)
     pd_status st = pd_shard_map_init(&extents, &w->map, err);
     if (st == PD_CORRUPT) st = pd_error_context(err, PD_BUG, "HDF5's allocation");
     PD_TRY(st);
-    PD_TRY(check_apart(w, err));
+    /* HDF5 must have kept its own pages off ours: its allocator is trusted here and nowhere else. */
+    uint32_t s = 0;
+    for (uint64_t p = 0; p < w->pages.count; p++) {
+        uint64_t offset = w->pages.pages[p].number * PD_H5_PAGE_BYTES;
+        while (w->map.segments[s].offset + w->map.segments[s].bytes <= offset)
+            s++;
+        if (w->map.segments[s].type != PD_SEGMENT_REST)
+            PD_FAIL(err, PD_BUG, "HDF5 put metadata at %llu, into the pages of data", (unsigned long long)offset);
+    }
     w->table = aligned_alloc(PD_VFS_ALIGN, w->table_bytes + PD_SHARD_PAGE_BYTES);
     if (!w->table) PD_FAIL(err, PD_NO_MEMORY, "no memory for the table of %u boxes", w->box_count);
     memset(w->table, 0, w->table_bytes + PD_SHARD_PAGE_BYTES);

@@ -103,25 +103,6 @@ static pd_status start_piece(struct scan *s, uint32_t box, uint64_t at, uint64_t
     return start(s, piece, s->shard->contents.places[box].offset + at, bytes);
 }
 
-static pd_status start_chunk(struct scan *s, uint32_t box, uint64_t chunk)
-{
-    uint64_t bytes = 0;
-    const uint64_t offset = pd_shard_chunk_extent(&s->shard->contents, box, chunk, &bytes);
-    return start(s, (struct piece){.box = box, .is_chunk = true, .chunk = chunk}, offset, bytes);
-}
-
-static pd_status scan_chunks(struct scan *s)
-{
-    for (uint32_t b = 0; b < s->shard->contents.box_count; b++) {
-        const struct pd_shard_place *place = &s->shard->contents.places[b];
-        if (!place->grid.chunk_bytes) continue;
-        const uint64_t count = pd_shard_grid_count(&place->grid, place->bytes);
-        for (uint64_t c = 0; c < count; c++)
-            PD_TRY(start_chunk(s, b, c));
-    }
-    return PD_OK;
-}
-
 static pd_status scan_large(struct scan *s)
 {
     for (uint32_t i = 0; i < s->shard->map.segment_count; i++) {
@@ -131,7 +112,16 @@ static pd_status scan_large(struct scan *s)
         for (uint64_t at = 0; at < total; at += s->slot_bytes)
             PD_TRY(start_piece(s, segment->box, at, total - at < s->slot_bytes ? total - at : s->slot_bytes));
     }
-    PD_TRY(scan_chunks(s));
+    for (uint32_t b = 0; b < s->shard->contents.box_count; b++) {
+        const struct pd_shard_place *place = &s->shard->contents.places[b];
+        if (!place->grid.chunk_bytes) continue;
+        const uint64_t count = pd_shard_grid_count(&place->grid, place->bytes);
+        for (uint64_t c = 0; c < count; c++) {
+            uint64_t bytes = 0;
+            const uint64_t offset = pd_shard_chunk_extent(&s->shard->contents, b, c, &bytes);
+            PD_TRY(start(s, (struct piece){.box = b, .is_chunk = true, .chunk = c}, offset, bytes));
+        }
+    }
     while (s->count)
         PD_TRY(finish_oldest(s));
     return PD_OK;

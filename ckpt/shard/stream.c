@@ -23,22 +23,6 @@ static uint64_t *checksums_of(const struct pd_shard_writer *w)
     return (uint64_t *)(void *)(w->table + head_of(w)->checksums_at);
 }
 
-static void set_identity(struct pd_shard_writer *w, const struct pd_identity *identity)
-{
-    struct pd_shard_head *head = head_of(w);
-    memcpy(head->run_id, identity->run_id, sizeof head->run_id);
-    head->lineage = identity->lineage;
-    head->step = identity->step;
-}
-
-/* The dataset /identity, for people, in the cached page. */
-static pd_status patch_identity(struct pd_shard_writer *w, const struct pd_identity *identity, uint32_t writer_rank,
-                                struct pd_error *err)
-{
-    const uint64_t record[5] = {identity->run_id[0], identity->run_id[1], identity->lineage, identity->step, writer_rank};
-    return pd_h5_pages_write(&w->pages, w->identity_offset, record, sizeof record, err);
-}
-
 /* A queue belongs to the thread that uses it. */
 static pd_status need_queue(struct pd_shard_writer *w, struct pd_error *err)
 {
@@ -139,7 +123,10 @@ pd_status pd_shard_stream_open(struct pd_shard_writer *writer, const char *path,
         pd_shard_stream_abort(stream);
         return st;
     }
-    set_identity(writer, identity);
+    struct pd_shard_head *head = head_of(writer);
+    memcpy(head->run_id, identity->run_id, sizeof head->run_id);
+    head->lineage = identity->lineage;
+    head->step = identity->step;
     if (writer->chunks) pd_shard_chunks_begin(writer->chunks);
     *ret_stream = stream;
     return PD_OK;
@@ -218,7 +205,11 @@ pd_status pd_shard_writer_verify_block(const struct pd_shard_writer *w, uint32_t
 pd_status pd_shard_stream_rest_begin(struct pd_shard_stream *stream, struct pd_error *err)
 {
     struct pd_shard_writer *w = stream->w;
-    PD_TRY(patch_identity(w, &stream->identity, stream->writer_rank, err));
+    /* The dataset /identity, for people, in the cached page. */
+    const struct pd_identity *identity = &stream->identity;
+    uint32_t writer_rank = stream->writer_rank;
+    const uint64_t record[5] = {identity->run_id[0], identity->run_id[1], identity->lineage, identity->step, writer_rank};
+    PD_TRY(pd_h5_pages_write(&w->pages, w->identity_offset, record, sizeof record, err));
     if (w->chunks) PD_TRY(pd_shard_chunks_seal(w->chunks, &w->pages, &w->file_bytes, err));
     pd_digest_stream_init(&stream->rest, pd_shard_table_seed(&stream->identity));
     for (uint32_t i = 0; i < w->map.small_count; i++) {
@@ -260,17 +251,6 @@ pd_status pd_shard_stream_rest(struct pd_shard_stream *stream, const struct pd_s
     return PD_OK;
 }
 
-static pd_status write_rest(struct pd_shard_stream *stream, struct pd_error *err)
-{
-    const struct pd_shard_map *map = &stream->w->map;
-    PD_TRY(pd_shard_stream_rest_begin(stream, err));
-    PD_TRY(pd_shard_stream_stage(stream, PD_STAGING_SLOTS, err));
-    pd_status st = PD_OK;
-    for (uint32_t i = 0; !st && i < map->segment_count; i++)
-        if (map->segments[i].type == PD_SEGMENT_REST) st = pd_shard_stream_rest(stream, &map->segments[i], err);
-    return pd_shard_staging_finish(&stream->staging, st, err);
-}
-
 /* ---- finish ---- */
 
 static void seal_table(struct pd_shard_stream *stream)
@@ -301,7 +281,15 @@ static pd_status write_table(struct pd_shard_stream *stream, struct pd_error *er
 static pd_status write_end(struct pd_shard_stream *stream, struct pd_error *err)
 {
     const struct pd_shard_writer *w = stream->w;
-    if (!stream->is_rest_written) PD_TRY(write_rest(stream, err));
+    if (!stream->is_rest_written) {
+        const struct pd_shard_map *map = &stream->w->map;
+        PD_TRY(pd_shard_stream_rest_begin(stream, err));
+        PD_TRY(pd_shard_stream_stage(stream, PD_STAGING_SLOTS, err));
+        pd_status st = PD_OK;
+        for (uint32_t i = 0; !st && i < map->segment_count; i++)
+            if (map->segments[i].type == PD_SEGMENT_REST) st = pd_shard_stream_rest(stream, &map->segments[i], err);
+        PD_TRY(pd_shard_staging_finish(&stream->staging, st, err));
+    }
     seal_table(stream);
     PD_TRY(write_table(stream, err));
     if (stream->old_bytes > w->file_bytes) PD_TRY(pd_file_truncate(stream->file, w->file_bytes, err));

@@ -285,30 +285,6 @@ void pd_shard_trailer_fill(struct pd_shard_trailer *ret_trailer, const void *tab
 
 /* ---- parsing ---- */
 
-static pd_status check_head(const struct pd_shard_head *head, uint64_t table_bytes, uint64_t file_bytes,
-                            struct pd_error *err)
-{
-    if (head->magic != PD_SHARD_MAGIC) PD_FAIL(err, PD_CORRUPT, "the table does not begin with \"PDSHARD1\"");
-    if (head->version < PD_SHARD_FORMAT_VERSION || head->version > PD_SHARD_FORMAT_LATEST)
-        PD_FAIL(err, PD_UNSUPPORTED,
-                "the table has format version %llu and this perdure reads versions up to %u; use a newer one",
-                (unsigned long long)head->version, PD_SHARD_FORMAT_LATEST);
-    const struct pd_shard_counts counts = {.version = head->version,
-                                           .tensors = head->tensor_count,
-                                           .boxes = head->box_count,
-                                           .blocks = head->block_count,
-                                           .chunks = head->chunk_count};
-    struct pd_shard_head placed = *head;
-    uint64_t expected = 0;
-    bool fits = head->box_count <= UINT32_MAX - 2 && head->tensor_count <= UINT32_MAX &&
-                pd_shard_table_size(&counts, &expected) && expected == table_bytes && head->table_bytes == table_bytes &&
-                head->file_bytes == file_bytes && head->block_bytes == PD_SHARD_BLOCK_BYTES;
-    if (fits) place_parts(&placed);
-    fits = fits && memcmp(&placed, head, sizeof placed) == 0;
-    if (!fits) PD_FAIL(err, PD_CORRUPT, "the sizes in the head of the table contradict each other");
-    return PD_OK;
-}
-
 static pd_status parse_tensor(const struct pd_shard_tensor_row *row, uint64_t version, struct pd_tensor *ret_tensor,
                               struct pd_error *err)
 {
@@ -416,7 +392,24 @@ pd_status pd_shard_table_parse(const void *table, uint64_t table_bytes, uint64_t
                                struct pd_shard_contents *ret_contents, struct pd_error *err)
 {
     const struct pd_shard_head *head = table;
-    PD_TRY(check_head(head, table_bytes, file_bytes, err));
+    if (head->magic != PD_SHARD_MAGIC) PD_FAIL(err, PD_CORRUPT, "the table does not begin with \"PDSHARD1\"");
+    if (head->version < PD_SHARD_FORMAT_VERSION || head->version > PD_SHARD_FORMAT_LATEST)
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "the table has format version %llu and this perdure reads versions up to %u; use a newer one",
+                (unsigned long long)head->version, PD_SHARD_FORMAT_LATEST);
+    const struct pd_shard_counts counts = {.version = head->version,
+                                           .tensors = head->tensor_count,
+                                           .boxes = head->box_count,
+                                           .blocks = head->block_count,
+                                           .chunks = head->chunk_count};
+    struct pd_shard_head placed = *head;
+    uint64_t expected = 0;
+    bool fits = head->box_count <= UINT32_MAX - 2 && head->tensor_count <= UINT32_MAX &&
+                pd_shard_table_size(&counts, &expected) && expected == table_bytes && head->table_bytes == table_bytes &&
+                head->file_bytes == file_bytes && head->block_bytes == PD_SHARD_BLOCK_BYTES;
+    if (fits) place_parts(&placed);
+    fits = fits && memcmp(&placed, head, sizeof placed) == 0;
+    if (!fits) PD_FAIL(err, PD_CORRUPT, "the sizes in the head of the table contradict each other");
     struct pd_shard_contents c = {.box_count = (uint32_t)head->box_count};
     c.tensors.count = (uint32_t)head->tensor_count;
     c.tensors.tensors = calloc(head->tensor_count + 1, sizeof *c.tensors.tensors);

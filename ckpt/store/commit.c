@@ -190,7 +190,7 @@ static uint64_t rows_and_texts(const struct pd_commit *commit)
            (s->environment ? strlen(s->environment) : 0);
 }
 
-static pd_status check_encodable(const struct pd_commit *commit, struct pd_error *err)
+pd_status pd_commit_encode(const struct pd_commit *commit, void **ret_data, uint64_t *ret_bytes, struct pd_error *err)
 {
     PD_TRY(pd_commit_check(commit, err));
     if (rows_and_texts(commit) > PD_COMMIT_BYTES_MAX - COMMIT_STRUCTURE_BYTES_MAX)
@@ -198,12 +198,6 @@ static pd_status check_encodable(const struct pd_commit *commit, struct pd_error
                 commit->shard_count, rows_and_texts(commit));
     if (!memchr(commit->state.created_by, 0, sizeof commit->state.created_by))
         PD_FAIL(err, PD_INVALID, "created_by is not terminated");
-    return PD_OK;
-}
-
-pd_status pd_commit_encode(const struct pd_commit *commit, void **ret_data, uint64_t *ret_bytes, struct pd_error *err)
-{
-    PD_TRY(check_encodable(commit, err));
     struct trailer t = {.magic = COMMIT_MAGIC,
                         .version = version_of(&commit->state),
                         .tokenizer_digest = commit->state.tokenizer_digest,

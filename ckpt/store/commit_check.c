@@ -19,7 +19,13 @@ static bool is_power_of_two(uint32_t x)
     return x && !(x & (x - 1));
 }
 
-static pd_status check_degrees(const struct pd_layout *layout, struct pd_error *err)
+/* The nearest degree below `degree` that divides a power of two. */
+static uint32_t admitted(uint32_t degree, uint32_t power)
+{
+    return (uint32_t)pd_min_u64(power, UINT32_C(1) << (31 - __builtin_clz(degree)));
+}
+
+pd_status pd_layout_check(const struct pd_layout *layout, struct pd_error *err)
 {
     const struct {
         const char *name;
@@ -32,18 +38,6 @@ static pd_status check_degrees(const struct pd_layout *layout, struct pd_error *
         world *= degrees[i].value;
         if (world > WORLD_MAX) PD_FAIL(err, PD_INVALID, "layout: more than 1048576 ranks; lower %s", degrees[i].name);
     }
-    return PD_OK;
-}
-
-/* The nearest degree below `degree` that divides a power of two. */
-static uint32_t admitted(uint32_t degree, uint32_t power)
-{
-    return (uint32_t)pd_min_u64(power, UINT32_C(1) << (31 - __builtin_clz(degree)));
-}
-
-pd_status pd_layout_check(const struct pd_layout *layout, struct pd_error *err)
-{
-    PD_TRY(check_degrees(layout, err));
     if (!is_power_of_two(layout->virtual_tp) || layout->virtual_tp > 256)
         PD_FAIL(err, PD_INVALID, "layout: virtual_tp is %u and must be a power of two up to 256", layout->virtual_tp);
     if (!is_power_of_two(layout->virtual_sp) || layout->virtual_sp > 256)

@@ -30,26 +30,6 @@ struct builder {
     struct pd_h5_file *file;
 };
 
-static pd_status collect(struct builder *b, uint32_t source_count, struct pd_error *err)
-{
-    uint64_t total = 0;
-    for (uint32_t s = 0; s < source_count; s++)
-        total += b->sources[s].box_count;
-    b->pieces = malloc((total + 1) * sizeof *b->pieces);
-    if (!b->pieces) PD_FAIL(err, PD_NO_MEMORY, "index: no memory for %llu boxes", (unsigned long long)total);
-    for (uint32_t s = 0; s < source_count; s++) {
-        for (uint32_t i = 0; i < b->sources[s].box_count; i++) {
-            const struct pd_shard_box *box = &b->sources[s].boxes[i];
-            if (box->tensor >= b->tensors->count || (unsigned)box->kind >= PD_KIND_COUNT)
-                PD_FAIL(err, PD_INVALID, "index: %s has a box of tensor %u of %u", b->sources[s].file_name, box->tensor,
-                        b->tensors->count);
-            b->pieces[b->piece_count++] = (struct piece){box->tensor, (uint32_t)box->kind, s, i};
-        }
-    }
-    qsort(b->pieces, b->piece_count, sizeof *b->pieces, compare_pieces);
-    return PD_OK;
-}
-
 static uint64_t run_end(const struct builder *b, uint64_t first)
 {
     uint64_t end = first + 1;
@@ -57,21 +37,6 @@ static uint64_t run_end(const struct builder *b, uint64_t first)
            b->pieces[end].kind == b->pieces[first].kind)
         end++;
     return end;
-}
-
-static pd_status reserve_run(struct builder *b, struct pd_error *err)
-{
-    uint64_t longest = 1;
-    for (uint64_t first = 0; first < b->piece_count;) {
-        uint64_t end = run_end(b, first);
-        if (end - first > longest) longest = end - first;
-        first = end;
-    }
-    b->mapped = malloc(longest * sizeof *b->mapped);
-    b->paths = malloc(longest * sizeof *b->paths);
-    if (!b->mapped || !b->paths)
-        PD_FAIL(err, PD_NO_MEMORY, "index: no memory for %llu sources", (unsigned long long)longest);
-    return PD_OK;
 }
 
 static pd_status add_tensor(struct builder *b, uint64_t first, uint64_t end, struct pd_error *err)
@@ -105,8 +70,31 @@ static pd_status add_all(struct builder *b, struct pd_error *err)
 
 static pd_status build(struct builder *b, uint32_t source_count, struct pd_h5_pages *ret_pages, struct pd_error *err)
 {
-    PD_TRY(collect(b, source_count, err));
-    PD_TRY(reserve_run(b, err));
+    uint64_t total = 0;
+    for (uint32_t s = 0; s < source_count; s++)
+        total += b->sources[s].box_count;
+    b->pieces = malloc((total + 1) * sizeof *b->pieces);
+    if (!b->pieces) PD_FAIL(err, PD_NO_MEMORY, "index: no memory for %llu boxes", (unsigned long long)total);
+    for (uint32_t s = 0; s < source_count; s++) {
+        for (uint32_t i = 0; i < b->sources[s].box_count; i++) {
+            const struct pd_shard_box *box = &b->sources[s].boxes[i];
+            if (box->tensor >= b->tensors->count || (unsigned)box->kind >= PD_KIND_COUNT)
+                PD_FAIL(err, PD_INVALID, "index: %s has a box of tensor %u of %u", b->sources[s].file_name, box->tensor,
+                        b->tensors->count);
+            b->pieces[b->piece_count++] = (struct piece){box->tensor, (uint32_t)box->kind, s, i};
+        }
+    }
+    qsort(b->pieces, b->piece_count, sizeof *b->pieces, compare_pieces);
+    uint64_t longest = 1;
+    for (uint64_t first = 0; first < b->piece_count;) {
+        uint64_t end = run_end(b, first);
+        if (end - first > longest) longest = end - first;
+        first = end;
+    }
+    b->mapped = malloc(longest * sizeof *b->mapped);
+    b->paths = malloc(longest * sizeof *b->paths);
+    if (!b->mapped || !b->paths)
+        PD_FAIL(err, PD_NO_MEMORY, "index: no memory for %llu sources", (unsigned long long)longest);
     PD_TRY(pd_h5_new(&b->file, err));
     pd_status st = add_all(b, err);
     if (st) {

@@ -41,23 +41,6 @@ static pd_status make_token(char ret_token[33], struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status write_owner(const struct store_lease *lease, struct pd_error *err)
-{
-    const struct pd_group *group = lease->dir->group;
-    char text[OWNER_BYTES], name[128] = "";
-    const struct store_text path = store_at(lease->dir, "owner");
-    struct pd_stat stat;
-    if (pd_vfs_stat(lease->dir->vfs, path.text, &stat, NULL) == PD_OK && stat.link_count > 1)
-        PD_TRY(pd_vfs_unlink(lease->dir->vfs, path.text, err)); /* its other name may be in somebody's copy */
-    (void)!gethostname(name, sizeof name - 1);
-    memset(text, ' ', sizeof text);
-    int used = snprintf(text, sizeof text, "%s %" PRIu32 " rank %" PRIu32 ", process %ld on %s", lease->token, group->host,
-                        group->rank, (long)getpid(), name);
-    text[used] = ' ';
-    text[sizeof text - 1] = '\n';
-    return store_file_write(lease->dir->vfs, path.text, PD_OPEN_CREATE, text, sizeof text, STORE_FILE_LEAVE, err);
-}
-
 struct owner {
     char token[33];
     uint32_t host;
@@ -133,16 +116,19 @@ static pd_status lock_here(struct store_lease *lease, uint32_t wait_ms, struct p
 {
     PD_TRY(store_dir_lock(lease->dir, store_at(lease->dir, "lock").text, wait_ms, &lease->lock, err));
     lease->is_first = is_first(lease);
-    return write_owner(lease, err);
-}
-
-/* For whom a launch waits is known from the first moment on. */
-static void log_wait(const struct store_lease *lease, uint32_t wait_ms)
-{
-    struct owner owner;
-    (void)!read_owner(lease, &owner, NULL);
-    pd_log_info("store", "waiting for another launch that is using %s (%s), %u seconds at most", lease->dir->root,
-                owner.who[0] ? owner.who : "it has not said who it is", wait_ms / 1000);
+    const struct pd_group *group = lease->dir->group;
+    char text[OWNER_BYTES], name[128] = "";
+    const struct store_text path = store_at(lease->dir, "owner");
+    struct pd_stat stat;
+    if (pd_vfs_stat(lease->dir->vfs, path.text, &stat, NULL) == PD_OK && stat.link_count > 1)
+        PD_TRY(pd_vfs_unlink(lease->dir->vfs, path.text, err)); /* its other name may be in somebody's copy */
+    (void)!gethostname(name, sizeof name - 1);
+    memset(text, ' ', sizeof text);
+    int used = snprintf(text, sizeof text, "%s %" PRIu32 " rank %" PRIu32 ", process %ld on %s", lease->token, group->host,
+                        group->rank, (long)getpid(), name);
+    text[used] = ' ';
+    text[sizeof text - 1] = '\n';
+    return store_file_write(lease->dir->vfs, path.text, PD_OPEN_CREATE, text, sizeof text, STORE_FILE_LEAVE, err);
 }
 
 static pd_status lock_first(struct store_lease *lease, uint32_t wait_ms, struct pd_error *err)
@@ -150,7 +136,11 @@ static pd_status lock_first(struct store_lease *lease, uint32_t wait_ms, struct 
     PD_TRY(make_token(lease->token, err));
     pd_status st = lock_here(lease, 0, err);
     if (st == PD_BUSY && wait_ms) {
-        log_wait(lease, wait_ms);
+        /* For whom a launch waits is known from the first moment on. */
+        struct owner owner;
+        (void)!read_owner(lease, &owner, NULL);
+        pd_log_info("store", "waiting for another launch that is using %s (%s), %u seconds at most", lease->dir->root,
+                    owner.who[0] ? owner.who : "it has not said who it is", wait_ms / 1000);
         st = lock_here(lease, wait_ms, err);
     }
     return st == PD_BUSY ? busy(lease, err) : st;

@@ -68,14 +68,6 @@ static pd_status as_capability(pd_status st, bool *ret_has)
     return st == PD_UNSUPPORTED ? PD_OK : st;
 }
 
-static pd_status probe_lock(struct pd_vfs *vfs, const char *path, bool *ret_has, struct pd_error *err)
-{
-    struct pd_lock *lock = NULL;
-    pd_status st = as_capability(pd_vfs_lock(vfs, path, &lock, err), ret_has);
-    pd_vfs_unlock(lock);
-    return st;
-}
-
 static pd_status probe_steps(struct pd_vfs *vfs, const char *dir, const struct probe_paths *paths, struct pd_probe *probe,
                              struct pd_error *err)
 {
@@ -86,7 +78,11 @@ static pd_status probe_steps(struct pd_vfs *vfs, const char *dir, const struct p
     PD_TRY(pd_vfs_rename(vfs, paths->first, paths->second, err));
     PD_TRY(as_capability(pd_vfs_link(vfs, paths->second, paths->first, err), &probe->has_links));
     if (probe->has_links) PD_TRY(pd_vfs_unlink(vfs, paths->first, err));
-    PD_TRY(probe_lock(vfs, paths->second, &probe->has_locks, err));
+    const char *path = paths->second;
+    struct pd_lock *lock = NULL;
+    pd_status st = as_capability(pd_vfs_lock(vfs, path, &lock, err), &probe->has_locks);
+    pd_vfs_unlock(lock);
+    PD_TRY(st);
     PD_TRY(as_capability(pd_vfs_sync_dir(vfs, dir, err), &probe->syncs_names));
     return pd_vfs_unlink(vfs, paths->second, err);
 }

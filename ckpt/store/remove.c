@@ -124,16 +124,6 @@ static void recycle_shard(struct store_files *files, const char *name, uint32_t 
     (void)!store_free_put(&files->pool, rank, from);
 }
 
-/* What this rank wrote. */
-static void recycle_shards(struct store_files *files, const char *name)
-{
-    const struct store_pool *pool = &files->pool;
-    const uint32_t rank = pool->dir->group->rank;
-    recycle_shard(files, name, rank);
-    for (uint32_t i = 0; i < pool->other_count; i++)
-        recycle_shard(files, name, pool->others[i]);
-}
-
 static pd_status empty_trash(struct store_files *files, const char *name, struct pd_error *err)
 {
     const struct store_dir *root = &files->dir;
@@ -150,7 +140,12 @@ pd_status store_remove(struct store_files *files, const char *name, bool recycle
     pd_fault_point("store.remove.hidden");
     PD_TRY(pd_group_agree(root->group, leads ? trash_here(files, name, err) : PD_OK, err));
     if (recycle) {
-        recycle_shards(files, name);
+        /* What this rank wrote. */
+        const struct store_pool *pool = &files->pool;
+        const uint32_t rank = pool->dir->group->rank;
+        recycle_shard(files, name, rank);
+        for (uint32_t i = 0; i < pool->other_count; i++)
+            recycle_shard(files, name, pool->others[i]);
         PD_TRY(pd_group_barrier(root->group, err));
     }
     return pd_group_agree(root->group, leads ? empty_trash(files, name, err) : PD_OK, err);

@@ -82,14 +82,6 @@ static pd_status prepare_directory(struct store_save *save, struct pd_error *err
     return store_save_place_index(save, err);
 }
 
-/* PD_NOT_FOUND: the pool is gone; it may be made again. */
-static pd_status check_pool(const struct store_save *save, struct pd_error *err)
-{
-    if (store_pool_is_gone(&save->files->pool))
-        PD_FAIL(err, PD_NOT_FOUND, "pool-%" PRIu64 " was removed from %s", save->files->pool.fence, save->files->dir.root);
-    return PD_OK;
-}
-
 static pd_status check_begin(struct store_save *save, const struct pd_identity *identity, struct pd_error *err)
 {
     const struct store_files *root = save->files;
@@ -103,7 +95,10 @@ static pd_status check_begin(struct store_save *save, const struct pd_identity *
     }
     PD_TRY(store_items_reserve(committed, err));
     if (root->dir.leads_share) PD_TRY(store_lease_check_here(&root->lease, err)); /* before anything is written in vain */
-    return check_pool(save, err);
+    /* PD_NOT_FOUND: the pool is gone; it may be made again. */
+    if (store_pool_is_gone(&save->files->pool))
+        PD_FAIL(err, PD_NOT_FOUND, "pool-%" PRIu64 " was removed from %s", save->files->pool.fence, save->files->dir.root);
+    return PD_OK;
 }
 
 pd_status store_save_begin(struct store_save *save, const struct pd_identity *identity, struct pd_error *err)

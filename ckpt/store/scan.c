@@ -91,20 +91,6 @@ static const char *below(const char *path, const char *message)
     return strncmp(message, path, folder) == 0 ? message + folder : message;
 }
 
-/* What came of reading the record at `path`. */
-static pd_status note_record_read(struct store_listing *listing, const char *path, pd_status st, const struct pd_error *own,
-                                  struct pd_error *unreadable)
-{
-    snprintf(listing->cause, sizeof listing->cause, "%.191s", below(path, own->message));
-    listing->record = st == PD_OK          ? STORE_RECORD_VALID
-                      : st == PD_NOT_FOUND ? STORE_RECORD_ABSENT
-                      : st == PD_CORRUPT   ? STORE_RECORD_INVALID
-                                           : STORE_RECORD_UNREADABLE;
-    if (listing->record != STORE_RECORD_UNREADABLE) return PD_OK;
-    if (st == PD_NO_MEMORY || unreadable->status == PD_OK) *unreadable = *own;
-    return st == PD_NO_MEMORY ? st : PD_OK;
-}
-
 /* A file of step directory `step`. A symbolic link to a file that is not there counts as absent. */
 static pd_status list_file(const struct store_dir *dir, struct store_listing *listing, const char *step, const char *name,
                            struct pd_error *err)
@@ -150,7 +136,15 @@ static pd_status list_step(const struct store_dir *dir, const char *step, struct
     PD_CHECK(length > 0 && (size_t)length < sizeof path);
     if (st == PD_OK && (st = read_record(dir, listing, path, &own)) == PD_CORRUPT)
         st = read_record(dir, listing, path, &own);
-    return note_record_read(listing, path, st, &own, unreadable);
+    /* What came of reading the record at `path`. */
+    snprintf(listing->cause, sizeof listing->cause, "%.191s", below(path, own.message));
+    listing->record = st == PD_OK          ? STORE_RECORD_VALID
+                      : st == PD_NOT_FOUND ? STORE_RECORD_ABSENT
+                      : st == PD_CORRUPT   ? STORE_RECORD_INVALID
+                                           : STORE_RECORD_UNREADABLE;
+    if (listing->record != STORE_RECORD_UNREADABLE) return PD_OK;
+    if (st == PD_NO_MEMORY || unreadable->status == PD_OK) *unreadable = own;
+    return st == PD_NO_MEMORY ? st : PD_OK;
 }
 
 /* PD_NOT_FOUND: it holds no valid record, and is nobody's business. */
@@ -408,17 +402,13 @@ static uint32_t count_hosts(const struct remote *rows, uint64_t count, const str
     return (uint32_t)fewest;
 }
 
-static void and_more(uint64_t others, char ret_text[48])
-{
-    ret_text[0] = '\0';
-    if (others) snprintf(ret_text, 48, " (and %" PRIu64 " more)", others);
-}
-
 static void explain_shards(const struct shards_seen *seen, struct store_state *state)
 {
     char more[48];
     const struct pd_store_name name = pd_shard_name((uint32_t)seen->first);
-    and_more(seen->absent + seen->wrong - 1, more);
+    uint64_t others = seen->absent + seen->wrong - 1;
+    more[0] = '\0';
+    if (others) snprintf(more, 48, " (and %" PRIu64 " more)", others);
     if (seen->first_bytes == SIZE_ABSENT)
         snprintf(state->cause, sizeof state->cause, "%.32s is absent%s", name.text, more);
     else if (seen->first_bytes == SIZE_OF_NO_FILE)
@@ -462,18 +452,6 @@ static enum store_state_kind kind_without_record(const struct remote *rows, uint
         if (rows[i].header[W_RECORD] == STORE_RECORD_INVALID && rows[i].header[W_NAME] == NAME_FINAL) kind = STORE_DAMAGED;
     }
     return kind;
-}
-
-static void note_names(const struct remote *rows, uint64_t count, struct store_state *state)
-{
-    for (uint64_t i = 0; i < count; i++) {
-        const uint64_t *header = rows[i].header;
-        const bool is_tmp = header[W_NAME] == NAME_TMP;
-        if (is_tmp) state->has_tmp = 1;
-        state->marks |= (uint32_t)header[W_MARKS];
-        if (!is_tmp && header[W_FILES]) state->has_shards = 1;
-        if (is_tmp || header[W_RECORD] != STORE_RECORD_VALID) state->needs_repair = 1;
-    }
 }
 
 static const struct remote *first_valid(const struct remote *rows, uint64_t count)
@@ -524,7 +502,14 @@ static pd_status find_state(const struct store_dir *dir, bool writable, const st
         return PD_OK;
     }
     const struct remote *record = first_valid(rows, count);
-    note_names(rows, count, state);
+    for (uint64_t i = 0; i < count; i++) {
+        const uint64_t *header = rows[i].header;
+        const bool is_tmp = header[W_NAME] == NAME_TMP;
+        if (is_tmp) state->has_tmp = 1;
+        state->marks |= (uint32_t)header[W_MARKS];
+        if (!is_tmp && header[W_FILES]) state->has_shards = 1;
+        if (is_tmp || header[W_RECORD] != STORE_RECORD_VALID) state->needs_repair = 1;
+    }
     if (!record) {
         state->kind = kind_without_record(rows, count);
         return PD_OK;

@@ -79,18 +79,6 @@ struct pd_store {
 
 /* ---- opening ---- */
 
-/* Every rank has heard what lies where before anything is changed. */
-static pd_status take_stock(struct pd_store *store, struct pd_error *err)
-{
-    struct store_dir *root = &store->files.dir;
-    struct store_scan scan = {0};
-    PD_TRY(store_scan(root, store->options.writable, &scan, err));
-    pd_status st = store_scan_check_records(root, &scan, err);
-    if (st == PD_OK) st = store_recover(&store->files, &store->options, &scan, &store->catalog, err);
-    store_scan_deinit(&scan);
-    return st;
-}
-
 /* The oldest checkpoint that retention lets go is removed where it lies, since there is no pool. *ret_any: there was one. */
 static pd_status remove_oldest(struct pd_store *store, bool *ret_any, struct pd_error *err)
 {
@@ -156,7 +144,14 @@ static pd_status open_all(struct pd_store *store, struct pd_vfs *vfs, struct pd_
     PD_TRY(store_files_open(&store->files, vfs, group, path, options, err));
     if (options->writable) PD_TRY(open_pool(store, err));
     if (options->writable) PD_TRY(open_replicas(store, err));
-    PD_TRY(take_stock(store, err));
+    /* Every rank has heard what lies where before anything is changed. */
+    struct store_dir *root = &store->files.dir;
+    struct store_scan scan = {0};
+    PD_TRY(store_scan(root, store->options.writable, &scan, err));
+    pd_status st = store_scan_check_records(root, &scan, err);
+    if (st == PD_OK) st = store_recover(&store->files, &store->options, &scan, &store->catalog, err);
+    store_scan_deinit(&scan);
+    PD_TRY(st);
     pd_fault_point("store.open.recovered");
     if (!options->writable) return PD_OK;
     store_files_clear_launches(&store->files);

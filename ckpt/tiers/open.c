@@ -37,18 +37,6 @@ static pd_status any_rank(struct pd_tiers *t, struct tier *tier, bool mine, bool
     return PD_OK;
 }
 
-static pd_status share_bandwidth(struct pd_tiers *t, struct tier *tier, struct pd_error *err)
-{
-    uint64_t host = tier->group->host, *all = (uint64_t *)t->told, here = 0;
-    PD_TRY(pd_group_gather(tier->group, 0, &host, sizeof host, all, err));
-    PD_TRY(pd_group_broadcast(tier->group, 0, all, sizeof host * tier->group->size, err));
-    for (uint32_t r = 0; r < tier->group->size; r++)
-        here += all[r] == host;
-    tier->bytes_per_second = tier->options.bandwidth / here;
-    if (tier->options.bandwidth && !tier->bytes_per_second) tier->bytes_per_second = 1;
-    return PD_OK;
-}
-
 void tier_look_at_newest(struct tier *tier)
 {
     struct pd_store_entry none = {0};
@@ -158,7 +146,13 @@ pd_status tier_open(struct tier *tier, struct pd_error *err)
 {
     struct pd_tiers *t = tier->tiers;
     bool has_directory = false;
-    PD_TRY(share_bandwidth(t, tier, err));
+    uint64_t host = tier->group->host, *all = (uint64_t *)t->told, here = 0;
+    PD_TRY(pd_group_gather(tier->group, 0, &host, sizeof host, all, err));
+    PD_TRY(pd_group_broadcast(tier->group, 0, all, sizeof host * tier->group->size, err));
+    for (uint32_t r = 0; r < tier->group->size; r++)
+        here += all[r] == host;
+    tier->bytes_per_second = tier->options.bandwidth / here;
+    if (tier->options.bandwidth && !tier->bytes_per_second) tier->bytes_per_second = 1;
     PD_TRY(find_directory(t, tier, &has_directory, err));
     if (!has_directory) return PD_OK;
     PD_TRY(find_space(t, tier, err));

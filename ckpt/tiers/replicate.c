@@ -62,38 +62,16 @@ static pd_status unless_gone(const struct transfer *v, pd_status st)
     return st == PD_NOT_FOUND && !pd_store_has_record(v->store, v->job->name) ? PD_STOPPED : st;
 }
 
-static void open_mine(struct transfer *v)
-{
-    const uint32_t rank = v->tier->group->rank;
-    char path[TIERS_PATH_MAX + 64];
-    snprintf(path, sizeof path, "%s/%s", v->job->source, pd_shard_name(rank).text);
-    v->status =
-        pd_shard_open(v->tier->tiers->vfs, path, &v->commit.state.identity, &v->commit.shards[rank], &v->shard, &v->error);
-    v->status = unless_gone(v, v->status);
-}
-
-static pd_status wait_for_turn(const struct transfer *v, struct pd_error *err)
+static pd_status read_piece(struct transfer *v, struct pd_error *err)
 {
     if (!pd_clock_pace(v->start_ns, v->begun_bytes, v->tier->bytes_per_second, &v->tier->worker.stop))
         PD_FAIL(err, PD_STOPPED, "copying %s was given up", v->job->source);
-    return PD_OK;
-}
-
-static pd_status read_piece(struct transfer *v, struct pd_error *err)
-{
-    PD_TRY(wait_for_turn(v, err));
     const struct pd_shard_piece piece = pd_shard_cut_piece(v->shard, &v->cursor, v->piece_bytes);
     if (piece.bytes) PD_TRY(pd_file_read(pd_shard_file(v->shard), piece.offset, v->tier->staging, piece.bytes, err));
     PD_TRY(pd_shard_verify_piece(v->shard, &piece, v->tier->staging, err));
     v->begun_bytes += piece.bytes;
     v->header = (struct header){piece.offset, piece.bytes, pd_digest64(v->tier->staging, piece.bytes, 0), !piece.bytes};
     return PD_OK;
-}
-
-static void prepare_piece(struct transfer *v)
-{
-    v->header = (struct header){0};
-    if (!v->status) v->status = read_piece(v, &v->error);
 }
 
 /* ---- keeping ---- */
@@ -114,15 +92,6 @@ static pd_status keep_piece(const struct incoming *in, struct pd_error *err)
         PD_FAIL(err, PD_IO, "bytes %" PRIu64 " and on of the shard of rank %u arrived otherwise than they were sent",
                 h->offset, in->rank);
     return pd_file_write(in->file, h->offset, in->buffer, h->bytes, err);
-}
-
-static void take_pieces(struct transfer *v)
-{
-    for (uint32_t i = 0; i < v->ring->source_count; i++) {
-        struct incoming *in = &v->incoming[i];
-        if (in->header.is_end) in->is_whole = true;
-        if (!in->status) in->status = keep_piece(in, &in->error);
-    }
 }
 
 static pd_status end_file(const struct transfer *v, struct incoming *in, struct pd_error *err)
@@ -214,10 +183,15 @@ static pd_status run_rounds(struct transfer *v, struct pd_error *err)
 {
     v->start_ns = pd_clock_monotonic_ns(NULL);
     for (uint64_t left = count_rounds(v); left > 0; left--) {
-        prepare_piece(v);
+        v->header = (struct header){0};
+        if (!v->status) v->status = read_piece(v, &v->error);
         PD_TRY(exchange_headers(v, err));
         PD_TRY(exchange_pieces(v, err));
-        take_pieces(v);
+        for (uint32_t i = 0; i < v->ring->source_count; i++) {
+            struct incoming *in = &v->incoming[i];
+            if (in->header.is_end) in->is_whole = true;
+            if (!in->status) in->status = keep_piece(in, &in->error);
+        }
     }
     return PD_OK;
 }
@@ -251,7 +225,12 @@ static pd_status prepare(struct transfer *v, struct pd_error *err)
 
 static void begin_shards(struct transfer *v)
 {
-    open_mine(v);
+    const uint32_t rank = v->tier->group->rank;
+    char path[TIERS_PATH_MAX + 64];
+    snprintf(path, sizeof path, "%s/%s", v->job->source, pd_shard_name(rank).text);
+    v->status =
+        pd_shard_open(v->tier->tiers->vfs, path, &v->commit.state.identity, &v->commit.shards[rank], &v->shard, &v->error);
+    v->status = unless_gone(v, v->status);
     for (uint32_t i = 0; i < v->ring->source_count; i++) {
         struct incoming *in = &v->incoming[i];
         in->rank = v->ring->sources[i];

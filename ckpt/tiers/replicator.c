@@ -6,19 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-static pd_status check_options(const struct pd_tiers *t, struct pd_error *err)
-{
-    for (uint32_t i = 0; i < t->count; i++) {
-        if (i && t->tiers[i].options.replicas)
-            PD_FAIL(err, PD_INVALID, "checkpoint.tiers[%u].replicas: only the first tier has replicas on other hosts", i);
-        if (t->tiers[i].options.replicas > 1)
-            PD_FAIL(err, PD_INVALID,
-                    "checkpoint.tiers[%u].replicas is %u: one other host can have a replica of each shard, not more", i,
-                    t->tiers[i].options.replicas);
-    }
-    return PD_OK;
-}
-
 /* A run that has lost its other hosts goes on without replicas; one that never had others is refused. */
 static pd_status check_hosts(const struct pd_tiers *t, bool *ret_can, struct pd_error *err)
 {
@@ -67,7 +54,14 @@ static pd_status make_replicator(struct pd_tiers *t, struct pd_error *err)
 pd_status tier_replicator_open(struct pd_tiers *t, struct pd_error *err)
 {
     bool can;
-    PD_TRY(check_options(t, err));
+    for (uint32_t i = 0; i < t->count; i++) {
+        if (i && t->tiers[i].options.replicas)
+            PD_FAIL(err, PD_INVALID, "checkpoint.tiers[%u].replicas: only the first tier has replicas on other hosts", i);
+        if (t->tiers[i].options.replicas > 1)
+            PD_FAIL(err, PD_INVALID,
+                    "checkpoint.tiers[%u].replicas is %u: one other host can have a replica of each shard, not more", i,
+                    t->tiers[i].options.replicas);
+    }
     if (!t->tiers[0].options.replicas || t->options.read_only) return PD_OK;
     PD_TRY(check_hosts(t, &can, err));
     PD_CHECK(t->options.replica_group);

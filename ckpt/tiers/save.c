@@ -38,16 +38,6 @@ static struct tier_target look_at(struct tier *tier, bool is_open, bool is_due_n
                                 .keep_every = tier->options.keep_every};
 }
 
-/* What becomes of a checkpoint that is committed in tier `from`. Other hosts get every one of the first tier. */
-static void plan_copies(struct pd_tiers *t, uint32_t from, const struct pd_tiers_save *save, struct tier_plan *ret_plan)
-{
-    struct tier_target targets[PD_TIERS_MAX] = {{0}};
-    if (tier_replicator_works(t)) targets[0] = look_at(t->replicator, true, true);
-    for (uint32_t i = 1; i < t->count; i++)
-        targets[i] = look_at(&t->tiers[i], !t->tiers[i].is_left_out, is_due(&t->tiers[i], save));
-    tier_plan_copies(targets, t->count, from, ret_plan);
-}
-
 /* Of this launch, in the first tier. NULL: retention was faster. */
 static const struct pd_store_entry *find_milestone(const struct pd_tiers *t, uint64_t step)
 {
@@ -112,7 +102,12 @@ static pd_status save_and_hand_on(struct pd_tiers *t, uint32_t number, const str
     struct tier_source committed = {.tier = number, .lineage = identity->lineage, .step = identity->step, .is_pinned = true};
     struct tier_plan plan;
     PD_TRY(tier_await_copy(tier, err));
-    plan_copies(t, number, save, &plan);
+    /* What becomes of a checkpoint that is committed in tier `from`. Other hosts get every one of the first tier. */
+    struct tier_target targets[PD_TIERS_MAX] = {{0}};
+    if (tier_replicator_works(t)) targets[0] = look_at(t->replicator, true, true);
+    for (uint32_t i = 1; i < t->count; i++)
+        targets[i] = look_at(&t->tiers[i], !t->tiers[i].is_left_out, is_due(&t->tiers[i], save));
+    tier_plan_copies(targets, t->count, number, &plan);
     PD_TRY(tier_save_into(tier, save, plan.copy_count, ret_job, err));
     tier_schedule_clear_pending(&tier->schedule);
     memcpy(committed.name, ret_job->name, sizeof committed.name);

@@ -258,9 +258,12 @@ static pd_status begin_window(struct pd_reader *r, struct window *w, uint32_t te
     return name_tensor(r, tensor, st, err);
 }
 
-/* A completion: the window is there, checked, or free again. */
-static pd_status arrive(struct pd_reader *r, struct pd_transfer_slot *slot, struct pd_error *err)
+static pd_status arrive_one(struct pd_reader *r, struct pd_error *err)
 {
+    struct pd_transfer_slot *slot = NULL;
+    PD_TRY(pd_transfer_ring_next(&r->ring, &slot, err));
+    PD_CHECK(slot);
+    /* A completion: the window is there, checked, or free again. */
     struct window *w = r->sent[slot->number];
     const struct pd_catalog_source *source = &r->catalog->source;
     const uint32_t file = piece_of(r, w->piece)->file;
@@ -273,14 +276,6 @@ static pd_status arrive(struct pd_reader *r, struct pd_transfer_slot *slot, stru
         st = source->check(source->context, w->piece, w->number * window_bytes(r, w->tensor), w->bytes, w->data, err);
     if (st) w->piece = UINT64_MAX;
     return name_tensor(r, w->tensor, st, err);
-}
-
-static pd_status arrive_one(struct pd_reader *r, struct pd_error *err)
-{
-    struct pd_transfer_slot *slot = NULL;
-    PD_TRY(pd_transfer_ring_next(&r->ring, &slot, err));
-    PD_CHECK(slot);
-    return arrive(r, slot, err);
 }
 
 static pd_status need_window(struct pd_reader *r, uint32_t tensor, uint64_t piece, uint64_t number,

@@ -101,23 +101,6 @@ static pd_status lock_directory(struct pd_export *e, struct pd_error *err)
     return PD_OK;
 }
 
-static void unlock_directory(struct pd_export *e)
-{
-    if (e->lock) (void)!pd_vfs_unlink(e->vfs, e->lock_path, NULL); /* while it is held: nobody else's */
-    pd_vfs_unlock(e->lock);
-}
-
-static pd_status make_directory(struct pd_export *e, struct pd_error *err)
-{
-    struct pd_stat stat;
-    char target[4096]; /* a link to nothing is there too */
-    if (!pd_vfs_stat(e->vfs, e->destination, &stat, NULL) || !pd_vfs_readlink(e->vfs, e->destination, target, NULL))
-        PD_FAIL(err, PD_USAGE, "%s is there already; name a %s that is to be made", e->destination,
-                e->format->file ? "file" : "directory");
-    PD_TRY(clear_directory(e->vfs, e->directory, err));
-    return pd_vfs_mkdir(e->vfs, e->directory, err);
-}
-
 /* ---- begin and end ---- */
 
 static pd_status check_space(struct pd_export *e, struct pd_error *err)
@@ -135,7 +118,13 @@ static pd_status check_space(struct pd_export *e, struct pd_error *err)
 static pd_status plan(struct pd_export *e, struct pd_error *err)
 {
     PD_TRY(lock_directory(e, err));
-    PD_TRY(make_directory(e, err));
+    struct pd_stat stat;
+    char target[4096]; /* a link to nothing is there too */
+    if (!pd_vfs_stat(e->vfs, e->destination, &stat, NULL) || !pd_vfs_readlink(e->vfs, e->destination, target, NULL))
+        PD_FAIL(err, PD_USAGE, "%s is there already; name a %s that is to be made", e->destination,
+                e->format->file ? "file" : "directory");
+    PD_TRY(clear_directory(e->vfs, e->directory, err));
+    PD_TRY(pd_vfs_mkdir(e->vfs, e->directory, err));
     PD_TRY(e->format->plan(e->vfs, &e->plan, &e->state, err));
     PD_TRY(pd_catalog_finish(e->wanted, err));
     PD_TRY(check_space(e, err));
@@ -198,7 +187,8 @@ pd_status pd_export_end(struct pd_export *e, pd_status mine, struct pd_error *er
         remove_written(e, st, err);
     else if (e->format->file)
         (void)clear_directory(e->vfs, e->directory, NULL);
-    unlock_directory(e);
+    if (e->lock) (void)!pd_vfs_unlink(e->vfs, e->lock_path, NULL); /* while it is held: nobody else's */
+    pd_vfs_unlock(e->lock);
     if (!st) st = sync_parent(e, err);
     free(e->digests);
     free(e);
@@ -320,17 +310,6 @@ static pd_status write_bands(struct filling *f, struct pd_error *err)
     }
 }
 
-static pd_status fill_all(struct filling *f, struct pd_error *err)
-{
-    handoff_init(&f->handoff, BANDS);
-    const int number = pd_thread_start(&f->thread, NULL, read_all, f);
-    pd_status st = number ? pd_error_thread(err, PD_WHERE, number, "to read what is exported") : write_bands(f, err);
-    handoff_leave(&f->handoff);
-    if (!number) (void)pthread_join(f->thread, NULL);
-    handoff_deinit(&f->handoff);
-    return st;
-}
-
 /* Files without a tensor of their own. */
 static pd_status make_empty_files(struct filling *f, struct pd_error *err)
 {
@@ -343,20 +322,6 @@ static pd_status make_empty_files(struct filling *f, struct pd_error *err)
         if (st || closed) return st ? st : closed;
     }
     return PD_OK;
-}
-
-static pd_status fill_files(struct filling *f, struct pd_error *err)
-{
-    unsigned char *memory = f->request->buffers;
-    f->reader_buffers = memory;
-    memory += READER_BYTES;
-    PD_TRY(pd_output_open(f->e->vfs, f->e->wanted, memory, &f->output, err));
-    memory += OUTPUT_BYTES;
-    for (uint32_t i = 0; i < BANDS; i++, memory += PD_EXPORT_BAND_BYTES)
-        f->bands[i].data = (float *)(void *)memory;
-    f->part = (float *)(void *)memory;
-    f->stored = memory + PD_EXPORT_BAND_BYTES;
-    return pd_output_close(&f->output, fill_all(f, err), err);
 }
 
 /* ---- what was written ---- */
@@ -372,13 +337,6 @@ static pd_status sync_files(struct pd_export *e, pd_should_stop should_stop, str
         if (st || closed) return st ? st : closed;
     }
     return sync_tree(e->vfs, e->directory, DEPTH_MAX, err);
-}
-
-static pd_status finish_format(struct pd_export *e, struct pd_error *err)
-{
-    void *state = e->state;
-    e->state = NULL;
-    return e->format->finish(state, PD_OK, err);
 }
 
 static bool is_alike(const struct pd_foreign_tensor *a, const struct pd_foreign_tensor *b)
@@ -418,13 +376,6 @@ static pd_status pair_up(struct comparing *c, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status look_ahead(struct comparing *c, struct pd_error *err)
-{
-    for (bool fits = true; fits && c->ahead < c->count; c->ahead += fits)
-        PD_TRY(pd_reader_expect_stored(c->reader, c->pairs[c->ahead].tensor, c->pairs[c->ahead].there, &fits, err));
-    return PD_OK;
-}
-
 static pd_status compare_pair(struct comparing *c, const struct pair *pair, struct pd_error *err)
 {
     const struct pd_foreign_tensor *foreign = &c->there->tensors[pair->tensor];
@@ -439,7 +390,8 @@ static pd_status compare_pair(struct comparing *c, const struct pair *pair, stru
         PD_TRY(pd_reader_stored(c->reader, pair->tensor, pair->there, done, &data, &n, err));
         pd_digest_stream_add(&digest, data, n);
         done += n;
-        PD_TRY(look_ahead(c, err));
+        for (bool fits = true; fits && c->ahead < c->count; c->ahead += fits)
+            PD_TRY(pd_reader_expect_stored(c->reader, c->pairs[c->ahead].tensor, c->pairs[c->ahead].there, &fits, err));
     }
     if (pd_digest_stream_value(&digest) == pd_digest_stream_value(&c->e->digests[pair->mine])) return PD_OK;
     PD_FAIL(err, PD_CORRUPT, "%s: tensor %s is not what was written", c->there->files[piece->file].path, foreign->name);
@@ -480,9 +432,27 @@ static pd_status read_back(struct pd_export *e, const struct pd_export_request *
 
 static pd_status run(struct filling *f, struct pd_export_report *report, struct pd_error *err)
 {
-    PD_TRY(fill_files(f, err));
+    unsigned char *memory = f->request->buffers;
+    f->reader_buffers = memory;
+    memory += READER_BYTES;
+    PD_TRY(pd_output_open(f->e->vfs, f->e->wanted, memory, &f->output, err));
+    memory += OUTPUT_BYTES;
+    for (uint32_t i = 0; i < BANDS; i++, memory += PD_EXPORT_BAND_BYTES)
+        f->bands[i].data = (float *)(void *)memory;
+    f->part = (float *)(void *)memory;
+    f->stored = memory + PD_EXPORT_BAND_BYTES;
+    handoff_init(&f->handoff, BANDS);
+    const int number = pd_thread_start(&f->thread, NULL, read_all, f);
+    pd_status st = number ? pd_error_thread(err, PD_WHERE, number, "to read what is exported") : write_bands(f, err);
+    handoff_leave(&f->handoff);
+    if (!number) (void)pthread_join(f->thread, NULL);
+    handoff_deinit(&f->handoff);
+    PD_TRY(pd_output_close(&f->output, st, err));
     PD_TRY(make_empty_files(f, err));
-    PD_TRY(finish_format(f->e, err));
+    struct pd_export *e = f->e;
+    void *state = e->state;
+    e->state = NULL;
+    PD_TRY(e->format->finish(state, PD_OK, err));
     PD_TRY(sync_files(f->e, f->request->should_stop, err));
     report->bytes_read = f->bytes_read;
     report->files = f->e->wanted->file_count;

@@ -73,27 +73,6 @@ static pd_status add_source(struct export_tasks *t, const struct pd_export_reque
     return make_source(q, &from, &q->catalog->tensors[found], link, &t->wanted->tensors[foreign], source, err);
 }
 
-static pd_status add_sources(struct export_tasks *t, const struct pd_export_request *q, struct pd_error *err)
-{
-    uint64_t *next = t->first; /* counts, then where the next of each tensor goes */
-    for (int pass = 0; pass < 2; pass++) {
-        for (uint32_t i = 0; i < q->links->count; i++)
-            PD_TRY(add_source(t, q, &q->links->items[i], pass == 0, err));
-        uint64_t at = 0;
-        for (uint32_t f = 0; f <= t->wanted->tensor_count; f++) {
-            const uint64_t count = pass ? next[f] - at : next[f];
-            next[f] = at;
-            at += count;
-        }
-    }
-    for (uint32_t f = 0; f < t->wanted->tensor_count; f++)
-        if (t->first[f] == t->first[f + 1] && pd_foreign_elements(&t->wanted->tensors[f]) &&
-            !(q->fresh_optimizer && t->wanted->tensors[f].kind != PD_PARAM))
-            PD_FAIL(err, PD_INVALID, "%s has nothing to make %s of tensor %s from", q->source,
-                    pd_kind_name(t->wanted->tensors[f].kind), t->wanted->tensors[f].name);
-    return PD_OK;
-}
-
 /* ---- pieces ---- */
 
 static int by_place(const void *a, const void *b, void *pieces)
@@ -138,7 +117,22 @@ pd_status export_tasks_init(struct export_tasks *t, const struct pd_catalog *wan
     t->tensor_of = calloc(wanted->piece_count + 1, sizeof *t->tensor_of);
     if (!t->sources || !t->first || !t->order || !t->tensor_of)
         PD_FAIL(err, PD_NO_MEMORY, "no memory for the links of %u tensors", wanted->tensor_count);
-    PD_TRY(add_sources(t, q, err));
+    uint64_t *next = t->first; /* counts, then where the next of each tensor goes */
+    for (int pass = 0; pass < 2; pass++) {
+        for (uint32_t i = 0; i < q->links->count; i++)
+            PD_TRY(add_source(t, q, &q->links->items[i], pass == 0, err));
+        uint64_t at = 0;
+        for (uint32_t f = 0; f <= t->wanted->tensor_count; f++) {
+            const uint64_t count = pass ? next[f] - at : next[f];
+            next[f] = at;
+            at += count;
+        }
+    }
+    for (uint32_t f = 0; f < t->wanted->tensor_count; f++)
+        if (t->first[f] == t->first[f + 1] && pd_foreign_elements(&t->wanted->tensors[f]) &&
+            !(q->fresh_optimizer && t->wanted->tensors[f].kind != PD_PARAM))
+            PD_FAIL(err, PD_INVALID, "%s has nothing to make %s of tensor %s from", q->source,
+                    pd_kind_name(t->wanted->tensors[f].kind), t->wanted->tensors[f].name);
     order_pieces(t);
     return PD_OK;
 }
@@ -182,12 +176,6 @@ uint64_t export_tasks_low(const struct export_tasks *t, uint64_t piece)
     return t->wanted->pieces[piece].start[0] * step_of(t, piece);
 }
 
-static void begin_piece(struct export_tasks *t, uint64_t piece)
-{
-    t->high = export_tasks_low(t, piece);
-    t->piece_high = t->high + t->wanted->pieces[piece].count[0] * step_of(t, piece);
-}
-
 static void begin_band(struct export_tasks *t, uint32_t tensor)
 {
     uint64_t bytes = PD_EXPORT_RUN_BYTES;
@@ -222,7 +210,9 @@ bool export_tasks_next(void *context, struct pd_read_task *ret_task)
     if (!t->is_open) {
         if (t->high == t->piece_high) {
             if (t->order[t->next_piece] == UINT64_MAX) return false;
-            begin_piece(t, t->order[t->next_piece++]);
+            uint64_t piece = t->order[t->next_piece++];
+            t->high = export_tasks_low(t, piece);
+            t->piece_high = t->high + t->wanted->pieces[piece].count[0] * step_of(t, piece);
         }
         begin_band(t, t->tensor_of[t->order[t->next_piece - 1]]);
     }

@@ -259,23 +259,6 @@ static void end(void *context)
 
 /* ---- the whole ---- */
 
-/* The record as if one rank had everything. */
-static void pretend(const struct pd_import_request *q, struct pd_commit *commit, struct pd_shard_summary *shard)
-{
-    *commit = (struct pd_commit){.state = *q->state, .shard_count = 1, .shards = shard};
-    pd_layout_init_dp(&commit->state.layout, 1);
-    commit->state.layout.virtual_tp = q->layout->virtual_tp;
-    commit->state.layout.virtual_sp = q->layout->virtual_sp;
-    commit->state.layout.small_bytes = q->layout->small_bytes;
-    commit->state.tensor_count = q->tensors->count;
-    *shard = (struct pd_shard_summary){0};
-    for (uint32_t t = 0; t < q->tensors->count; t++)
-        for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-            shard->data_bytes += pd_tensor_elements(&q->tensors->tensors[t]) *
-                                 pd_tensor_element_bytes(&q->tensors->tensors[t], (enum pd_kind)kind);
-    shard->file_bytes = q->stored_bytes ? q->stored_bytes : shard->data_bytes;
-}
-
 static pd_status rewrite(struct feed *f, struct pd_import_report *report, struct pd_error *err)
 {
     const struct pd_import_request *q = f->request;
@@ -283,7 +266,19 @@ static pd_status rewrite(struct feed *f, struct pd_import_report *report, struct
     struct pd_shard_summary shard;
     struct pd_commit commit;
     struct pd_rewrite_report written = {0};
-    pretend(q, &commit, &shard);
+    /* The record as if one rank had everything. */
+    commit = (struct pd_commit){.state = *q->state, .shard_count = 1, .shards = &shard};
+    pd_layout_init_dp(&commit.state.layout, 1);
+    commit.state.layout.virtual_tp = q->layout->virtual_tp;
+    commit.state.layout.virtual_sp = q->layout->virtual_sp;
+    commit.state.layout.small_bytes = q->layout->small_bytes;
+    commit.state.tensor_count = q->tensors->count;
+    shard = (struct pd_shard_summary){0};
+    for (uint32_t t = 0; t < q->tensors->count; t++)
+        for (int kind = 0; kind < PD_KIND_COUNT; kind++)
+            shard.data_bytes += pd_tensor_elements(&q->tensors->tensors[t]) *
+                                pd_tensor_element_bytes(&q->tensors->tensors[t], (enum pd_kind)kind);
+    shard.file_bytes = q->stored_bytes ? q->stored_bytes : shard.data_bytes;
     const struct pd_rewrite_request request = {.feed = &feed,
                                                .reads_back = !q->is_ours,
                                                .source = q->source,

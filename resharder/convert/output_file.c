@@ -65,21 +65,18 @@ static pd_status end_file(struct pd_output *o, struct pd_error *err)
     return pd_file_close(file, err);
 }
 
-static pd_status begin_file(struct pd_output *o, uint32_t number, struct pd_error *err)
-{
-    PD_TRY(end_file(o, err));
-    o->number = number;
-    o->at = 0;
-    const unsigned flags = PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE | PD_OPEN_DIRECT;
-    PD_TRY(pd_file_open(o->vfs, o->wanted->files[number].path, flags, &o->file, err));
-    pd_status st = pd_file_preallocate(o->file, o->wanted->files[number].bytes, err);
-    return st == PD_UNSUPPORTED ? PD_OK : st;
-}
-
 pd_status pd_output_write(struct pd_output *o, uint32_t file, uint64_t offset, const void *data, uint64_t bytes,
                           struct pd_error *err)
 {
-    if (file != o->number) PD_TRY(begin_file(o, file, err));
+    if (file != o->number) {
+        PD_TRY(end_file(o, err));
+        o->number = file;
+        o->at = 0;
+        const unsigned flags = PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE | PD_OPEN_DIRECT;
+        PD_TRY(pd_file_open(o->vfs, o->wanted->files[file].path, flags, &o->file, err));
+        pd_status st = pd_file_preallocate(o->file, o->wanted->files[file].bytes, err);
+        PD_TRY(st == PD_UNSUPPORTED ? PD_OK : st);
+    }
     PD_CHECK(offset >= o->at + o->filled);
     PD_TRY(append(o, NULL, offset - o->at - o->filled, err));
     return append(o, data, bytes, err);

@@ -4,20 +4,6 @@
 
 #include <inttypes.h>
 
-static pd_status check_record(const struct pd_reshard_request *q, struct pd_error *err)
-{
-    const struct pd_run_state *state = &q->commit->state;
-    PD_TRY(pd_layout_check(q->layout, err));
-    if (q->layout->virtual_tp != state->layout.virtual_tp || q->layout->virtual_sp != state->layout.virtual_sp)
-        PD_FAIL(err, PD_INVALID,
-                "the checkpoint has virtual_tp %u and virtual_sp %u; they are numerics, and a reshard keeps them",
-                state->layout.virtual_tp, state->layout.virtual_sp);
-    if (state->tensor_count != q->tensors->count)
-        PD_FAIL(err, PD_INVALID, "%s holds %" PRIu64 " tensors where its configuration gives %u", q->directory,
-                state->tensor_count, q->tensors->count);
-    return PD_OK;
-}
-
 static pd_status link_all(const struct pd_tensor_table *tensors, struct pd_links *links, struct pd_error *err)
 {
     for (uint32_t i = 0; i < tensors->count * PD_KIND_COUNT; i++) {
@@ -62,7 +48,15 @@ pd_status pd_reshard(struct pd_vfs *vfs, const struct pd_reshard_request *q, str
 {
     struct pd_catalog catalog;
     struct pd_links links = {0};
-    PD_TRY(check_record(q, err));
+    const struct pd_run_state *state = &q->commit->state;
+    PD_TRY(pd_layout_check(q->layout, err));
+    if (q->layout->virtual_tp != state->layout.virtual_tp || q->layout->virtual_sp != state->layout.virtual_sp)
+        PD_FAIL(err, PD_INVALID,
+                "the checkpoint has virtual_tp %u and virtual_sp %u; they are numerics, and a reshard keeps them",
+                state->layout.virtual_tp, state->layout.virtual_sp);
+    if (state->tensor_count != q->tensors->count)
+        PD_FAIL(err, PD_INVALID, "%s holds %" PRIu64 " tensors where its configuration gives %u", q->directory,
+                state->tensor_count, q->tensors->count);
     pd_catalog_init(&catalog, pd_format_perdure.name);
     pd_status st = pd_format_perdure.read(vfs, q->directory, &catalog, err);
     if (!st) st = pd_catalog_finish(&catalog, err);

@@ -281,20 +281,6 @@ static pd_status take_item(struct dcp *d, const struct pd_pickle_node *index, co
     return PD_OK;
 }
 
-static pd_status take_items(struct dcp *d, struct pd_error *err)
-{
-    const struct pd_pickle_node *all = pd_pickle_field(pd_pickle_root(d->pickle), "storage_data");
-    if (!all || all->type != PD_PICKLE_DICT)
-        PD_FAIL(err, PD_CORRUPT, "%s: not the metadata of a distributed checkpoint: storage_data is missing", d->metadata);
-    d->items = calloc(all->count / 2 + 1, sizeof *d->items);
-    if (!d->items) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for %u entries", d->metadata, all->count / 2);
-    for (; d->item_count < all->count / 2; d->item_count++)
-        PD_TRY(
-            take_item(d, all->items[2 * d->item_count], all->items[2 * d->item_count + 1], &d->items[d->item_count], err));
-    qsort(d->items, d->item_count, sizeof *d->items, compare_items);
-    return PD_OK;
-}
-
 static pd_status open_file(struct dcp *d, const struct item *item, struct pd_error *err)
 {
     struct pd_stat stat;
@@ -390,7 +376,7 @@ static pd_status read_item(struct dcp *d, const struct item *item, struct pd_err
 
 /* ---- the whole ---- */
 
-static pd_status read_metadata(struct dcp *d, struct pd_error *err)
+static pd_status read_all(struct dcp *d, struct pd_error *err)
 {
     char *text = NULL;
     uint64_t bytes = 0;
@@ -398,14 +384,17 @@ static pd_status read_metadata(struct dcp *d, struct pd_error *err)
     PD_TRY(pd_formats_read_text(d->vfs, d->metadata, PD_PICKLE_BYTES_MAX, &text, &bytes, err));
     const pd_status st = pd_pickle_parse(d->metadata, text, bytes, &d->pickle, NULL, err);
     free(text);
-    return st;
-}
-
-static pd_status read_all(struct dcp *d, struct pd_error *err)
-{
-    PD_TRY(read_metadata(d, err));
+    PD_TRY(st);
     PD_TRY(add_names(d, err));
-    PD_TRY(take_items(d, err));
+    const struct pd_pickle_node *all = pd_pickle_field(pd_pickle_root(d->pickle), "storage_data");
+    if (!all || all->type != PD_PICKLE_DICT)
+        PD_FAIL(err, PD_CORRUPT, "%s: not the metadata of a distributed checkpoint: storage_data is missing", d->metadata);
+    d->items = calloc(all->count / 2 + 1, sizeof *d->items);
+    if (!d->items) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for %u entries", d->metadata, all->count / 2);
+    for (; d->item_count < all->count / 2; d->item_count++)
+        PD_TRY(
+            take_item(d, all->items[2 * d->item_count], all->items[2 * d->item_count + 1], &d->items[d->item_count], err));
+    qsort(d->items, d->item_count, sizeof *d->items, compare_items);
     for (uint32_t i = 0; i < d->item_count; i++)
         PD_TRY(read_item(d, &d->items[i], err));
     if (d->has_steps) d->catalog->counters.has_updates = pd_torch_is_count(d->step, &d->catalog->counters.updates);

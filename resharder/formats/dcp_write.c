@@ -185,13 +185,6 @@ void pd_dcp_observe(void *state, uint32_t tensor, const void *data, uint64_t byt
 
 /* ---- archives ---- */
 
-static pd_status write_step(struct writer *w, struct output *o, struct pd_file *file, struct pd_error *err)
-{
-    const float step = (float)w->plan->wanted->counters.updates;
-    o->crc = pd_zip_crc(0, &step, sizeof step);
-    return pd_file_write(file, o->begin + o->archive.data_offset, &step, sizeof step, err);
-}
-
 static pd_status write_file(struct writer *w, uint32_t number, struct pd_error *err)
 {
     struct pd_file *file = NULL;
@@ -200,7 +193,11 @@ static pd_status write_file(struct writer *w, uint32_t number, struct pd_error *
     for (uint32_t i = 0; !st && i < w->count; i++) {
         struct output *o = &w->outputs[i];
         if (o->file != number) continue;
-        if (o->is_step) st = write_step(w, o, file, err);
+        if (o->is_step) {
+            const float step = (float)w->plan->wanted->counters.updates;
+            o->crc = pd_zip_crc(0, &step, sizeof step);
+            st = pd_file_write(file, o->begin + o->archive.data_offset, &step, sizeof step, err);
+        }
         if (!st) st = pd_torch_write(&o->archive, o->crc, file, o->begin, err);
     }
     if (!st && w->nothing && number + 1 == w->files)
@@ -218,9 +215,13 @@ static void put_size(struct pd_pickle_writer *p, const uint64_t *sizes, uint32_t
     pd_pickle_do(p, "\x85R");
 }
 
-/* (dtype, layout, requires_grad, memory format, pin_memory) */
-static void put_properties(struct pd_pickle_writer *p, enum pd_element element)
+static void put_tensor(struct pd_pickle_writer *p, const struct pd_foreign_tensor *t)
 {
+    static const uint64_t zeros[PD_FOREIGN_DIMS_MAX];
+    pd_pickle_object_begin(p, METADATA, "TensorStorageMetadata");
+    pd_pickle_put_text(p, "properties");
+    /* (dtype, layout, requires_grad, memory format, pin_memory) */
+    enum pd_element element = t->element;
     pd_pickle_put_global(p, METADATA, "TensorProperties");
     pd_pickle_do(p, ")\x81(");
     pd_pickle_put_global(p, "torch", pd_torch_dtype(element));
@@ -230,14 +231,6 @@ static void put_properties(struct pd_pickle_writer *p, enum pd_element element)
     pd_pickle_put_global(p, METADATA, "_MEM_FORMAT_ENCODING");
     pd_pickle_put_u64(p, 0); /* contiguous */
     pd_pickle_do(p, "\x85R\x89tb");
-}
-
-static void put_tensor(struct pd_pickle_writer *p, const struct pd_foreign_tensor *t)
-{
-    static const uint64_t zeros[PD_FOREIGN_DIMS_MAX];
-    pd_pickle_object_begin(p, METADATA, "TensorStorageMetadata");
-    pd_pickle_put_text(p, "properties");
-    put_properties(p, t->element);
     pd_pickle_put_text(p, "size");
     put_size(p, t->shape, t->ndim);
     pd_pickle_put_text(p, "chunks");

@@ -316,8 +316,15 @@ static void note_counter(const struct pd_pickle_node *node, bool *ret_has, uint6
     if (pd_pickle_is_u64(node, ret)) *ret_has = true;
 }
 
-static pd_status read_model(struct deepspeed *d, struct pd_error *err)
+static pd_status read_all(struct deepspeed *d, struct pd_error *err)
 {
+    bool is_bf16 = false;
+    if (!has_optimizer(d->vfs, d->directory, &is_bf16))
+        PD_FAIL(err, PD_NOT_FOUND, "%s: the optimizer states of rank 0 are missing", d->directory);
+    d->ranks = 1;
+    for (uint32_t r = 0; r < d->ranks; r++)
+        PD_TRY(read_rank(d, r, is_bf16, err));
+    PD_TRY(open_states(d, d->stage == 3 ? "zero_pp_rank_0_mp_rank_00_model_states.pt" : "mp_rank_00_model_states.pt", err));
     /* Not shared_params: those are other names of parameters that are read. */
     static const char *const unmapped[] = {"buffer_names", "frozen_param_shapes"};
     const struct pd_pickle_node *root = pd_pickle_root(d->archive.pickle);
@@ -333,18 +340,6 @@ static pd_status read_model(struct deepspeed *d, struct pd_error *err)
     for (int i = 0; i < 2; i++)
         PD_TRY(list_unmapped(d, root, unmapped[i], err));
     return add_parameters(d, pd_pickle_member(root, "param_shapes"), err);
-}
-
-static pd_status read_all(struct deepspeed *d, struct pd_error *err)
-{
-    bool is_bf16 = false;
-    if (!has_optimizer(d->vfs, d->directory, &is_bf16))
-        PD_FAIL(err, PD_NOT_FOUND, "%s: the optimizer states of rank 0 are missing", d->directory);
-    d->ranks = 1;
-    for (uint32_t r = 0; r < d->ranks; r++)
-        PD_TRY(read_rank(d, r, is_bf16, err));
-    PD_TRY(open_states(d, d->stage == 3 ? "zero_pp_rank_0_mp_rank_00_model_states.pt" : "mp_rank_00_model_states.pt", err));
-    return read_model(d, err);
 }
 
 static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)

@@ -294,26 +294,6 @@ static const struct pair *find(const struct gguf *g, const char *key)
     return NULL;
 }
 
-static pd_status take_metadata(struct gguf *g, uint64_t count, struct pd_error *err)
-{
-    const char *text = NULL;
-    size_t bytes = 0;
-    pd_json_object_begin(&g->tokenizer, NULL);
-    for (uint64_t i = 0; i < count; i++)
-        PD_TRY(take_pair(g, err));
-    PD_TRY(pd_json_writer_finish(&g->tokenizer, &text, &bytes, err));
-    const struct pair *alignment = find_whole(g, "general.alignment");
-    g->alignment = PD_GGUF_ALIGNMENT;
-    if (alignment) {
-        const double a = alignment->number;
-        if (!(a >= 1 && a <= ALIGNMENT_MAX) || ((uint32_t)a & ((uint32_t)a - 1)))
-            PD_FAIL(err, PD_CORRUPT, "%s: general.alignment is %g; it is a power of two up to %u", g->path, a,
-                    ALIGNMENT_MAX);
-        g->alignment = (uint32_t)a;
-    }
-    return g->has_tokenizer ? pd_catalog_add_text(g->catalog, "tokenizer.gguf", text, bytes, err) : PD_OK;
-}
-
 /* ---- tensors ---- */
 
 static bool element_of(uint32_t type, enum pd_element *ret)
@@ -568,13 +548,6 @@ static pd_status put_config(struct gguf *g, struct pd_json_writer *w, struct pd_
     return PD_OK;
 }
 
-static pd_status add_config(struct gguf *g, struct pd_error *err)
-{
-    struct pd_json_writer w;
-    pd_json_writer_init(&w, 2);
-    return pd_catalog_add_json(g->catalog, "config.json", &w, put_config(g, &w, err), err);
-}
-
 /* ---- the whole ---- */
 
 static pd_status read_all(struct gguf *g, struct pd_error *err)
@@ -593,7 +566,22 @@ static pd_status read_all(struct gguf *g, struct pd_error *err)
     if (tensors > PD_CATALOG_TENSORS_MAX || pairs > PAIRS_MAX)
         PD_FAIL(err, PD_CORRUPT, "%s: %" PRIu64 " tensors and %" PRIu64 " pairs of metadata; at most %u and %u are read",
                 g->path, tensors, pairs, PD_CATALOG_TENSORS_MAX, PAIRS_MAX);
-    PD_TRY(take_metadata(g, pairs, err));
+    const char *text = NULL;
+    size_t bytes = 0;
+    pd_json_object_begin(&g->tokenizer, NULL);
+    for (uint64_t i = 0; i < pairs; i++)
+        PD_TRY(take_pair(g, err));
+    PD_TRY(pd_json_writer_finish(&g->tokenizer, &text, &bytes, err));
+    const struct pair *alignment = find_whole(g, "general.alignment");
+    g->alignment = PD_GGUF_ALIGNMENT;
+    if (alignment) {
+        const double a = alignment->number;
+        if (!(a >= 1 && a <= ALIGNMENT_MAX) || ((uint32_t)a & ((uint32_t)a - 1)))
+            PD_FAIL(err, PD_CORRUPT, "%s: general.alignment is %g; it is a power of two up to %u", g->path, a,
+                    ALIGNMENT_MAX);
+        g->alignment = (uint32_t)a;
+    }
+    PD_TRY(g->has_tokenizer ? pd_catalog_add_text(g->catalog, "tokenizer.gguf", text, bytes, err) : PD_OK);
     return take_tensors(g, file, tensors, err);
 }
 
@@ -663,7 +651,9 @@ static pd_status read_parts(struct pd_vfs *vfs, const char *path, struct gguf *g
         PD_TRY(read_part(vfs, name, g, err));
     }
     g->path = path;
-    return add_config(g, err);
+    struct pd_json_writer w;
+    pd_json_writer_init(&w, 2);
+    return pd_catalog_add_json(g->catalog, "config.json", &w, put_config(g, &w, err), err);
 }
 
 static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)

@@ -233,27 +233,6 @@ static pd_status put_array(struct head *h, const char *key, const struct pd_json
     return PD_OK;
 }
 
-static pd_status put_tokenizer(struct head *h, struct pd_error *err)
-{
-    const char *key = NULL;
-    const struct pd_json_value *value = NULL;
-    for (void *cursor = NULL; h->tokenizer && pd_json_next(h->tokenizer, &cursor, &key, &value);) {
-        if (strlen(key) > 200) PD_FAIL(err, PD_CORRUPT, "tokenizer.gguf: a key of %zu bytes", strlen(key));
-        if (pd_json_type(value) == PD_JSON_ARRAY) {
-            PD_TRY(put_array(h, key, value, err));
-            continue;
-        }
-        const enum pd_gguf_type type = type_of(key, value);
-        if (type == PD_GGUF_TYPES) PD_FAIL(err, PD_UNSUPPORTED, "tokenizer.gguf: %s is neither a number nor a text", key);
-        begin_pair(h, "tokenizer.", key, type);
-        put_value(h, type, value);
-    }
-    if (h->is_refused)
-        PD_FAIL(err, PD_UNSUPPORTED,
-                "tokenizer.gguf: a number does not fit into 32 bits, or an array has values of several types");
-    return PD_OK;
-}
-
 /* ---- tensors ---- */
 
 static pd_status type_of_element(const struct pd_foreign_tensor *t, uint32_t *ret, struct pd_error *err)
@@ -299,13 +278,6 @@ static void pad(struct head *h)
     put(h, zeros, pd_round_up(at, PD_GGUF_ALIGNMENT) - at);
 }
 
-static void put_rope_factors(struct head *h)
-{
-    for (uint64_t i = 0; i < h->rope_count; i++)
-        put_number(h, PD_GGUF_F32, pd_gguf_rope_factor(&h->rope, i, h->rope_count));
-    pad(h);
-}
-
 /* ---- the plan ---- */
 
 static pd_status put_head(struct head *h, struct pd_error *err)
@@ -316,13 +288,30 @@ static pd_status put_head(struct head *h, struct pd_error *err)
     put_u64(h, 0);
     put_config(h);
     if (h->is_refused) PD_FAIL(err, PD_UNSUPPORTED, "config.json: a number does not fit into 32 bits, as GGUF needs");
-    PD_TRY(put_tokenizer(h, err));
+    const char *key = NULL;
+    const struct pd_json_value *value = NULL;
+    for (void *cursor = NULL; h->tokenizer && pd_json_next(h->tokenizer, &cursor, &key, &value);) {
+        if (strlen(key) > 200) PD_FAIL(err, PD_CORRUPT, "tokenizer.gguf: a key of %zu bytes", strlen(key));
+        if (pd_json_type(value) == PD_JSON_ARRAY) {
+            PD_TRY(put_array(h, key, value, err));
+            continue;
+        }
+        const enum pd_gguf_type type = type_of(key, value);
+        if (type == PD_GGUF_TYPES) PD_FAIL(err, PD_UNSUPPORTED, "tokenizer.gguf: %s is neither a number nor a text", key);
+        begin_pair(h, "tokenizer.", key, type);
+        put_value(h, type, value);
+    }
+    if (h->is_refused)
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "tokenizer.gguf: a number does not fit into 32 bits, or an array has values of several types");
     if (h->rope_count > PD_GGUF_ROPE_FACTORS_MAX)
         PD_FAIL(err, PD_UNSUPPORTED, "heads of %d elements have more RoPE factors than GGUF's reader takes",
                 (int)(2 * h->rope_count));
     PD_TRY(put_tensors(h, err));
     pad(h);
-    put_rope_factors(h);
+    for (uint64_t i = 0; i < h->rope_count; i++)
+        put_number(h, PD_GGUF_F32, pd_gguf_rope_factor(&h->rope, i, h->rope_count));
+    pad(h);
     const uint64_t counts[2] = {h->wanted->tensor_count + (h->rope_count > 0), h->pairs};
     const off_t end = ftello(h->out);
     (void)fseeko(h->out, 8, SEEK_SET);

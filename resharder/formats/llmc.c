@@ -58,26 +58,6 @@ static pd_status read_header(struct pd_vfs *vfs, const char *path, int32_t heade
     return st;
 }
 
-static pd_status take_model(struct llmc *m, const int32_t header[256], struct pd_error *err)
-{
-    struct pd_llmc_sizes *s = &m->sizes;
-    int32_t *const sizes[] = {&s->context, &s->vocab, &s->layers, &s->heads, &s->width, &s->padded_vocab};
-    if (header[0] != MODEL_MAGIC || (header[1] != 3 && header[1] != 5))
-        PD_FAIL(err, PD_CORRUPT,
-                "%s: begins with %d, version %d; a model of llm.c begins with %d and is version 3 (fp32) or 5 (bf16)",
-                m->path, header[0], header[1], MODEL_MAGIC);
-    m->element = header[1] == 3 ? PD_ELEMENT_F32 : PD_ELEMENT_BF16;
-    for (int i = 0; i < 6; i++) {
-        *sizes[i] = header[2 + i];
-        if (header[2 + i] < 1 || header[2 + i] > SIZE_MAX_EACH)
-            PD_FAIL(err, PD_CORRUPT, "%s: number %d of the header is %d", m->path, 2 + i, header[2 + i]);
-    }
-    if (s->padded_vocab < s->vocab)
-        PD_FAIL(err, PD_CORRUPT, "%s: a padded vocabulary of %d for one of %d", m->path, s->padded_vocab, s->vocab);
-    m->elements = pd_llmc_elements(s);
-    return PD_OK;
-}
-
 static bool is_model_name(const char *name, unsigned long *ret_step)
 {
     int used = 0;
@@ -95,21 +75,6 @@ static bool state_path(const struct llmc *m, uint32_t rank, char ret[PD_FORMATS_
 }
 
 /* ---- parameters and states ---- */
-
-static pd_status add_parameters(struct llmc *m, uint64_t bytes, struct pd_error *err)
-{
-    uint64_t offset = HEADER_BYTES, layers;
-    PD_TRY(pd_catalog_add_file(m->catalog, m->path, bytes, &m->file, err));
-    for (int t = 0; t < TENSORS; t++) {
-        struct pd_foreign_tensor tensor = pd_llmc_tensor(&m->sizes, t, &layers);
-        tensor.element = m->element;
-        if (!m->has_master) PD_TRY(pd_catalog_add_dense(m->catalog, &tensor, m->file, offset, err));
-        offset += pd_foreign_bytes(&tensor);
-    }
-    if (offset != bytes)
-        PD_FAIL(err, PD_CORRUPT, "%s: takes %" PRIu64 " bytes where its header gives %" PRIu64, m->path, bytes, offset);
-    return PD_OK;
-}
 
 /* Of a state of one of `parts`, without the order of samples. */
 static uint64_t state_bytes(const struct llmc *m, uint64_t parts)
@@ -258,9 +223,32 @@ static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd
         m.path = model;
     }
     PD_TRY(read_header(vfs, m.path, header, &bytes, err));
-    PD_TRY(take_model(&m, header, err));
+    struct pd_llmc_sizes *s = &m.sizes;
+    int32_t *const sizes[] = {&s->context, &s->vocab, &s->layers, &s->heads, &s->width, &s->padded_vocab};
+    if (header[0] != MODEL_MAGIC || (header[1] != 3 && header[1] != 5))
+        PD_FAIL(err, PD_CORRUPT,
+                "%s: begins with %d, version %d; a model of llm.c begins with %d and is version 3 (fp32) or 5 (bf16)",
+                m.path, header[0], header[1], MODEL_MAGIC);
+    m.element = header[1] == 3 ? PD_ELEMENT_F32 : PD_ELEMENT_BF16;
+    for (int i = 0; i < 6; i++) {
+        *sizes[i] = header[2 + i];
+        if (header[2 + i] < 1 || header[2 + i] > SIZE_MAX_EACH)
+            PD_FAIL(err, PD_CORRUPT, "%s: number %d of the header is %d", m.path, 2 + i, header[2 + i]);
+    }
+    if (s->padded_vocab < s->vocab)
+        PD_FAIL(err, PD_CORRUPT, "%s: a padded vocabulary of %d for one of %d", m.path, s->padded_vocab, s->vocab);
+    m.elements = pd_llmc_elements(s);
     PD_TRY(look_at_state(&m, err));
-    PD_TRY(add_parameters(&m, bytes, err));
+    uint64_t offset = HEADER_BYTES, layers;
+    PD_TRY(pd_catalog_add_file(m.catalog, m.path, bytes, &m.file, err));
+    for (int t = 0; t < TENSORS; t++) {
+        struct pd_foreign_tensor tensor = pd_llmc_tensor(&m.sizes, t, &layers);
+        tensor.element = m.element;
+        if (!m.has_master) PD_TRY(pd_catalog_add_dense(m.catalog, &tensor, m.file, offset, err));
+        offset += pd_foreign_bytes(&tensor);
+    }
+    if (offset != bytes)
+        PD_FAIL(err, PD_CORRUPT, "%s: takes %" PRIu64 " bytes where its header gives %" PRIu64, m.path, bytes, offset);
     if (m.ranks) PD_TRY(add_states(&m, err));
     return pd_catalog_text(catalog, "config.json") ? PD_OK : add_config(&m, err);
 }

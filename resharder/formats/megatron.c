@@ -134,29 +134,6 @@ static void write_refused(struct pd_json_writer *w, const struct pd_pickle_node 
     }
 }
 
-static void write_config(struct pd_json_writer *w, const struct pd_family *f, const struct pd_model_class *class,
-                         const struct pd_pickle_node *args)
-{
-    double epsilon = 1e-5;
-    uint64_t number = 0;
-    pd_json_object_begin(w, NULL);
-    pd_model_class_write(class, w);
-    for (int i = 0; i < PD_NUMBER_EPSILON; i++) {
-        const bool has_groups = i != PD_NUMBER_KV_HEADS || is_on(args, "group_query_attention");
-        const char *argument = f->keys[has_groups ? i : PD_NUMBER_HEADS].megatron;
-        if (!f->keys[i].config) continue;
-        if (pd_pickle_is_u64(pd_pickle_field(args, argument), &number) ||
-            (i == PD_NUMBER_VOCAB && pd_pickle_is_u64(pd_pickle_field(args, "padded_vocab_size"), &number)))
-            pd_json_u64(w, f->keys[i].config, number);
-    }
-    (void)pd_pickle_is_number(pd_pickle_field(args, "norm_epsilon"), &epsilon);
-    pd_json_double(w, f->keys[PD_NUMBER_EPSILON].config, epsilon);
-    pd_json_bool(w, "tie_word_embeddings", !is_on(args, "untie_embeddings_and_output_weights"));
-    if (f->positions == PD_POSITIONS_ROPE) write_rope(w, args);
-    write_refused(w, args);
-    pd_json_object_end(w);
-}
-
 /* Arguments that are a model of ours become its config.json, where none lies beside. */
 static pd_status add_config(const struct common *common, struct pd_catalog *catalog, struct pd_error *err)
 {
@@ -173,7 +150,25 @@ static pd_status add_config(const struct common *common, struct pd_catalog *cata
     }
     if (!*family) return PD_OK;
     pd_json_writer_init(&w, 2);
-    write_config(&w, *family, c, args);
+    const struct pd_family *f = *family;
+    double epsilon = 1e-5;
+    uint64_t number = 0;
+    pd_json_object_begin(&w, NULL);
+    pd_model_class_write(c, &w);
+    for (int i = 0; i < PD_NUMBER_EPSILON; i++) {
+        const bool has_groups = i != PD_NUMBER_KV_HEADS || is_on(args, "group_query_attention");
+        const char *argument = f->keys[has_groups ? i : PD_NUMBER_HEADS].megatron;
+        if (!f->keys[i].config) continue;
+        if (pd_pickle_is_u64(pd_pickle_field(args, argument), &number) ||
+            (i == PD_NUMBER_VOCAB && pd_pickle_is_u64(pd_pickle_field(args, "padded_vocab_size"), &number)))
+            pd_json_u64(&w, f->keys[i].config, number);
+    }
+    (void)pd_pickle_is_number(pd_pickle_field(args, "norm_epsilon"), &epsilon);
+    pd_json_double(&w, f->keys[PD_NUMBER_EPSILON].config, epsilon);
+    pd_json_bool(&w, "tie_word_embeddings", !is_on(args, "untie_embeddings_and_output_weights"));
+    if (f->positions == PD_POSITIONS_ROPE) write_rope(&w, args);
+    write_refused(&w, args);
+    pd_json_object_end(&w);
     return pd_catalog_add_json(catalog, "config.json", &w, PD_OK, err);
 }
 
@@ -206,16 +201,6 @@ static pd_status check_backend(struct pd_vfs *vfs, const char *directory, struct
     return PD_OK;
 }
 
-/* A line for all modules, and none for what says how buckets are cut. */
-static pd_status shorten_unmapped(struct pd_catalog *catalog, struct pd_error *err)
-{
-    const uint32_t modules = pd_catalog_drop_unmapped(catalog, "._extra_state/");
-    char text[64];
-    (void)pd_catalog_drop_unmapped(catalog, ".per_bucket_numel");
-    snprintf(text, sizeof text, "_extra_state (of fp8) of %u modules", modules);
-    return modules ? pd_catalog_add_unmapped(catalog, text, err) : PD_OK;
-}
-
 static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
 {
     char directory[PD_FORMATS_PATH_MAX];
@@ -224,7 +209,12 @@ static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd
     PD_TRY(check_backend(vfs, directory, err));
     PD_TRY(pd_dcp_read(vfs, directory, catalog, err));
     PD_TRY(read_common(vfs, directory, catalog, err));
-    PD_TRY(shorten_unmapped(catalog, err));
+    /* A line for all modules, and none for what says how buckets are cut. */
+    const uint32_t modules = pd_catalog_drop_unmapped(catalog, "._extra_state/");
+    char text[64];
+    (void)pd_catalog_drop_unmapped(catalog, ".per_bucket_numel");
+    snprintf(text, sizeof text, "_extra_state (of fp8) of %u modules", modules);
+    PD_TRY(modules ? pd_catalog_add_unmapped(catalog, text, err) : PD_OK);
     return pd_megatron_spread_buckets(vfs, directory, catalog, err);
 }
 

@@ -233,40 +233,6 @@ static void put_group(struct pd_pickle_writer *p, const struct pd_catalog *wante
     pd_pickle_do(p, "]u");
 }
 
-static void put_optimizer(struct pd_pickle_writer *p, const struct pd_catalog *wanted)
-{
-    pd_pickle_put_text(p, "optimizer");
-    pd_pickle_do(p, "}(");
-    put_words(p, "param_state_sharding_type", "fully_reshardable");
-    pd_pickle_put_text(p, "optimizer");
-    pd_pickle_do(p, "}(");
-    pd_pickle_put_text(p, "param_groups");
-    pd_pickle_do(p, "](");
-    put_group(p, wanted, true);
-    put_group(p, wanted, false);
-    pd_pickle_do(p, "euu");
-    pd_pickle_put_text(p, "opt_param_scheduler");
-    pd_pickle_do(p, "}(");
-    put_double(p, "max_lr", wanted->adam.rate);
-    put_double(p, "min_lr", 0);
-    put_number(p, "lr_warmup_steps", 0);
-    put_number(p, "lr_decay_steps", 0);
-    put_words(p, "lr_decay_style", "constant");
-    put_number(p, "num_steps", wanted->counters.samples);
-    pd_pickle_do(p, "u");
-}
-
-static void put_content(struct pd_pickle_writer *p)
-{
-    pd_pickle_put_text(p, "content_metadata");
-    pd_pickle_do(p, "}(");
-    put_words(p, "distrib_optim_sharding_type", "fully_reshardable");
-    put_switch(p, "distrib_optim_fully_reshardable_mem_efficient", false);
-    put_switch(p, "singleton_local_shards", false);
-    put_switch(p, "chained_optim_avoid_prefix", true);
-    pd_pickle_do(p, "u");
-}
-
 static pd_status write_common(const struct writer *w, struct pd_error *err)
 {
     const struct pd_catalog *wanted = w->plan->wanted;
@@ -277,8 +243,32 @@ static pd_status write_common(const struct writer *w, struct pd_error *err)
     put_number(&p, "iteration", wanted->counters.step);
     put_double(&p, "checkpoint_version", 3);
     put_number(&p, "num_floating_point_operations_so_far", 0);
-    put_content(&p);
-    put_optimizer(&p, wanted);
+    pd_pickle_put_text(&p, "content_metadata");
+    pd_pickle_do(&p, "}(");
+    put_words(&p, "distrib_optim_sharding_type", "fully_reshardable");
+    put_switch(&p, "distrib_optim_fully_reshardable_mem_efficient", false);
+    put_switch(&p, "singleton_local_shards", false);
+    put_switch(&p, "chained_optim_avoid_prefix", true);
+    pd_pickle_do(&p, "u");
+    pd_pickle_put_text(&p, "optimizer");
+    pd_pickle_do(&p, "}(");
+    put_words(&p, "param_state_sharding_type", "fully_reshardable");
+    pd_pickle_put_text(&p, "optimizer");
+    pd_pickle_do(&p, "}(");
+    pd_pickle_put_text(&p, "param_groups");
+    pd_pickle_do(&p, "](");
+    put_group(&p, wanted, true);
+    put_group(&p, wanted, false);
+    pd_pickle_do(&p, "euu");
+    pd_pickle_put_text(&p, "opt_param_scheduler");
+    pd_pickle_do(&p, "}(");
+    put_double(&p, "max_lr", wanted->adam.rate);
+    put_double(&p, "min_lr", 0);
+    put_number(&p, "lr_warmup_steps", 0);
+    put_number(&p, "lr_decay_steps", 0);
+    put_words(&p, "lr_decay_style", "constant");
+    put_number(&p, "num_steps", wanted->counters.samples);
+    pd_pickle_do(&p, "u");
     pd_status st = put_arguments(&p, wanted, err);
     pd_pickle_do(&p, "u");
     if (!st) st = pd_pickle_finish(&p, err);

@@ -89,8 +89,13 @@ static bool is_same_place(const struct pd_inspect_box *a, const struct pd_inspec
     return a->tensor == b->tensor && a->kind == b->kind && !memcmp(&a->place, &b->place, sizeof a->place);
 }
 
-static pd_status add_boxes(struct stored *s, struct pd_catalog *catalog, struct pd_error *err)
+static pd_status fill(struct pd_vfs *vfs, struct stored *s, const char *path, struct pd_catalog *catalog,
+                      struct pd_error *err)
 {
+    PD_TRY(pd_inspect_check_complete(s->inspect, err));
+    s->is_plain = calloc(pd_inspect_box_count(s->inspect) + 1, sizeof *s->is_plain);
+    if (!s->is_plain) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for its boxes", path);
+    PD_TRY(add_shards(vfs, s, path, catalog, err));
     const uint64_t count = pd_inspect_box_count(s->inspect);
     const struct pd_inspect_box *boxes = pd_inspect_boxes(s->inspect);
     uint32_t tensor = 0;
@@ -111,12 +116,7 @@ static pd_status add_boxes(struct stored *s, struct pd_catalog *catalog, struct 
         }
         PD_TRY(add_box(s, b, tensor, catalog, err));
     }
-    return PD_OK;
-}
-
-/* What the record says beside tensors. */
-static pd_status set_counters(const struct stored *s, struct pd_catalog *catalog, struct pd_error *err)
-{
+    /* What the record says beside tensors. */
     const struct pd_run_state *state = &pd_inspect_commit(s->inspect)->state;
     catalog->counters = (struct pd_catalog_counters){.has_step = true,
                                                      .has_updates = true,
@@ -129,17 +129,6 @@ static pd_status set_counters(const struct stored *s, struct pd_catalog *catalog
                                                      .tokens = state->tokens,
                                                      .loss_scale = state->loss_scale};
     return pd_catalog_add_text(catalog, "config.yaml", state->config, strlen(state->config), err);
-}
-
-static pd_status fill(struct pd_vfs *vfs, struct stored *s, const char *path, struct pd_catalog *catalog,
-                      struct pd_error *err)
-{
-    PD_TRY(pd_inspect_check_complete(s->inspect, err));
-    s->is_plain = calloc(pd_inspect_box_count(s->inspect) + 1, sizeof *s->is_plain);
-    if (!s->is_plain) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for its boxes", path);
-    PD_TRY(add_shards(vfs, s, path, catalog, err));
-    PD_TRY(add_boxes(s, catalog, err));
-    return set_counters(s, catalog, err);
 }
 
 static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)

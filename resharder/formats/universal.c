@@ -36,12 +36,6 @@ static bool find_directory(struct pd_vfs *vfs, const char *path, char ret[PD_FOR
     return is_there;
 }
 
-static void note_counters(const struct pd_pickle_node *root, struct pd_catalog_counters *c)
-{
-    c->has_step = pd_pickle_is_u64(pd_pickle_member(root, "global_steps"), &c->step);
-    c->has_samples = pd_pickle_is_u64(pd_pickle_member(root, "global_samples"), &c->samples);
-}
-
 /* What came of ZeRO-3 is flat; the states of the model beside `zero` have the shapes. */
 static pd_status open_states(struct universal *u, struct pd_error *err)
 {
@@ -55,7 +49,10 @@ static pd_status open_states(struct universal *u, struct pd_error *err)
         PD_TRY(pd_file_open(u->vfs, u->states_path, PD_OPEN_READ, &u->states_file, err));
         PD_TRY(pd_file_stat(u->states_file, &stat, err));
         PD_TRY(pd_torch_open(u->states_file, u->states_path, 0, stat.bytes, &u->states, err));
-        note_counters(pd_pickle_root(u->states.pickle), &u->catalog->counters);
+        const struct pd_pickle_node *root = pd_pickle_root(u->states.pickle);
+        struct pd_catalog_counters *c = &u->catalog->counters;
+        c->has_step = pd_pickle_is_u64(pd_pickle_member(root, "global_steps"), &c->step);
+        c->has_samples = pd_pickle_is_u64(pd_pickle_member(root, "global_samples"), &c->samples);
         return PD_OK;
     }
     return PD_OK;

@@ -146,53 +146,6 @@ static void put_groups(struct pd_pickle_writer *p)
     pd_pickle_do(p, "e");
 }
 
-/* Stages 1 and 2 read the groups that stand alone, stage 3 those beside the step. Its loader gives every group of parameters
- * that one step, so several count it up together; torch's optimizers take no plain number. */
-static pd_status write_optimizer(const struct writer *w, struct pd_error *err)
-{
-    struct pd_pickle_writer p = {0};
-    pd_pickle_begin(&p);
-    pd_pickle_do(&p, "}(");
-    pd_pickle_put_text(&p, "ds_version");
-    pd_pickle_put_text(&p, VERSION);
-    put_groups(&p);
-    pd_pickle_put_text(&p, "optimizer_state_dict");
-    pd_pickle_do(&p, "}(");
-    put_groups(&p);
-    pd_pickle_put_text(&p, "state");
-    pd_pickle_do(&p, "}(");
-    pd_pickle_put_u64(&p, 0);
-    pd_pickle_do(&p, "}(");
-    pd_pickle_put_text(&p, "step");
-    pd_torch_put_tensor(&p, &step_tensor);
-    pd_pickle_do(&p, "uuuu");
-    return write_file(w, w->zero, "optimizer_state.pt", &p, true, err);
-}
-
-/* For schedules of DeepSpeed and of torch, which count from elsewhere. */
-static void put_schedule(struct pd_pickle_writer *p, uint64_t step)
-{
-    pd_pickle_put_text(p, "lr_scheduler");
-    pd_pickle_do(p, "}(");
-    put_number(p, "last_batch_iteration", step ? step - 1 : 0);
-    put_number(p, "last_epoch", step);
-    pd_pickle_do(p, "u");
-}
-
-static void put_shapes(struct pd_pickle_writer *p, const struct pd_catalog *wanted)
-{
-    pd_pickle_put_text(p, "param_shapes");
-    pd_pickle_do(p, "](}(");
-    for (uint32_t t = 0; t < wanted->tensor_count; t++) {
-        if (wanted->tensors[t].kind != PD_PARAM) continue;
-        pd_pickle_put_text(p, wanted->tensors[t].name);
-        pd_pickle_put_global(p, "torch", "Size");
-        pd_pickle_put_sizes(p, wanted->tensors[t].shape, wanted->tensors[t].ndim);
-        pd_pickle_do(p, "\x85R");
-    }
-    pd_pickle_do(p, "ue");
-}
-
 static pd_status write_model_states(const struct writer *w, const char *name, struct pd_error *err)
 {
     const struct pd_catalog_counters *c = &w->plan->wanted->counters;
@@ -201,8 +154,24 @@ static pd_status write_model_states(const struct writer *w, const char *name, st
     pd_pickle_do(&p, "}(");
     pd_pickle_put_text(&p, "module"); /* parameters come from zero */
     pd_pickle_do(&p, "}");
-    put_shapes(&p, w->plan->wanted);
-    put_schedule(&p, c->step);
+    const struct pd_catalog *wanted = w->plan->wanted;
+    pd_pickle_put_text(&p, "param_shapes");
+    pd_pickle_do(&p, "](}(");
+    for (uint32_t t = 0; t < wanted->tensor_count; t++) {
+        if (wanted->tensors[t].kind != PD_PARAM) continue;
+        pd_pickle_put_text(&p, wanted->tensors[t].name);
+        pd_pickle_put_global(&p, "torch", "Size");
+        pd_pickle_put_sizes(&p, wanted->tensors[t].shape, wanted->tensors[t].ndim);
+        pd_pickle_do(&p, "\x85R");
+    }
+    pd_pickle_do(&p, "ue");
+    /* For schedules of DeepSpeed and of torch, which count from elsewhere. */
+    uint64_t step = c->step;
+    pd_pickle_put_text(&p, "lr_scheduler");
+    pd_pickle_do(&p, "}(");
+    put_number(&p, "last_batch_iteration", step ? step - 1 : 0);
+    put_number(&p, "last_epoch", step);
+    pd_pickle_do(&p, "u");
     put_number(&p, "global_steps", c->step);
     put_number(&p, "global_samples", c->samples);
     put_number(&p, "skipped_steps", c->has_updates && c->updates < c->step ? c->step - c->updates : 0);
@@ -228,7 +197,25 @@ static pd_status end_archive(struct writer *w, struct output *o, struct pd_error
 static pd_status write_rest(struct writer *w, struct pd_error *err)
 {
     char path[PD_FORMATS_PATH_MAX];
-    PD_TRY(write_optimizer(w, err));
+    /* Stages 1 and 2 read the groups that stand alone, stage 3 those beside the step. Its loader gives every group of parameters
+     * that one step, so several count it up together; torch's optimizers take no plain number. */
+    struct pd_pickle_writer p = {0};
+    pd_pickle_begin(&p);
+    pd_pickle_do(&p, "}(");
+    pd_pickle_put_text(&p, "ds_version");
+    pd_pickle_put_text(&p, VERSION);
+    put_groups(&p);
+    pd_pickle_put_text(&p, "optimizer_state_dict");
+    pd_pickle_do(&p, "}(");
+    put_groups(&p);
+    pd_pickle_put_text(&p, "state");
+    pd_pickle_do(&p, "}(");
+    pd_pickle_put_u64(&p, 0);
+    pd_pickle_do(&p, "}(");
+    pd_pickle_put_text(&p, "step");
+    pd_torch_put_tensor(&p, &step_tensor);
+    pd_pickle_do(&p, "uuuu");
+    PD_TRY(write_file(w, w->zero, "optimizer_state.pt", &p, true, err));
     PD_TRY(write_model_states(w, "mp_rank_00_model_states.pt", err));                /* stages 1 and 2 */
     PD_TRY(write_model_states(w, "zero_pp_rank_0_mp_rank_00_model_states.pt", err)); /* stage 3 */
     PD_TRY(pd_formats_path(w->plan->directory, "latest_universal", path, err));

@@ -331,15 +331,6 @@ static void count_rounds(const struct loader *l, uint64_t *needs, struct demand 
     }
 }
 
-static pd_status make_decoders(struct load_chunks *c, unsigned char **memory, struct pd_error *err)
-{
-    for (uint32_t t = 0; t < c->threads; t++, *memory += SCRATCH_BYTES) {
-        c->decoders[t].output = *memory + PD_SHARD_CHUNK_MAX;
-        PD_TRY(pd_shard_decoder_new(*memory, &c->decoders[t].decoder, err));
-    }
-    return PD_OK;
-}
-
 /* False: the buffers are too small to have anything on its way. */
 static bool cut(const struct loader *l, struct load_chunks *c, const struct demand *s)
 {
@@ -371,7 +362,10 @@ static pd_status allocate(struct loader *l, struct load_chunks *c, const struct 
     c->kept[0] = memory + l->window_bytes;
     c->kept[1] = c->kept[0] + PD_SHARD_CHUNK_MAX;
     memory = c->kept[1] + PD_SHARD_CHUNK_MAX;
-    PD_TRY(make_decoders(c, &memory, err));
+    for (uint32_t t = 0; t < c->threads; t++, memory += SCRATCH_BYTES) {
+        c->decoders[t].output = memory + PD_SHARD_CHUNK_MAX;
+        PD_TRY(pd_shard_decoder_new(memory, &c->decoders[t].decoder, err));
+    }
     c->ring = memory;
     return PD_OK;
 }

@@ -337,15 +337,6 @@ static void visit_widen(void *context, const struct pd_transfer_run *run)
     pd_widen_bf16(place, place + run->bytes, run->bytes / sizeof(uint16_t));
 }
 
-/* What came of a round, of items from `first` on. */
-static void widen_coming(struct loader *l, uint64_t first)
-{
-    for (uint64_t i = first; i < l->next_coming; i++) {
-        struct runs c = {.l = l, .item = &l->plan->coming[i]};
-        if (widens(l, c.item)) pd_plan_runs(l->plan, c.item, l->group->rank, visit_widen, &c);
-    }
-}
-
 static void name_sends(struct loader *l, const struct pd_read_item *item)
 {
     struct pd_owner_run owners[PD_LAYOUT_CHUNKS_MAX];
@@ -387,7 +378,11 @@ static pd_status run_round(struct loader *l, uint32_t round, struct pd_error *er
     if (!st) st = name_pieces(l, round, err);
     PD_TRY(pd_group_agree(l->group, st, err));
     PD_TRY(pd_group_exchange(l->group, l->sends.data, l->sends.count, l->recvs.data, l->recvs.count, err));
-    widen_coming(l, first_coming);
+    /* What came of a round, of items from `first` on. */
+    for (uint64_t i = first_coming; i < l->next_coming; i++) {
+        struct runs c = {.l = l, .item = &l->plan->coming[i]};
+        if (widens(l, c.item)) pd_plan_runs(l->plan, c.item, l->group->rank, visit_widen, &c);
+    }
     if (l->chunks) load_chunks_done(l, round);
     pd_owner_release(owner, "round");
     return PD_OK;

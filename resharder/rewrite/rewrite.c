@@ -31,13 +31,6 @@ static pd_status begin_group(struct rewriter *r, struct pd_error *err)
     return PD_OK;
 }
 
-static void add_jobs(struct rewriter *r)
-{
-    for (uint32_t i = 0; i < r->group_count; i++)
-        rewrite_workers_add(r, REWRITE_PLAN, i);
-    if (r->group_begin == 0) rewrite_workers_add(r, REWRITE_INDEX, 0);
-}
-
 static pd_status complete(struct rewriter *r, struct rewrite_target *t, struct pd_error *err)
 {
     PD_CHECK(t->next == t->box_count);
@@ -45,9 +38,16 @@ static pd_status complete(struct rewriter *r, struct rewrite_target *t, struct p
     return rewrite_complete(r, t, err);
 }
 
-/* As it comes. Feeds end their pieces where stretches end. */
-static pd_status copy_fed(struct rewriter *r, struct rewrite_target *t, const struct pd_stretch *s, struct pd_error *err)
+static pd_status copy_stretch(struct rewriter *r, const struct pd_stretch *s, struct pd_error *err)
 {
+    struct rewrite_target *t = &r->targets[s->target.shard - r->group_begin];
+    if (s->target.offset == 0) {
+        PD_TRY(rewrite_workers_wait(r, &t->is_planned, err));
+        t->next++;
+    }
+    const uint32_t box = t->next - 1;
+    PD_CHECK(box < t->box_count && t->boxes[box].tensor == s->tensor && t->boxes[box].kind == s->kind);
+    /* As it comes. Feeds end their pieces where stretches end. */
     const struct pd_rewrite_feed *feed = r->request->feed;
     const bool packs = r->compressor && s->target.box_bytes >= PD_VFS_ALIGN;
     pd_status (*append)(struct rewriter *, struct rewrite_target *, uint64_t, uint64_t, const unsigned char *, uint64_t,
@@ -61,19 +61,6 @@ static pd_status copy_fed(struct rewriter *r, struct rewrite_target *t, const st
         PD_TRY(append(r, t, s->target.offset + done, s->target.box_bytes, data, bytes, err));
         done += bytes;
     }
-    return PD_OK;
-}
-
-static pd_status copy_stretch(struct rewriter *r, const struct pd_stretch *s, struct pd_error *err)
-{
-    struct rewrite_target *t = &r->targets[s->target.shard - r->group_begin];
-    if (s->target.offset == 0) {
-        PD_TRY(rewrite_workers_wait(r, &t->is_planned, err));
-        t->next++;
-    }
-    const uint32_t box = t->next - 1;
-    PD_CHECK(box < t->box_count && t->boxes[box].tensor == s->tensor && t->boxes[box].kind == s->kind);
-    PD_TRY(copy_fed(r, t, s, err));
     r->done += s->bytes;
     const bool is_last = t->next == t->box_count && s->target.offset + s->bytes == s->target.box_bytes;
     return is_last ? complete(r, t, err) : PD_OK;
@@ -97,14 +84,6 @@ static pd_status copy_group(struct rewriter *r, const struct pd_chunk_stream_cur
     return PD_OK;
 }
 
-static void cut_memory(struct rewriter *r)
-{
-    unsigned char *memory = r->request->buffers;
-    uint64_t staging = REWRITE_STAGINGS * PD_REWRITE_STAGING_BYTES;
-    staging += rewrite_compressor_cut(r, memory + staging, (r->buffer_bytes - staging) / 3);
-    rewrite_cut_slots(r, memory + staging, (r->buffer_bytes - staging) / PD_VFS_ALIGN * PD_VFS_ALIGN);
-}
-
 static pd_status rewrite_group(struct rewriter *r, struct pd_error *err)
 {
     const struct pd_chunk_stream_cursor begin = {.tensors = r->request->tensors,
@@ -112,8 +91,13 @@ static pd_status rewrite_group(struct rewriter *r, struct pd_error *err)
                                                  .target = r->request->layout,
                                                  .shard_begin = r->group_begin,
                                                  .shard_end = r->group_begin + r->group_count};
-    cut_memory(r);
-    add_jobs(r);
+    unsigned char *memory = r->request->buffers;
+    uint64_t staging = REWRITE_STAGINGS * PD_REWRITE_STAGING_BYTES;
+    staging += rewrite_compressor_cut(r, memory + staging, (r->buffer_bytes - staging) / 3);
+    rewrite_cut_slots(r, memory + staging, (r->buffer_bytes - staging) / PD_VFS_ALIGN * PD_VFS_ALIGN);
+    for (uint32_t i = 0; i < r->group_count; i++)
+        rewrite_workers_add(r, REWRITE_PLAN, i);
+    if (r->group_begin == 0) rewrite_workers_add(r, REWRITE_INDEX, 0);
     pd_status st = copy_group(r, &begin, err);
     r->request->feed->end(r->request->feed->context);
     while (!st && r->writes_in_flight)

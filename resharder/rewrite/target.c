@@ -59,21 +59,6 @@ void rewrite_cut_slots(struct rewriter *r, void *memory, uint64_t bytes)
         r->slots[i] = (struct rewrite_slot){.data = (unsigned char *)memory + i * r->slot_bytes};
 }
 
-static pd_status send_slot(struct rewriter *r, struct rewrite_slot *slot, struct pd_file *file, uint64_t offset,
-                           uint64_t bytes, struct pd_error *err)
-{
-    const struct pd_transfer transfer = {
-        .file = file, .data = slot->data, .offset = offset, .bytes = bytes, .is_write = true};
-    struct pd_transfer_slot *sent = pd_transfer_ring_take(&r->ring);
-    PD_CHECK(sent);
-    pd_owner_acquire(&slot->owner, "queue");
-    r->sent[sent->number] = slot;
-    slot->in_flight = true;
-    slot->target->in_flight++;
-    r->writes_in_flight++;
-    return pd_transfer_ring_submit(&r->ring, sent, &transfer, err);
-}
-
 static void finish_when_idle(struct rewriter *r, struct rewrite_target *t)
 {
     if (t->in_flight || t->is_finishing) return;
@@ -112,7 +97,17 @@ static pd_status write_slot(struct rewriter *r, struct rewrite_target *t, struct
         return PD_OK;
     }
     r->report.bytes_written += bytes;
-    return send_slot(r, slot, pd_shard_stream_file(t->stream), begin, bytes, err);
+    struct pd_file *file = pd_shard_stream_file(t->stream);
+    const struct pd_transfer transfer = {
+        .file = file, .data = slot->data, .offset = begin, .bytes = bytes, .is_write = true};
+    struct pd_transfer_slot *sent = pd_transfer_ring_take(&r->ring);
+    PD_CHECK(sent);
+    pd_owner_acquire(&slot->owner, "queue");
+    r->sent[sent->number] = slot;
+    slot->in_flight = true;
+    slot->target->in_flight++;
+    r->writes_in_flight++;
+    return pd_transfer_ring_submit(&r->ring, sent, &transfer, err);
 }
 
 /* Some shard that is not being written to just now gives up its slot, in whole pages of whole boxes. */
@@ -143,14 +138,6 @@ static pd_status take_slot(struct rewriter *r, struct rewrite_target *t, struct 
 
 /* ---- data ---- */
 
-/* A box of less than a page: the stream keeps it. */
-static void append_small(struct rewrite_target *t, uint64_t offset, uint64_t box_bytes, const unsigned char *data,
-                         uint64_t bytes)
-{
-    memcpy(t->small + offset, data, bytes);
-    if (offset + bytes == box_bytes) pd_shard_stream_block(t->stream, t->next - 1, 0, t->small, box_bytes);
-}
-
 /* A slot with room for the block that begins at `at` of the file. */
 static pd_status begin_block(struct rewriter *r, struct rewrite_target *t, uint64_t at, uint64_t bytes, struct pd_error *err)
 {
@@ -178,7 +165,9 @@ pd_status rewrite_append(struct rewriter *r, struct rewrite_target *t, uint64_t 
 {
     const uint32_t box = t->next - 1;
     if (box_bytes < PD_VFS_ALIGN) {
-        append_small(t, offset, box_bytes, data, bytes);
+        /* A box of less than a page: the stream keeps it. */
+        memcpy(t->small + offset, data, bytes);
+        if (offset + bytes == box_bytes) pd_shard_stream_block(t->stream, t->next - 1, 0, t->small, box_bytes);
         return PD_OK;
     }
     for (uint64_t done = 0; done < bytes;) {

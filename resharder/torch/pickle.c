@@ -266,22 +266,17 @@ static pd_status op_mark(struct machine *m)
     return push(m, NULL);
 }
 
-/* The stack from `first` on becomes one value. */
-static pd_status gather(struct machine *m, enum pd_pickle_type type, uint64_t first, struct pd_pickle_node **ret)
-{
-    PD_TRY(new_node(m, type, ret));
-    for (uint64_t i = first; i < m->stack_count; i++)
-        PD_TRY(append(m, *ret, m->stack[i]));
-    if (type == PD_PICKLE_DICT && (*ret)->count % 2) FAIL(m, "a key without a value");
-    return PD_OK;
-}
-
 static pd_status op_gather(struct machine *m)
 {
     uint64_t first = 0;
     struct pd_pickle_node *node = NULL;
     PD_TRY(above_mark(m, &first));
-    PD_TRY(gather(m, m->now.type, first, &node));
+    /* The stack from `first` on becomes one value. */
+    enum pd_pickle_type type = m->now.type;
+    PD_TRY(new_node(m, type, &node));
+    for (uint64_t i = first; i < m->stack_count; i++)
+        PD_TRY(append(m, node, m->stack[i]));
+    if (type == PD_PICKLE_DICT && (node)->count % 2) FAIL(m, "a key without a value");
     drop_to(m, first);
     return push(m, node);
 }
@@ -385,8 +380,11 @@ static pd_status op_stack_global(struct machine *m)
     return push_global(m, module->text, module->count, name->text, name->count);
 }
 
-static pd_status call(struct machine *m, struct pd_pickle_node *callable, struct pd_pickle_node *arguments)
+static pd_status op_call(struct machine *m)
 {
+    struct pd_pickle_node *arguments = NULL, *callable = NULL;
+    PD_TRY(pop(m, &arguments));
+    PD_TRY(pop(m, &callable));
     struct pd_pickle_node *node = NULL;
     const char *name = pd_pickle_global(callable);
     if (name && strcmp(name, "collections.OrderedDict") == 0 && arguments->type == PD_PICKLE_TUPLE && !arguments->count) {
@@ -397,14 +395,6 @@ static pd_status call(struct machine *m, struct pd_pickle_node *callable, struct
     node->object->callable = callable;
     node->object->arguments = arguments;
     return push(m, node);
-}
-
-static pd_status op_call(struct machine *m)
-{
-    struct pd_pickle_node *arguments = NULL, *callable = NULL;
-    PD_TRY(pop(m, &arguments));
-    PD_TRY(pop(m, &callable));
-    return call(m, callable, arguments);
 }
 
 static pd_status op_newobj_ex(struct machine *m)

@@ -62,30 +62,6 @@ static pd_status take_math(struct attention_bench *b, const struct pd_attention 
     return pd_math_cpu_new(b->pool, pd_thread_pool_size(b->pool), PD_ISA_AUTO, arena, &b->math, err);
 }
 
-static pd_status make_math(struct attention_bench *b, const struct pd_attention *largest, struct pd_error *err)
-{
-    struct pd_arena *dry = NULL;
-    struct pd_memory_plan plan;
-    PD_TRY(pd_arena_new_dry(&dry, err));
-    pd_status st = take_math(b, largest, dry, err);
-    pd_arena_usage(dry, &plan);
-    pd_arena_free(dry);
-    const struct pd_arena_source source = pd_rank_device_source(&b->device);
-    if (!st) st = on_gpu(b) ? pd_arena_new_on(&plan, &source, &b->arena, err) : pd_arena_new(&plan, &b->arena, err);
-    return st ? st : take_math(b, largest, b->arena, err);
-}
-
-static pd_status open_device(struct attention_bench *b, struct pd_error *err)
-{
-    const bool wants_gpu = b->choice == PD_DEVICE_GPU || (b->choice == PD_DEVICE_AUTO && pd_dev_cuda_count() > 0);
-    PD_TRY(wants_gpu ? pd_dev_open_cuda(0, &b->device.dev, err) : pd_dev_open_cpu(&b->device.dev, err));
-    PD_TRY(pd_dev_enter(b->device.dev, err));
-    PD_TRY(pd_dev_stream_new(b->device.dev, &b->device.compute, err));
-    PD_TRY(pd_dev_event_new(b->device.dev, &b->begin, err));
-    PD_TRY(pd_dev_event_new(b->device.dev, &b->end, err));
-    return on_gpu(b) ? PD_OK : pd_thread_pool_new(pd_cpu_cores(), &b->pool, err);
-}
-
 /* After a failure the stream may still have what it was given. */
 static void release(struct attention_bench *b)
 {
@@ -264,10 +240,24 @@ static pd_status run(struct attention_bench *b, struct pd_error *err)
     static const uint64_t lengths[] = {1024, 2048, 4096, 8192};
     struct timing timing;
     struct pd_report r;
-    PD_TRY(open_device(b, err));
+    const bool wants_gpu = b->choice == PD_DEVICE_GPU || (b->choice == PD_DEVICE_AUTO && pd_dev_cuda_count() > 0);
+    PD_TRY(wants_gpu ? pd_dev_open_cuda(0, &b->device.dev, err) : pd_dev_open_cpu(&b->device.dev, err));
+    PD_TRY(pd_dev_enter(b->device.dev, err));
+    PD_TRY(pd_dev_stream_new(b->device.dev, &b->device.compute, err));
+    PD_TRY(pd_dev_event_new(b->device.dev, &b->begin, err));
+    PD_TRY(pd_dev_event_new(b->device.dev, &b->end, err));
+    PD_TRY(on_gpu(b) ? PD_OK : pd_thread_pool_new(pd_cpu_cores(), &b->pool, err));
     PD_TRY(make_operands(b, err));
     const struct pd_attention largest = attention_of(b, b->length ? b->length : lengths[0]);
-    PD_TRY(make_math(b, &largest, err));
+    struct pd_arena *dry = NULL;
+    struct pd_memory_plan plan;
+    PD_TRY(pd_arena_new_dry(&dry, err));
+    pd_status st = take_math(b, &largest, dry, err);
+    pd_arena_usage(dry, &plan);
+    pd_arena_free(dry);
+    const struct pd_arena_source source = pd_rank_device_source(&b->device);
+    if (!st) st = on_gpu(b) ? pd_arena_new_on(&plan, &source, &b->arena, err) : pd_arena_new(&plan, &b->arena, err);
+    PD_TRY(st ? st : take_math(b, &largest, b->arena, err));
     char kernels[96];
     snprintf(kernels, sizeof kernels, "%s", pd_isa_name(b->math->isa));
     if (on_gpu(b)) pd_math_cuda_kernels(b->device.dev->capability, &largest, kernels, sizeof kernels);
@@ -289,19 +279,6 @@ static pd_status run(struct attention_bench *b, struct pd_error *err)
 }
 
 /* ---- options ---- */
-
-static pd_status check(struct attention_bench *b, struct pd_error *err)
-{
-    static const enum pd_dtype dtypes[] = {PD_BF16, PD_F16, PD_F32};
-    b->dtype = dtypes[b->precision];
-    if (b->heads % b->kv_heads != 0)
-        PD_FAIL(err, PD_USAGE, "--heads=%llu does not divide by --kv-heads=%llu: give a multiple of it",
-                (unsigned long long)b->heads, (unsigned long long)b->kv_heads);
-    if (b->tokens < (b->length ? b->length : 1024))
-        PD_FAIL(err, PD_USAGE, "--tokens=%llu is less than a sequence of %llu: give more, or a --length",
-                (unsigned long long)b->tokens, (unsigned long long)(b->length ? b->length : 1024));
-    return PD_OK;
-}
 
 pd_status pd_bench_attention(int argc, char **argv, struct pd_error *err)
 {
@@ -328,7 +305,14 @@ pd_status pd_bench_attention(int argc, char **argv, struct pd_error *err)
         .options = options,
         .json = &b.json};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
-    PD_TRY(check(&b, err));
+    static const enum pd_dtype dtypes[] = {PD_BF16, PD_F16, PD_F32};
+    b.dtype = dtypes[b.precision];
+    if (b.heads % b.kv_heads != 0)
+        PD_FAIL(err, PD_USAGE, "--heads=%llu does not divide by --kv-heads=%llu: give a multiple of it",
+                (unsigned long long)b.heads, (unsigned long long)b.kv_heads);
+    if (b.tokens < (b.length ? b.length : 1024))
+        PD_FAIL(err, PD_USAGE, "--tokens=%llu is less than a sequence of %llu: give more, or a --length",
+                (unsigned long long)b.tokens, (unsigned long long)(b.length ? b.length : 1024));
     const pd_status st = run(&b, err);
     release(&b);
     if (st != PD_NO_MEMORY) return st;

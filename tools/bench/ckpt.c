@@ -6,10 +6,10 @@
  * leaves the state in memory that was touched before; the raw side reads the same shard file into its buffers. */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/digest.h"
-#include "tools/bench/raw_bench.h"
 #include "ckpt/store/store.h"
 #include "resharder/load/load.h"
 #include "tools/bench/bench.h"
+#include "tools/bench/raw_bench.h"
 #include "tools/bench/room.h"
 #include "tools/bench/run.h"
 #include "trainer/model/model.h"
@@ -86,17 +86,6 @@ static pd_status save(struct ckpt_bench *b, struct pd_store *store, double *ret_
     return PD_OK;
 }
 
-static pd_status save_fresh(struct ckpt_bench *b, double *ret_seconds, struct pd_error *err)
-{
-    struct pd_store *store = NULL;
-    PD_TRY(pd_bench_room_remove(&b->room, "fresh", err));
-    PD_TRY(open_store(b, "fresh", &store, err));
-    pd_status st = pd_bench_room_settle(&b->room, err);
-    if (!st) st = save(b, store, ret_seconds, err);
-    pd_store_close(store);
-    return st;
-}
-
 static pd_status write_raw(struct ckpt_bench *b, bool fresh, double *ret_seconds, struct pd_error *err)
 {
     char path[4096];
@@ -142,24 +131,20 @@ static pd_status read_raw(struct ckpt_bench *b, double *ret_seconds, struct pd_e
     return pd_raw_bench_read(b->raw, path, pd_shard_writer_file_bytes(b->writer), ret_seconds, err);
 }
 
-/* What a load leaves must be what was saved, or its speed means nothing. */
-static pd_status load_check(struct ckpt_bench *b, struct pd_error *err)
-{
-    double seconds;
-    const uint64_t saved = pd_digest64(b->memory.data, b->memory.bytes, 0);
-    memset(b->memory.data, 0, b->memory.bytes);
-    PD_TRY(load(b, &seconds, err));
-    if (pd_digest64(b->memory.data, b->memory.bytes, 0) != saved)
-        PD_FAIL(err, PD_BUG, "bench: a checkpoint loads as another state");
-    return PD_OK;
-}
-
 /* ---- pairs ---- */
 
 static pd_status run_ours(void *bench, double *ret_seconds, struct pd_error *err)
 {
     struct ckpt_bench *b = bench;
-    if (b->measure == SAVE_FRESH) return save_fresh(b, ret_seconds, err);
+    if (b->measure == SAVE_FRESH) {
+        struct pd_store *store = NULL;
+        PD_TRY(pd_bench_room_remove(&b->room, "fresh", err));
+        PD_TRY(open_store(b, "fresh", &store, err));
+        pd_status st = pd_bench_room_settle(&b->room, err);
+        if (!st) st = save(b, store, ret_seconds, err);
+        pd_store_close(store);
+        return st;
+    }
     PD_TRY(pd_bench_room_settle(&b->room, err));
     return b->measure == LOAD ? load(b, ret_seconds, err) : save(b, b->recycled, ret_seconds, err);
 }
@@ -170,7 +155,8 @@ static pd_status run_raw(void *bench, double *ret_seconds, struct pd_error *err)
     return b->measure == LOAD ? read_raw(b, ret_seconds, err) : write_raw(b, b->measure == SAVE_FRESH, ret_seconds, err);
 }
 
-static pd_status prepare(struct ckpt_bench *b, struct pd_error *err)
+/* One measure after the other: what new files leave to the file system and the drive would weigh on the recycled ones. */
+static pd_status measure_all(struct ckpt_bench *b, struct pd_error *err)
 {
     double unused;
     pd_group_init_single(&b->group);
@@ -181,13 +167,13 @@ static pd_status prepare(struct ckpt_bench *b, struct pd_error *err)
     PD_TRY(open_store(b, "recycled", &b->recycled, err));
     for (int i = 0; i < 2; i++)
         PD_TRY(save(b, b->recycled, &unused, err)); /* the third finds a file to reuse */
-    return load_check(b, err);
-}
-
-/* One measure after the other: what new files leave to the file system and the drive would weigh on the recycled ones. */
-static pd_status measure_all(struct ckpt_bench *b, struct pd_error *err)
-{
-    PD_TRY(prepare(b, err));
+    /* What a load leaves must be what was saved, or its speed means nothing. */
+    double seconds;
+    const uint64_t saved = pd_digest64(b->memory.data, b->memory.bytes, 0);
+    memset(b->memory.data, 0, b->memory.bytes);
+    PD_TRY(load(b, &seconds, err));
+    if (pd_digest64(b->memory.data, b->memory.bytes, 0) != saved)
+        PD_FAIL(err, PD_BUG, "bench: a checkpoint loads as another state");
     for (b->measure = 0; b->measure < MEASURES; b->measure++)
         for (uint64_t pair = 0; pair < b->options.pairs; pair++)
             PD_TRY(pd_pairs_measure(&b->pairs[b->measure], b, run_ours, run_raw, err));
@@ -260,9 +246,14 @@ static pd_status parse(int argc, char **argv, struct pd_bench_options *o, bool *
     return pd_command_parse(&usage, argc, argv, ret_done, err);
 }
 
-/* Options that belong together, and what is not given. */
-static pd_status complete(struct pd_bench_options *o, struct pd_error *err)
+pd_status pd_bench_ckpt(int argc, char **argv, struct pd_error *err)
 {
+    struct ckpt_bench b = {0};
+    bool done;
+    PD_TRY(parse(argc, argv, &b.options, &done, err));
+    if (done) return PD_OK;
+    /* Options that belong together, and what is not given. */
+    struct pd_bench_options *o = &b.options;
     if (!o->every && (o->state_in_files || o->device || o->steps || o->flush_ms))
         PD_FAIL(err, PD_USAGE, "--state, --device, --steps and --flush-ms are for --every");
     if (!o->state_in_files && (o->steps || o->flush_ms))
@@ -270,16 +261,6 @@ static pd_status complete(struct pd_bench_options *o, struct pd_error *err)
     if (!o->bytes) o->bytes = (o->state_in_files ? UINT64_C(512) : o->every ? UINT64_C(128) : UINT64_C(2048)) << 20;
     if (!o->pairs) o->pairs = o->state_in_files ? 7 : o->every ? 40 : 15;
     if (!o->dir && !o->every) o->dir = ".";
-    return PD_OK;
-}
-
-pd_status pd_bench_ckpt(int argc, char **argv, struct pd_error *err)
-{
-    struct ckpt_bench b = {0};
-    bool done;
-    PD_TRY(parse(argc, argv, &b.options, &done, err));
-    if (done) return PD_OK;
-    PD_TRY(complete(&b.options, err));
     if (b.options.every) return pd_bench_every(&b.options, err);
     PD_TRY(pd_bench_room_open(b.options.dir, 6 * b.options.bytes, true, &b.room, err));
     pd_status st = measure_all(&b, err);

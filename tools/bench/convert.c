@@ -5,8 +5,8 @@
  * are bytes read. */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/json.h"
-#include "tools/bench/raw_bench.h"
 #include "tools/bench/bench.h"
+#include "tools/bench/raw_bench.h"
 #include "tools/bench/room.h"
 #include "tools/bench/run.h"
 #include "trainer/model/hugging_face.h"
@@ -95,18 +95,6 @@ static pd_status write_weights(const struct convert_bench *b, const char *path, 
     return PD_OK;
 }
 
-static pd_status write_config(const struct convert_bench *b, const char *path, struct pd_error *err)
-{
-    char *config = NULL, *generation = NULL;
-    PD_TRY(pd_hugging_face_write(&b->model->config, PD_F32, NULL, &config, &generation, err));
-    FILE *file = fopen(path, "we");
-    const bool failed = !file || fputs(config, file) < 0;
-    free(config);
-    free(generation);
-    if ((file && fclose(file)) || failed) PD_FAIL_ERRNO(err, errno, "writing %s", path);
-    return PD_OK;
-}
-
 static pd_status make_weights(struct convert_bench *b, struct pd_error *err)
 {
     struct pd_catalog catalog;
@@ -117,7 +105,13 @@ static pd_status make_weights(struct convert_bench *b, struct pd_error *err)
     PD_TRY(pd_bench_model_of_bytes(b->options.bytes * PD_KIND_COUNT, &b->model, err));
     PD_TRY(pd_vfs_mkdir(b->room.vfs, b->source, err));
     snprintf(path, sizeof path, "%s/config.json", b->source);
-    PD_TRY(write_config(b, path, err));
+    char *config = NULL, *generation = NULL;
+    PD_TRY(pd_hugging_face_write(&b->model->config, PD_F32, NULL, &config, &generation, err));
+    FILE *file = fopen(path, "we");
+    const bool failed = !file || fputs(config, file) < 0;
+    free(config);
+    free(generation);
+    if ((file && fclose(file)) || failed) PD_FAIL_ERRNO(err, errno, "writing %s", path);
     pd_catalog_init(&catalog, "safetensors");
     pd_json_writer_init(&w, 0);
     pd_status st = pd_model_foreign(b->model, "hugging_face", PD_ELEMENT_F32, false, &catalog, err);

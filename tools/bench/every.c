@@ -52,25 +52,6 @@ struct every_bench {
 
 static char config_text[] = "bench: true\n";
 
-static pd_status open_tiers(struct every_bench *b, struct pd_error *err)
-{
-    char path[4096];
-    const struct pd_tiers_options options = {.tiers = {{.dir = path, .keep_last = 1}},
-                                             .count = 1,
-                                             .groups = {&b->group},
-                                             .generations = b->options.state_in_files};
-    pd_group_init_single(&b->group);
-    pd_bench_room_path(&b->room, "store", path);
-    PD_TRY(pd_vfs_mkdir(b->room.vfs, path, err));
-    PD_TRY(pd_tiers_open(b->room.vfs, &options, &b->tiers, err));
-    b->state = (struct pd_run_state){.identity = {.run_id = {1, 2}, .lineage = 1},
-                                     .fence = pd_tiers_fence(b->tiers),
-                                     .loss_scale = 1.0,
-                                     .created_by = "perdure bench",
-                                     .config = config_text};
-    return PD_OK;
-}
-
 /* Width by bytes of state: a few blocks and not many narrow ones. What fills a GPU: a micro-batch of 8,192 tokens. */
 static pd_status configure(struct every_bench *b, uint64_t micro_batches, struct pd_error *err)
 {
@@ -271,7 +252,20 @@ static pd_status measure(struct every_bench *b, struct pd_error *err)
     if (!b->stalls || !b->seconds) PD_FAIL(err, PD_NO_MEMORY, "bench: no memory");
     pd_bench_room_path(&b->room, "tokens", b->tokens);
     PD_TRY(pd_bench_write_tokens(b->tokens, UINT64_C(1) << 16, 256, true, err));
-    PD_TRY(open_tiers(b, err));
+    char path[4096];
+    const struct pd_tiers_options options = {.tiers = {{.dir = path, .keep_last = 1}},
+                                             .count = 1,
+                                             .groups = {&b->group},
+                                             .generations = b->options.state_in_files};
+    pd_group_init_single(&b->group);
+    pd_bench_room_path(&b->room, "store", path);
+    PD_TRY(pd_vfs_mkdir(b->room.vfs, path, err));
+    PD_TRY(pd_tiers_open(b->room.vfs, &options, &b->tiers, err));
+    b->state = (struct pd_run_state){.identity = {.run_id = {1, 2}, .lineage = 1},
+                                     .fence = pd_tiers_fence(b->tiers),
+                                     .loss_scale = 1.0,
+                                     .created_by = "perdure bench",
+                                     .config = config_text};
     PD_TRY(rehearse(b, err));
     for (int i = 0; i < (b->options.state_in_files ? 4 : 1); i++) { /* every file that takes turns was written once */
         PD_TRY(run_saved(b, 1, &unused, &seconds, err));

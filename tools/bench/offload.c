@@ -6,10 +6,10 @@
  * syncs: a step does not, a checkpoint does. */
 #include "ckpt/base/arena.h"
 #include "ckpt/base/clock.h"
-#include "tools/bench/raw_bench.h"
 #include "offload/optimizer_store.h"
 #include "resharder/layout.h"
 #include "tools/bench/bench.h"
+#include "tools/bench/raw_bench.h"
 #include "tools/bench/room.h"
 #include "tools/bench/run.h"
 #include "trainer/math/math.h"
@@ -80,25 +80,11 @@ static pd_status make_memory(struct offload_bench *b, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status make_math(struct offload_bench *b, struct pd_error *err)
-{
-    struct pd_memory_plan plan;
-    struct pd_arena *dry = NULL;
-    const unsigned threads = (unsigned)b->options.threads;
-    PD_TRY(pd_thread_pool_new(threads, &b->pool, err));
-    PD_TRY(pd_arena_new_dry(&dry, err));
-    pd_status st = pd_math_cpu_new(NULL, threads, PD_ISA_AUTO, dry, &b->math, err);
-    pd_arena_usage(dry, &plan);
-    pd_arena_free(dry);
-    if (!st) st = pd_arena_new(&plan, &b->arena, err);
-    if (!st) st = pd_math_cpu_new(b->pool, threads, PD_ISA_AUTO, b->arena, &b->math, err);
-    return st;
-}
-
 /* ---- a step ---- */
 
-static pd_status norm(struct offload_bench *b, double *ret_norm, struct pd_error *err)
+static pd_status start_step(struct offload_bench *b, struct pd_update_step *ret_update, struct pd_error *err)
 {
+    double length = 0;
     struct pd_superaccumulator sum;
     const uint64_t rows = (b->parameters + NORM_COLUMNS - 1) / NORM_COLUMNS;
     pd_superaccumulator_init(&sum);
@@ -107,14 +93,7 @@ static pd_status norm(struct offload_bench *b, double *ret_norm, struct pd_error
         PD_TRY(pd_row_squares(b->math, count, NORM_COLUMNS, b->gradients + row * NORM_COLUMNS, b->row_sums, err));
         pd_superaccumulator_add_many(&sum, b->row_sums, count);
     }
-    *ret_norm = sqrt(pd_superaccumulator_value(&sum));
-    return PD_OK;
-}
-
-static pd_status start_step(struct offload_bench *b, struct pd_update_step *ret_update, struct pd_error *err)
-{
-    double length = 0;
-    PD_TRY(norm(b, &length, err));
+    length = sqrt(pd_superaccumulator_value(&sum));
     const struct pd_update_config config = {.rate = 1e-4,
                                             .beta1 = 0.9,
                                             .beta2 = 0.95,
@@ -158,28 +137,6 @@ static pd_status run_step(void *bench, double *ret_seconds, struct pd_error *err
     return PD_OK;
 }
 
-/* The same arithmetic on state in memory. */
-static pd_status run_compute(struct offload_bench *b, double *ret_seconds, struct pd_error *err)
-{
-    struct pd_update_step update;
-    uint64_t start = pd_clock_monotonic_ns(NULL);
-    PD_TRY(start_step(b, &update, err));
-    for (uint64_t at = 0; at < b->parameters; at += WINDOW) {
-        const struct pd_update_range range = {
-            .n = b->parameters - at < WINDOW ? b->parameters - at : WINDOW,
-            .decay = true,
-            .state = {b->window[PD_PARAM], b->window[PD_EXP_AVG], b->window[PD_EXP_AVG_SQ]},
-            .grad = b->gradients + at,
-            .copy = b->copies + at,
-            .copy_dtype = PD_BF16,
-            .moments = b->moments,
-            .place = {.first = at, .columns = 1, .stride = 1}};
-        pd_update(b->pool, b->math->isa, &update, &range);
-    }
-    *ret_seconds = pd_clock_seconds_since(NULL, start);
-    return PD_OK;
-}
-
 static pd_status run_raw(void *bench, double *ret_seconds, struct pd_error *err)
 {
     struct offload_bench *b = bench;
@@ -214,7 +171,17 @@ static pd_status prepare(struct offload_bench *b, struct pd_error *err)
     b->parameters = b->model->parameter_count;
     PD_TRY(pd_layout_shard_boxes(&b->layout, &b->model->tensors, 0, &b->boxes, &b->box_count, err));
     PD_TRY(make_memory(b, err));
-    PD_TRY(make_math(b, err));
+    struct pd_memory_plan plan;
+    struct pd_arena *dry = NULL;
+    const unsigned threads = (unsigned)b->options.threads;
+    PD_TRY(pd_thread_pool_new(threads, &b->pool, err));
+    PD_TRY(pd_arena_new_dry(&dry, err));
+    pd_status st = pd_math_cpu_new(NULL, threads, PD_ISA_AUTO, dry, &b->math, err);
+    pd_arena_usage(dry, &plan);
+    pd_arena_free(dry);
+    if (!st) st = pd_arena_new(&plan, &b->arena, err);
+    if (!st) st = pd_math_cpu_new(b->pool, threads, PD_ISA_AUTO, b->arena, &b->math, err);
+    PD_TRY(st);
     const struct pd_optimizer_store_options options = {.vfs = b->room.vfs,
                                                        .directory = b->room.path,
                                                        .tensors = &b->model->tensors,
@@ -237,7 +204,23 @@ static pd_status run_pair(struct offload_bench *b, struct pd_error *err)
     const uint32_t i = b->raws.count;
     double compute = 0;
     PD_TRY(pd_pairs_measure(&b->raws, b, run_step, run_raw, err));
-    PD_TRY(run_compute(b, &compute, err));
+    /* The same arithmetic on state in memory. */
+    struct pd_update_step update;
+    uint64_t start = pd_clock_monotonic_ns(NULL);
+    PD_TRY(start_step(b, &update, err));
+    for (uint64_t at = 0; at < b->parameters; at += WINDOW) {
+        const struct pd_update_range range = {
+            .n = b->parameters - at < WINDOW ? b->parameters - at : WINDOW,
+            .decay = true,
+            .state = {b->window[PD_PARAM], b->window[PD_EXP_AVG], b->window[PD_EXP_AVG_SQ]},
+            .grad = b->gradients + at,
+            .copy = b->copies + at,
+            .copy_dtype = PD_BF16,
+            .moments = b->moments,
+            .place = {.first = at, .columns = 1, .stride = 1}};
+        pd_update(b->pool, b->math->isa, &update, &range);
+    }
+    compute = pd_clock_seconds_since(NULL, start);
     const double raw = b->raws.ceiling_s[i];
     pd_pairs_add(&b->steps, b->raws.candidate_s[i], raw > compute ? raw : compute);
     pd_pairs_add(&b->transfers, b->report.seconds, raw);

@@ -65,15 +65,6 @@ static void make_layout(struct pd_layout *l, uint32_t dp, uint32_t tp, uint32_t 
         l->first_unit[s] = (uint16_t)(s * units / l->stage_count);
 }
 
-static pd_status make_model(struct reshard_bench *b, struct pd_error *err)
-{
-    PD_TRY(pd_bench_model_of_bytes(b->options.bytes, &b->model, err));
-    make_layout(&b->stored, 3, 2, 1, 1, 1, b->model->unit_count);
-    make_layout(&b->loaded, LOADERS, 1, 1, 1, 1, b->model->unit_count);
-    make_layout(&b->rewritten, 1, 4, 2, 1, 1, b->model->unit_count);
-    return PD_OK;
-}
-
 /* ---- the source, made without ever holding it ---- */
 
 static pd_status make_box(struct pd_shard_stream *stream, uint32_t box, uint64_t offset, uint64_t bytes, uint64_t seed,
@@ -187,8 +178,14 @@ static pd_status read_raw(void *bench, double *ret_seconds, struct pd_error *err
 
 /* ---- offline ---- */
 
-static pd_status rewrite_into(struct reshard_bench *b, const char *target, double *ret_seconds, struct pd_error *err)
+static pd_status rewrite_ours(void *bench, double *ret_seconds, struct pd_error *err)
 {
+    struct reshard_bench *b = bench;
+    char target[4096];
+    PD_TRY(pd_bench_room_remove(&b->room, "target", err));
+    pd_bench_room_path(&b->room, "target", target);
+    PD_TRY(pd_vfs_mkdir(b->room.vfs, target, err));
+    PD_TRY(pd_bench_room_settle(&b->room, err));
     const struct pd_store_options options = {.writable = true, .keep_last = 1};
     struct pd_store *store = NULL;
     PD_TRY(pd_store_open(b->room.vfs, target, &options, &b->group, &store, err));
@@ -205,17 +202,6 @@ static pd_status rewrite_into(struct reshard_bench *b, const char *target, doubl
     b->offline_cpu_s = pd_bench_processor_seconds() - cpu_before;
     pd_store_close(store);
     return st;
-}
-
-static pd_status rewrite_ours(void *bench, double *ret_seconds, struct pd_error *err)
-{
-    struct reshard_bench *b = bench;
-    char target[4096];
-    PD_TRY(pd_bench_room_remove(&b->room, "target", err));
-    pd_bench_room_path(&b->room, "target", target);
-    PD_TRY(pd_vfs_mkdir(b->room.vfs, target, err));
-    PD_TRY(pd_bench_room_settle(&b->room, err));
-    return rewrite_into(b, target, ret_seconds, err);
 }
 
 static pd_status rewrite_raw(void *bench, double *ret_seconds, struct pd_error *err)
@@ -359,8 +345,29 @@ static pd_status plan_rank(struct pd_plan_input *input, uint32_t rank, struct pl
     return bytes ? PD_OK : pd_error_set(err, PD_BUG, PD_WHERE, 0, "bench: rank %u has nothing to do", rank);
 }
 
-static pd_status measure_plan(struct reshard_bench *b, struct pd_error *err)
+/* ---- all of it ---- */
+
+static pd_status load_source(void *bench, double *ret_seconds, struct pd_error *err)
 {
+    struct reshard_bench *b = bench;
+    return load(b, b->source, &b->commit, ret_seconds, err);
+}
+
+static pd_status measure_all(struct reshard_bench *b, struct pd_error *err)
+{
+    struct rusage usage;
+    pd_group_init_single(&b->group);
+    PD_TRY(pd_bench_model_of_bytes(b->options.bytes, &b->model, err));
+    make_layout(&b->stored, 3, 2, 1, 1, 1, b->model->unit_count);
+    make_layout(&b->loaded, LOADERS, 1, 1, 1, 1, b->model->unit_count);
+    make_layout(&b->rewritten, 1, 4, 2, 1, 1, b->model->unit_count);
+    PD_TRY(make_source(b, err));
+    PD_TRY(pd_raw_bench_new(b->room.vfs, 0, 0, &b->raw, err));
+    PD_TRY(pd_bench_map(PD_RESHARD_BUFFER_BYTES, &b->rewrite_buffers, err));
+    for (uint64_t pair = 0; pair < b->options.pairs; pair++)
+        PD_TRY(pd_pairs_measure(&b->offline_pairs, b, rewrite_ours, rewrite_raw, err));
+    (void)getrusage(RUSAGE_SELF, &usage);
+    b->peak_rss_bytes = (uint64_t)usage.ru_maxrss * 1024;
     static const uint32_t ranks[] = {0, 5461, 10922, 16383};
     struct pd_tensor_table tensors;
     struct pd_layout stored, wanted;
@@ -380,30 +387,7 @@ static pd_status measure_plan(struct reshard_bench *b, struct pd_error *err)
     for (unsigned i = 0; !st && i < sizeof ranks / sizeof *ranks; i++)
         st = plan_rank(&input, ranks[i], &b->plan, err);
     pd_tensor_table_deinit(&tensors);
-    return st;
-}
-
-/* ---- all of it ---- */
-
-static pd_status load_source(void *bench, double *ret_seconds, struct pd_error *err)
-{
-    struct reshard_bench *b = bench;
-    return load(b, b->source, &b->commit, ret_seconds, err);
-}
-
-static pd_status measure_all(struct reshard_bench *b, struct pd_error *err)
-{
-    struct rusage usage;
-    pd_group_init_single(&b->group);
-    PD_TRY(make_model(b, err));
-    PD_TRY(make_source(b, err));
-    PD_TRY(pd_raw_bench_new(b->room.vfs, 0, 0, &b->raw, err));
-    PD_TRY(pd_bench_map(PD_RESHARD_BUFFER_BYTES, &b->rewrite_buffers, err));
-    for (uint64_t pair = 0; pair < b->options.pairs; pair++)
-        PD_TRY(pd_pairs_measure(&b->offline_pairs, b, rewrite_ours, rewrite_raw, err));
-    (void)getrusage(RUSAGE_SELF, &usage);
-    b->peak_rss_bytes = (uint64_t)usage.ru_maxrss * 1024;
-    PD_TRY(measure_plan(b, err));
+    PD_TRY(st);
     for (uint32_t r = 0; r < LOADERS; r++)
         PD_TRY(pd_bench_memory_new(&b->loaded, &b->model->tensors, r, &b->loaders[r], err));
     PD_TRY(check_rewritten(b, err));

@@ -421,31 +421,6 @@ static void report_mode(struct pd_report *r, const struct gpu_bench *b, int mode
 #undef KEY
 }
 
-static pd_status print(const struct gpu_bench *b, struct pd_error *err)
-{
-    struct pd_report r;
-    pd_report_begin(&r, b->asked->json);
-    pd_report_text(&r, "device", b->device);
-    pd_report_text(&r, "kernels", b->kernels);
-    pd_report_text(&r, "model", b->model_name);
-    report_mode(&r, b, 0, "");
-    report_mode(&r, b, 1, b->is_done[0] ? "_fast" : "");
-    pd_report_text(&r, "mode", b->is_done[0] ? modes[0] : modes[1]);
-    pd_report_double(&r, "matmul_bound_tflops", b->peak / 1e12, PD_UNIT_NONE);
-    pd_report_u64(&r, "parameters", b->parameters, PD_UNIT_NONE);
-    pd_report_u64(&r, "tokens", b->asked->sequences * b->asked->context, PD_UNIT_NONE);
-    pd_report_u64(&r, "context", b->asked->context, PD_UNIT_NONE);
-    pd_report_u64(&r, "micro_batch", b->choice.micro_batch, PD_UNIT_NONE);
-    pd_report_text(&r, "recompute", b->choice.recompute);
-    pd_report_u64(&r, "recompute_layers", b->recomputed, PD_UNIT_NONE);
-    pd_report_text(&r, "placement", placement_text(b));
-    pd_report_u64(&r, "threads", b->threads, PD_UNIT_NONE);
-    pd_report_u64(&r, "device_bytes", b->device_bytes, PD_UNIT_BYTES);
-    pd_report_u64(&r, "pinned_bytes", b->host_bytes, PD_UNIT_BYTES);
-    pd_report_u64(&r, "steps", b->asked->steps, PD_UNIT_NONE);
-    return pd_report_end(&r, err);
-}
-
 pd_status pd_bench_step_gpu(const struct pd_bench_step_gpu *asked, struct pd_error *err)
 {
     struct gpu_bench b = {.asked = asked, .model_name = preset_of(asked->preset), .threads = asked->threads};
@@ -458,5 +433,25 @@ pd_status pd_bench_step_gpu(const struct pd_bench_step_gpu *asked, struct pd_err
     unlink(b.tokens_path);
     PD_TRY(st);
     b.peak = pd_gpu_matmul_flops(b.device);
-    return print(&b, err);
+    struct pd_report r;
+    pd_report_begin(&r, b.asked->json);
+    pd_report_text(&r, "device", b.device);
+    pd_report_text(&r, "kernels", b.kernels);
+    pd_report_text(&r, "model", b.model_name);
+    report_mode(&r, &b, 0, "");
+    report_mode(&r, &b, 1, b.is_done[0] ? "_fast" : "");
+    pd_report_text(&r, "mode", b.is_done[0] ? modes[0] : modes[1]);
+    pd_report_double(&r, "matmul_bound_tflops", b.peak / 1e12, PD_UNIT_NONE);
+    pd_report_u64(&r, "parameters", b.parameters, PD_UNIT_NONE);
+    pd_report_u64(&r, "tokens", b.asked->sequences * b.asked->context, PD_UNIT_NONE);
+    pd_report_u64(&r, "context", b.asked->context, PD_UNIT_NONE);
+    pd_report_u64(&r, "micro_batch", b.choice.micro_batch, PD_UNIT_NONE);
+    pd_report_text(&r, "recompute", b.choice.recompute);
+    pd_report_u64(&r, "recompute_layers", b.recomputed, PD_UNIT_NONE);
+    pd_report_text(&r, "placement", placement_text(&b));
+    pd_report_u64(&r, "threads", b.threads, PD_UNIT_NONE);
+    pd_report_u64(&r, "device_bytes", b.device_bytes, PD_UNIT_BYTES);
+    pd_report_u64(&r, "pinned_bytes", b.host_bytes, PD_UNIT_BYTES);
+    pd_report_u64(&r, "steps", b.asked->steps, PD_UNIT_NONE);
+    return pd_report_end(&r, err);
 }

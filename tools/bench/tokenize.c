@@ -80,33 +80,6 @@ static void run_peer(const struct tokenize_bench *b, const int in[2], const int 
     _exit(1);
 }
 
-static pd_status start_peer(struct tokenize_bench *b, char *reason, size_t room, struct pd_error *err)
-{
-    int in[2], out[2];
-    char line[400] = "";
-    if (pipe(in) || pipe(out)) PD_FAIL_ERRNO(err, errno, "making a pipe to %s", b->python);
-    fflush(stdout);
-    b->peer = fork();
-    if (b->peer < 0) PD_FAIL_ERRNO(err, errno, "starting %s", b->python);
-    if (b->peer == 0) run_peer(b, in, out);
-    close(in[0]);
-    close(out[1]);
-    b->to_peer = fdopen(in[1], "w");
-    b->from_peer = fdopen(out[0], "r");
-    if (!b->to_peer || !b->from_peer) PD_FAIL(err, PD_NO_MEMORY, "no memory for a pipe");
-    if (!fgets(line, sizeof line, b->from_peer)) snprintf(line, sizeof line, "no %s ended without a word", b->python);
-    line[strcspn(line, "\n")] = '\0';
-    snprintf(reason, room, "%s", strcmp(line, "ready") == 0 ? "" : strncmp(line, "no ", 3) == 0 ? line + 3 : line);
-    return PD_OK;
-}
-
-static void end_peer(struct tokenize_bench *b)
-{
-    if (b->to_peer) fclose(b->to_peer);
-    if (b->from_peer) fclose(b->from_peer);
-    if (b->peer > 0) waitpid(b->peer, NULL, 0);
-}
-
 static pd_status run_theirs(void *bench, double *ret_seconds, struct pd_error *err)
 {
     struct tokenize_bench *b = bench;
@@ -172,7 +145,22 @@ static pd_status measure_and_report(struct tokenize_bench *b, struct pd_error *e
     struct pd_report r;
     struct pd_pairs pairs = {0};
     char reason[400];
-    PD_TRY(start_peer(b, reason, sizeof reason, err));
+    size_t room = sizeof reason;
+    int in[2], out[2];
+    char line[400] = "";
+    if (pipe(in) || pipe(out)) PD_FAIL_ERRNO(err, errno, "making a pipe to %s", b->python);
+    fflush(stdout);
+    b->peer = fork();
+    if (b->peer < 0) PD_FAIL_ERRNO(err, errno, "starting %s", b->python);
+    if (b->peer == 0) run_peer(b, in, out);
+    close(in[0]);
+    close(out[1]);
+    b->to_peer = fdopen(in[1], "w");
+    b->from_peer = fdopen(out[0], "r");
+    if (!b->to_peer || !b->from_peer) PD_FAIL(err, PD_NO_MEMORY, "no memory for a pipe");
+    if (!fgets(line, sizeof line, b->from_peer)) snprintf(line, sizeof line, "no %s ended without a word", b->python);
+    line[strcspn(line, "\n")] = '\0';
+    snprintf(reason, room, "%s", strcmp(line, "ready") == 0 ? "" : strncmp(line, "no ", 3) == 0 ? line + 3 : line);
     PD_TRY(measure(b, !reason[0], &pairs, err));
     const struct pd_pairs_summary summary = pd_pairs_summarise_throughput(&pairs);
     pd_report_begin(&r, b->json);
@@ -189,8 +177,9 @@ static pd_status measure_and_report(struct tokenize_bench *b, struct pd_error *e
     return pd_report_end(&r, err);
 }
 
-static pd_status read_text(struct tokenize_bench *b, struct pd_error *err)
+static pd_status run(struct tokenize_bench *b, struct pd_error *err)
 {
+    const struct pd_encoder_sink sink = {count_tokens, b};
     int fd;
     PD_TRY(pd_data_file_open(b->text_path, false, &fd, &b->bytes, err));
     b->text = malloc(b->bytes);
@@ -198,13 +187,7 @@ static pd_status read_text(struct tokenize_bench *b, struct pd_error *err)
     if (!b->text) st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for %" PRIu64 " bytes of text", b->bytes);
     if (!st) st = pd_data_file_read(fd, b->text_path, 0, b->text, b->bytes, err);
     close(fd);
-    return st;
-}
-
-static pd_status run(struct tokenize_bench *b, struct pd_error *err)
-{
-    const struct pd_encoder_sink sink = {count_tokens, b};
-    PD_TRY(read_text(b, err));
+    PD_TRY(st);
     PD_TRY(pd_tokenizer_open(b->tokenizer_path, &b->tokenizer, err));
     PD_TRY(pd_thread_pool_new(b->threads, &b->pool, err));
     PD_TRY(pd_encoder_new(b->tokenizer, b->pool, &sink, &b->encoder, err));
@@ -241,7 +224,9 @@ pd_status pd_bench_tokenize(int argc, char **argv, struct pd_error *err)
     if (!b.text_path || !b.tokenizer_path)
         PD_FAIL(err, PD_USAGE, "name a text and its tokenizer: perdure bench tokenize --tokenizer=tokenizer.json text.txt");
     pd_status st = run(&b, err);
-    end_peer(&b);
+    if (b.to_peer) fclose(b.to_peer);
+    if (b.from_peer) fclose(b.from_peer);
+    if (b.peer > 0) waitpid(b.peer, NULL, 0);
     pd_encoder_free(b.encoder);
     pd_thread_pool_free(b.pool);
     pd_tokenizer_free(b.tokenizer);

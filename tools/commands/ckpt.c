@@ -103,14 +103,6 @@ static pd_status ls(const struct pd_ckpt_options *o, struct pd_error *err)
 
 /* ---- show ---- */
 
-static void show_stages(const struct pd_layout *l)
-{
-    printf("            %u stages from unit", l->stage_count);
-    for (uint32_t i = 0; i < l->stage_count; i++)
-        printf("%s %u", i ? "," : "", l->first_unit[i]);
-    printf("%s\n", l->interleave > 1 ? ", dealt round the pp ranks" : "");
-}
-
 /* Where the tokenizer lies that a checkpoint remembers, and whether it is still that. */
 struct shown_tokenizer {
     uint64_t digest, here; /* 0: none is known; none lies there that is read */
@@ -169,7 +161,12 @@ static void show_text(const struct pd_store_entry *e, const struct pd_commit *co
            pd_counted(l->zero_shard, "part").text, l->zero_stage);
     if (l->virtual_tp > 1 || l->virtual_sp > 1)
         printf("            admits tp up to %u and sp up to %u\n", l->virtual_tp, l->virtual_sp);
-    if (l->stage_count > 1) show_stages(l);
+    if (l->stage_count > 1) {
+        printf("            %u stages from unit", l->stage_count);
+        for (uint32_t i = 0; i < l->stage_count; i++)
+            printf("%s %u", i ? "," : "", l->first_unit[i]);
+        printf("%s\n", l->interleave > 1 ? ", dealt round the pp ranks" : "");
+    }
     printf("seed        %" PRIu64 "\n", s->seed);
     printf("data        %s%s\n", pd_text_hex(s->data_fingerprint[0]).text, pd_text_hex(s->data_fingerprint[1]).text);
     show_tokenizer(tokenizer);
@@ -242,22 +239,6 @@ struct pruning {
     bool names_place; /* of several: whose figures these are */
 };
 
-static void prune_report(struct pruning *p, uint32_t before, const struct pd_ckpt_place *place)
-{
-    const uint32_t after = pd_store_count(place->store);
-    if (!p->options->json && before)
-        printf("%s%s%u of %s removed, %u kept\n", p->names_place ? place->root : "", p->names_place ? ": " : "",
-               before - after, pd_counted(before, "checkpoint").text, after);
-    pd_json_object_begin(&p->w, NULL);
-    if (p->names_place) pd_json_string(&p->w, "directory", place->root);
-    pd_json_u64(&p->w, "removed", before - after);
-    pd_json_array_begin(&p->w, "kept");
-    for (uint32_t i = 0; i < after; i++)
-        pd_json_string(&p->w, NULL, pd_store_entry_at(place->store, i)->name);
-    pd_json_array_end(&p->w);
-    pd_json_object_end(&p->w);
-}
-
 /* Where there is nothing to delete, nothing is written either, since the path may be a mistake. */
 static pd_status prune_tier(struct pruning *p, struct pd_ckpt_place *place, struct pd_error *err)
 {
@@ -276,7 +257,18 @@ static pd_status prune_tier(struct pruning *p, struct pd_ckpt_place *place, stru
         if (pd_store_count(place->store) > before) before = pd_store_count(place->store); /* one was rolled forward */
         st = pd_store_prune(place->store, err);
     }
-    prune_report(p, before, place);
+    const uint32_t after = pd_store_count(place->store);
+    if (!p->options->json && before)
+        printf("%s%s%u of %s removed, %u kept\n", p->names_place ? place->root : "", p->names_place ? ": " : "",
+               before - after, pd_counted(before, "checkpoint").text, after);
+    pd_json_object_begin(&p->w, NULL);
+    if (p->names_place) pd_json_string(&p->w, "directory", place->root);
+    pd_json_u64(&p->w, "removed", before - after);
+    pd_json_array_begin(&p->w, "kept");
+    for (uint32_t i = 0; i < after; i++)
+        pd_json_string(&p->w, NULL, pd_store_entry_at(place->store, i)->name);
+    pd_json_array_end(&p->w);
+    pd_json_object_end(&p->w);
     return st;
 }
 
@@ -462,17 +454,6 @@ static pd_status run_reshard(int argc, char **argv, struct pd_error *err)
     "where it counted none, behind its steps times batch.sequences. DST is a directory of checkpoints without " \
     "any; it is made when absent."
 
-/* Behind the options: a row for each format. */
-static void list_formats(char *text, size_t bytes)
-{
-    size_t used = (size_t)snprintf(text, bytes, IMPORT_DOC "\vSRC is of one of these formats:\n");
-    for (const struct pd_format *const *f = pd_formats; *f; f++) {
-        if (*f == &pd_format_perdure) continue;
-        used += (size_t)snprintf(text + used, bytes - used, "  %-12s %s\n", (*f)->name, (*f)->about);
-        PD_CHECK(used < bytes);
-    }
-}
-
 static pd_status run_import(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {.step = UINT64_MAX};
@@ -492,7 +473,14 @@ static pd_status run_import(int argc, char **argv, struct pd_error *err)
         {0}};
     /* clang-format on */
     char doc[2048];
-    list_formats(doc, sizeof doc);
+    /* Behind the options: a row for each format. */
+    size_t bytes = sizeof doc;
+    size_t used = (size_t)snprintf(doc, bytes, IMPORT_DOC "\vSRC is of one of these formats:\n");
+    for (const struct pd_format *const *f = pd_formats; *f; f++) {
+        if (*f == &pd_format_perdure) continue;
+        used += (size_t)snprintf(doc + used, bytes - used, "  %-12s %s\n", (*f)->name, (*f)->about);
+        PD_CHECK(used < bytes);
+    }
     return run("SRC DST", doc, options, &o, pd_ckpt_import, argc, argv, err);
 }
 

@@ -60,22 +60,19 @@ struct export
 
 /* ---- what is asked for ---- */
 
-static pd_status list_formats(const char *name, struct pd_error *err)
-{
-    char known[200] = "";
-    size_t used = 0;
-    for (const struct pd_format *const *f = pd_formats; *f; f++)
-        if ((*f)->plan != pd_format_not_written && used < sizeof known)
-            used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", (*f)->name);
-    if (!name) PD_FAIL(err, PD_USAGE, "say which format: --format=safetensors; there are %s", known);
-    PD_FAIL(err, PD_USAGE, "--format=%s: expected one of %s", name, known);
-}
-
 static pd_status choose_format(struct export *x, struct pd_error *err)
 {
     const char *name = x->options->format, *dtype = x->options->dtype ? x->options->dtype : "fp32";
     x->format = name ? pd_format_find(name) : NULL;
-    if (!x->format || x->format->plan == pd_format_not_written) return list_formats(name, err);
+    if (!x->format || x->format->plan == pd_format_not_written) {
+        char known[200] = "";
+        size_t used = 0;
+        for (const struct pd_format *const *f = pd_formats; *f; f++)
+            if ((*f)->plan != pd_format_not_written && used < sizeof known)
+                used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", (*f)->name);
+        if (!name) PD_FAIL(err, PD_USAGE, "say which format: --format=safetensors; there are %s", known);
+        PD_FAIL(err, PD_USAGE, "--format=%s: expected one of %s", name, known);
+    }
     uint32_t i = 0;
     while (dialects[i].format && strcmp(dialects[i].format, name) != 0)
         i++;
@@ -184,18 +181,6 @@ static pd_status make_gguf_tokenizer(const struct export *x, const struct pd_cat
     return st;
 }
 
-/* `json`, or NULL, as it is, and the tokens that begin and end a text. */
-static pd_status add_bare_tokenizer(struct export *x, const struct pd_catalog_text *json,
-                                    const struct pd_special_tokens *tokens, struct pd_error *err)
-{
-    struct pd_json_writer w;
-    pd_json_writer_init_object(&w, 0);
-    if (json) pd_json_string(&w, "huggingface.json", json->text);
-    if (tokens->bos >= 0) pd_json_i64(&w, "ggml.bos_token_id", tokens->bos);
-    if (tokens->eos_count) pd_json_i64(&w, "ggml.eos_token_id", tokens->eos[0]);
-    return pd_catalog_add_json(&x->wanted, PD_TOKENIZER_GGUF_FILE, &w, PD_OK, err);
-}
-
 /* GGUF has the tokenizer inside. One that it has no words for goes along as it is: the standard has a place for that. */
 static pd_status add_gguf_tokenizer(struct export *x, const struct pd_catalog *beside,
                                     const struct pd_special_tokens *tokens, struct pd_error *err)
@@ -212,8 +197,15 @@ static pd_status add_gguf_tokenizer(struct export *x, const struct pd_catalog *b
         return pd_error_pass(err, st, &why);
     if (text)
         st = pd_catalog_add_text(&x->wanted, PD_TOKENIZER_GGUF_FILE, text, strlen(text), err);
-    else
-        st = add_bare_tokenizer(x, json, tokens, err);
+    else {
+        /* `json`, or NULL, as it is, and the tokens that begin and end a text. */
+        struct pd_json_writer w;
+        pd_json_writer_init_object(&w, 0);
+        if (json) pd_json_string(&w, "huggingface.json", json->text);
+        if (tokens->bos >= 0) pd_json_i64(&w, "ggml.bos_token_id", tokens->bos);
+        if (tokens->eos_count) pd_json_i64(&w, "ggml.eos_token_id", tokens->eos[0]);
+        st = pd_catalog_add_json(&x->wanted, PD_TOKENIZER_GGUF_FILE, &w, PD_OK, err);
+    }
     free(text);
     return st;
 }
@@ -319,29 +311,6 @@ static pd_status add_json_tokenizer(struct export *x, const struct pd_catalog *b
     return st;
 }
 
-/* config.json and generation_config.json, and what lies beside the checkpoint. */
-static pd_status add_texts(struct export *x, struct pd_error *err)
-{
-    struct pd_catalog beside;
-    char *config = NULL, *generation = NULL;
-    pd_catalog_init(&beside, "");
-    pd_status st = read_beside(x, &beside, err);
-    const struct pd_special_tokens tokens = find_tokens(&beside);
-    const struct pd_catalog_text *sampling = pd_catalog_text(&beside, "generation_config.json");
-    if (!st) st = pd_hugging_face_write(&x->model->config, x->dtype, &tokens, &config, &generation, err);
-    if (!st) st = pd_catalog_add_text(&x->wanted, "config.json", config, strlen(config), err);
-    if (!st && !sampling)
-        st = pd_catalog_add_text(&x->wanted, "generation_config.json", generation, strlen(generation), err);
-    if (!st) st = (x->format == &pd_format_gguf ? add_gguf_tokenizer : add_json_tokenizer)(x, &beside, &tokens, err);
-    for (uint32_t i = 0; !st && i < beside.text_count; i++)
-        if (!pd_catalog_text(&x->wanted, beside.texts[i].name))
-            st = pd_catalog_add_text(&x->wanted, beside.texts[i].name, beside.texts[i].text, beside.texts[i].bytes, err);
-    free(config);
-    free(generation);
-    pd_catalog_deinit(&beside);
-    return st;
-}
-
 static pd_status want(struct export *x, struct pd_error *err)
 {
     pd_catalog_init(&x->wanted, x->format->name);
@@ -360,7 +329,25 @@ static pd_status want(struct export *x, struct pd_error *err)
                 x->options->only, x->source.path);
     if (x->has_moments && !x->format->holds_moments && !x->options->dry_run)
         fprintf(stderr, "not exported: moments of the optimizer, which %s has no place for\n", x->format->name);
-    return add_texts(x, err);
+    /* config.json and generation_config.json, and what lies beside the checkpoint. */
+    struct pd_catalog beside;
+    char *config = NULL, *generation = NULL;
+    pd_catalog_init(&beside, "");
+    pd_status st = read_beside(x, &beside, err);
+    const struct pd_special_tokens tokens = find_tokens(&beside);
+    const struct pd_catalog_text *sampling = pd_catalog_text(&beside, "generation_config.json");
+    if (!st) st = pd_hugging_face_write(&x->model->config, x->dtype, &tokens, &config, &generation, err);
+    if (!st) st = pd_catalog_add_text(&x->wanted, "config.json", config, strlen(config), err);
+    if (!st && !sampling)
+        st = pd_catalog_add_text(&x->wanted, "generation_config.json", generation, strlen(generation), err);
+    if (!st) st = (x->format == &pd_format_gguf ? add_gguf_tokenizer : add_json_tokenizer)(x, &beside, &tokens, err);
+    for (uint32_t i = 0; !st && i < beside.text_count; i++)
+        if (!pd_catalog_text(&x->wanted, beside.texts[i].name))
+            st = pd_catalog_add_text(&x->wanted, beside.texts[i].name, beside.texts[i].text, beside.texts[i].bytes, err);
+    free(config);
+    free(generation);
+    pd_catalog_deinit(&beside);
+    return st;
 }
 
 /* ---- --dry-run ---- */

@@ -139,22 +139,18 @@ bool pd_ckpt_is_model_file(const char *file)
     return dot && strcmp(dot, ".json") == 0;
 }
 
-static pd_status read_model_file(const struct pd_ckpt_foreign *f, const char *file, struct pd_config *config,
-                                 struct pd_error *err)
-{
-    char *text = NULL;
-    uint64_t bytes = 0;
-    PD_TRY(pd_formats_read_text(f->vfs, file, PD_CATALOG_TEXT_MAX, &text, &bytes, err));
-    const pd_status st = take_model(file, text, bytes, config, err);
-    free(text);
-    return st;
-}
-
 static pd_status read_any_model(const struct pd_ckpt_foreign *f, const char *file, struct pd_config *config,
                                 struct pd_error *err)
 {
     bool is_said;
-    if (pd_ckpt_is_model_file(file)) return read_model_file(f, file, config, err);
+    if (pd_ckpt_is_model_file(file)) {
+        char *text = NULL;
+        uint64_t bytes = 0;
+        PD_TRY(pd_formats_read_text(f->vfs, file, PD_CATALOG_TEXT_MAX, &text, &bytes, err));
+        const pd_status st = take_model(file, text, bytes, config, err);
+        free(text);
+        return st;
+    }
     PD_TRY(pd_ckpt_foreign_read_model(f, config, &is_said, err));
     if (is_said || file) return PD_OK;
     PD_FAIL(err, PD_INVALID,

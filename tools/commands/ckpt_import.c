@@ -79,30 +79,6 @@ static uint32_t admit(const struct pd_config *config, const struct pd_ckpt_layou
     return 4;
 }
 
-/* The degrees of --layout are for the model that the source says it is: that comes first. */
-static pd_status configure(struct import *m, struct pd_ckpt_layout *degrees, struct pd_error *err)
-{
-    char chosen[4][64], *yaml = NULL;
-    const char *overrides[PD_CKPT_LAYOUT_TEXTS + 4];
-    struct pd_config config;
-    PD_TRY(pd_ckpt_layout_parse(m->options->layout ? m->options->layout : "dp=1", degrees, err));
-    PD_TRY(pd_ckpt_foreign_configure(&m->source, m->options->config_file, &m->config, err));
-    const bool is_of_run = m->options->config_file && !pd_ckpt_is_model_file(m->options->config_file);
-    if (!is_of_run) PD_TRY(pd_ckpt_layout_check(degrees, 0, 0, err));
-    const uint32_t more = is_of_run ? 0 : admit(&m->config, degrees, chosen);
-    for (uint32_t i = 0; i < PD_CKPT_LAYOUT_TEXTS; i++)
-        overrides[i] = degrees->texts[i];
-    for (uint32_t i = 0; i < more; i++)
-        overrides[PD_CKPT_LAYOUT_TEXTS + i] = chosen[i];
-    PD_TRY(pd_config_print(&m->config, &yaml, err));
-    const pd_status st = pd_config_parse_saved(yaml, overrides, PD_CKPT_LAYOUT_TEXTS + more, &config, err);
-    free(yaml);
-    PD_TRY(st);
-    pd_config_deinit(&m->config);
-    m->config = config;
-    return PD_OK;
-}
-
 static pd_status link_source(struct import *m, struct pd_error *err)
 {
     PD_TRY(pd_ckpt_foreign_link(&m->source, m->model, m->options->fresh_optimizer, &m->links, err));
@@ -112,7 +88,25 @@ static pd_status link_source(struct import *m, struct pd_error *err)
 static pd_status decide(struct import *m, struct pd_error *err)
 {
     struct pd_ckpt_layout degrees;
-    PD_TRY(configure(m, &degrees, err));
+    /* The degrees of --layout are for the model that the source says it is: that comes first. */
+    char chosen[4][64], *yaml = NULL;
+    const char *overrides[PD_CKPT_LAYOUT_TEXTS + 4];
+    struct pd_config config;
+    PD_TRY(pd_ckpt_layout_parse(m->options->layout ? m->options->layout : "dp=1", &degrees, err));
+    PD_TRY(pd_ckpt_foreign_configure(&m->source, m->options->config_file, &m->config, err));
+    const bool is_of_run = m->options->config_file && !pd_ckpt_is_model_file(m->options->config_file);
+    if (!is_of_run) PD_TRY(pd_ckpt_layout_check(&degrees, 0, 0, err));
+    const uint32_t more = is_of_run ? 0 : admit(&m->config, &degrees, chosen);
+    for (uint32_t i = 0; i < PD_CKPT_LAYOUT_TEXTS; i++)
+        overrides[i] = degrees.texts[i];
+    for (uint32_t i = 0; i < more; i++)
+        overrides[PD_CKPT_LAYOUT_TEXTS + i] = chosen[i];
+    PD_TRY(pd_config_print(&m->config, &yaml, err));
+    const pd_status st = pd_config_parse_saved(yaml, overrides, PD_CKPT_LAYOUT_TEXTS + more, &config, err);
+    free(yaml);
+    PD_TRY(st);
+    pd_config_deinit(&m->config);
+    m->config = config;
     PD_TRY(pd_config_model(&m->config, &m->model, err));
     PD_TRY(pd_lay_out(&m->config, m->model, (uint32_t)degrees.world, &m->laid_out, err));
     return link_source(m, err);

@@ -165,18 +165,6 @@ void pd_ckpt_place_close(struct pd_ckpt_place *place)
     *place = (struct pd_ckpt_place){0};
 }
 
-static void list_steps(const struct pd_ckpt_place *place, char *ret, size_t bytes)
-{
-    uint32_t count = pd_store_count(place->store);
-    size_t used = 0;
-    ret[0] = '\0';
-    for (uint32_t i = 0; i < count && i < 6; i++) {
-        used += (size_t)snprintf(ret + used, bytes - used, "%s%" PRIu64, i ? ", " : "",
-                                 pd_store_entry_at(place->store, i)->step);
-    }
-    if (count > 6) snprintf(ret + used, bytes - used, ", ...");
-}
-
 /* What was asked for and lies there all the same, with what is wrong with it; else the newest such; NULL: nothing. */
 static const struct pd_store_unusable *find_unusable(const struct pd_ckpt_place *place, uint64_t step)
 {
@@ -195,24 +183,6 @@ static bool is_of_ours(const char *name)
     uint64_t number;
     return strcmp(name, "config.yaml") == 0 || pd_numbered_name_parse(name, "fence-", &number) ||
            pd_numbered_name_parse(name, "pool-", &number);
-}
-
-/* ret_begun   of a save or a rewrite that was killed; "" where there is none
- * ret_is_strange  files lie there, and none that a run or a store leaves */
-static pd_status look_around(const struct pd_ckpt_place *place, char ret_begun[64], bool *ret_is_strange,
-                             struct pd_error *err)
-{
-    struct pd_listing listing = {0};
-    ret_begun[0] = '\0';
-    PD_TRY(pd_vfs_list(place->vfs, place->root, &listing, err));
-    *ret_is_strange = listing.count > 0;
-    for (uint32_t i = 0; i < listing.count; i++) {
-        struct pd_step_name name;
-        if (pd_step_name_parse(listing.names[i], &name) && name.is_tmp) snprintf(ret_begun, 64, "%s", listing.names[i]);
-        if (is_of_ours(listing.names[i])) *ret_is_strange = false;
-    }
-    pd_listing_deinit(&listing);
-    return PD_OK;
 }
 
 /* What lies there and is none; false: nothing. */
@@ -276,7 +246,18 @@ pd_status pd_ckpt_place_describe_empty(const struct pd_ckpt_place *place, char *
     char begun[64];
     uint32_t quarantined;
     bool is_strange;
-    PD_TRY(look_around(place, begun, &is_strange, err));
+    /* ret_begun   of a save or a rewrite that was killed; "" where there is none
+     * ret_is_strange  files lie there, and none that a run or a store leaves */
+    struct pd_listing listing = {0};
+    begun[0] = '\0';
+    PD_TRY(pd_vfs_list(place->vfs, place->root, &listing, err));
+    is_strange = listing.count > 0;
+    for (uint32_t i = 0; i < listing.count; i++) {
+        struct pd_step_name name;
+        if (pd_step_name_parse(listing.names[i], &name) && name.is_tmp) snprintf(begun, 64, "%s", listing.names[i]);
+        if (is_of_ours(listing.names[i])) is_strange = false;
+    }
+    pd_listing_deinit(&listing);
     PD_TRY(pd_store_count_quarantined(place->store, &quarantined, err));
     if (begun[0])
         snprintf(ret_text, bytes,
@@ -304,7 +285,15 @@ pd_status pd_ckpt_place_fail_none(const struct pd_ckpt_place *place, uint64_t st
         PD_FAIL(err, PD_CORRUPT, "%s", text);
     }
     char steps[160];
-    list_steps(place, steps, sizeof steps);
+    size_t bytes = sizeof steps;
+    uint32_t count = pd_store_count(place->store);
+    size_t used = 0;
+    steps[0] = '\0';
+    for (uint32_t i = 0; i < count && i < 6; i++) {
+        used += (size_t)snprintf(steps + used, bytes - used, "%s%" PRIu64, i ? ", " : "",
+                                 pd_store_entry_at(place->store, i)->step);
+    }
+    if (count > 6) snprintf(steps + used, bytes - used, ", ...");
     PD_FAIL(err, PD_CORRUPT, "%s holds no valid checkpoint of step %" PRIu64 "; there %s %s", place->root, step,
             pd_store_count(place->store) == 1 ? "is step" : "are steps", steps);
 }

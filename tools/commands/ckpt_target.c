@@ -49,18 +49,6 @@ static void find_left(const struct pd_ckpt_target *t, const char *root, uint64_t
     pd_listing_deinit(&listing);
 }
 
-/* *err of who was asked to leave is about what became of what was written, and nothing else. */
-static void describe_left(const struct pd_ckpt_target *t, pd_status mine, const char *root, const char *left,
-                          struct pd_error *err)
-{
-    if (mine == PD_STOPPED) (void)pd_error_set(err, PD_STOPPED, PD_WHERE, 0, "asked to leave");
-    if (left[0])
-        pd_error_append(err, "; %s/%s could not be removed, and whoever writes a checkpoint there next removes it", root,
-                        left);
-    else if (mine == PD_STOPPED)
-        pd_error_append(err, ": what was written in %s is removed", t->path);
-}
-
 pd_status pd_ckpt_target_close(struct pd_ckpt_target *t, pd_status mine, struct pd_error *err)
 {
     char root[4096], left[PD_STORE_NAME_MAX] = "";
@@ -70,6 +58,14 @@ pd_status pd_ckpt_target_close(struct pd_ckpt_target *t, pd_status mine, struct 
     if (t->place.vfs) pd_ckpt_place_close(&t->place);
     if (is_undone) find_left(t, root, fence, left);
     if (mine && t->has_made) (void)!pd_vfs_rmdir(t->vfs, t->path, NULL);
-    if (is_undone) describe_left(t, mine, root, left, err);
+    if (is_undone) {
+        /* *err of who was asked to leave is about what became of what was written, and nothing else. */
+        if (mine == PD_STOPPED) (void)pd_error_set(err, PD_STOPPED, PD_WHERE, 0, "asked to leave");
+        if (left[0])
+            pd_error_append(err, "; %s/%s could not be removed, and whoever writes a checkpoint there next removes it", root,
+                            left);
+        else if (mine == PD_STOPPED)
+            pd_error_append(err, ": what was written in %s is removed", t->path);
+    }
     return mine;
 }

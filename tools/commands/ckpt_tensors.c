@@ -192,29 +192,6 @@ static void diff_row(struct pd_table *table, const struct pd_diff_row *r)
                                        r->difference == PD_DIFFERENT ? pd_text_number(r->max_abs).text : "", first, values});
 }
 
-/* "steps 2 and 6, both under dp 2, tp 1, pp 1, sp 1" */
-static void print_subjects(const struct opened sides[2])
-{
-    const struct pd_run_state *s[2];
-    char layouts[2][80];
-    for (int i = 0; i < 2; i++) {
-        s[i] = &pd_inspect_commit(sides[i].inspect)->state;
-        const struct pd_layout *l = &s[i]->layout;
-        snprintf(layouts[i], sizeof layouts[i], "dp %u, tp %u, pp %u, sp %u", l->dp, l->tp, l->pp, l->sp);
-    }
-    const uint64_t steps[2] = {s[0]->identity.step, s[1]->identity.step};
-    if (steps[0] == steps[1])
-        printf("both of step %" PRIu64, steps[0]);
-    else
-        printf("steps %" PRIu64 " and %" PRIu64, steps[0], steps[1]);
-    if (strcmp(layouts[0], layouts[1]) == 0)
-        printf(", both under %s", layouts[0]);
-    else
-        printf(", under %s and under %s", layouts[0], layouts[1]);
-    printf("%s\n",
-           memcmp(s[0]->identity.run_id, s[1]->identity.run_id, sizeof s[0]->identity.run_id) ? ", of two runs" : "");
-}
-
 /* PD_ONLY_LEFT or PD_ONLY_RIGHT where one side has all moments and the other none; *ret_count of them. Else PD_SAME. */
 static enum pd_difference find_lone_moments(const struct pd_diff *diff, uint64_t *ret_count)
 {
@@ -250,7 +227,25 @@ pd_status pd_ckpt_diff_print(const struct pd_diff *diff, struct pd_error *err)
 
 static pd_status diff_text(const struct opened sides[2], const struct pd_diff *diff, struct pd_error *err)
 {
-    print_subjects(sides);
+    /* "steps 2 and 6, both under dp 2, tp 1, pp 1, sp 1" */
+    const struct pd_run_state *s[2];
+    char layouts[2][80];
+    for (int i = 0; i < 2; i++) {
+        s[i] = &pd_inspect_commit(sides[i].inspect)->state;
+        const struct pd_layout *l = &s[i]->layout;
+        snprintf(layouts[i], sizeof layouts[i], "dp %u, tp %u, pp %u, sp %u", l->dp, l->tp, l->pp, l->sp);
+    }
+    const uint64_t steps[2] = {s[0]->identity.step, s[1]->identity.step};
+    if (steps[0] == steps[1])
+        printf("both of step %" PRIu64, steps[0]);
+    else
+        printf("steps %" PRIu64 " and %" PRIu64, steps[0], steps[1]);
+    if (strcmp(layouts[0], layouts[1]) == 0)
+        printf(", both under %s", layouts[0]);
+    else
+        printf(", under %s and under %s", layouts[0], layouts[1]);
+    printf("%s\n",
+           memcmp(s[0]->identity.run_id, s[1]->identity.run_id, sizeof s[0]->identity.run_id) ? ", of two runs" : "");
     return pd_ckpt_diff_print(diff, err);
 }
 
@@ -281,14 +276,6 @@ pd_status pd_ckpt_diff_json(const char *const paths[2], const uint64_t steps[2],
         pd_json_object_end(&w);
     }
     return pd_output_json(&w, err);
-}
-
-static pd_status diff_json(const struct opened sides[2], const struct pd_diff *diff, struct pd_error *err)
-{
-    const char *const paths[2] = {sides[0].path, sides[1].path};
-    const uint64_t steps[2] = {pd_inspect_commit(sides[0].inspect)->state.identity.step,
-                               pd_inspect_commit(sides[1].inspect)->state.identity.step};
-    return pd_ckpt_diff_json(paths, steps, diff, err);
 }
 
 /* The difference met damage on one side: which, is seen when all of it is read. */
@@ -324,9 +311,12 @@ static pd_status diff_opened(const struct pd_ckpt_options *options, struct opene
         pd_shown_progress_end(&progress);
     } while (status && !(status = take_other_side(sides, status)));
     status = pd_ckpt_add_advice(status, err);
-    if (!status && options->json)
-        status = diff_json(sides, &diff, err);
-    else if (!status && !options->quiet)
+    if (!status && options->json) {
+        const char *const paths[2] = {sides[0].path, sides[1].path};
+        const uint64_t steps[2] = {pd_inspect_commit(sides[0].inspect)->state.identity.step,
+                                   pd_inspect_commit(sides[1].inspect)->state.identity.step};
+        status = pd_ckpt_diff_json(paths, steps, &diff, err);
+    } else if (!status && !options->quiet)
         status = diff_text(sides, &diff, err);
     if (!status && diff.different_count)
         status = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s and %s hold different state", sides[0].path, sides[1].path);

@@ -45,8 +45,11 @@ static bool is_asked_for(const struct verify *v, uint64_t asked_step, const char
     return v->place.named[0] ? strcmp(v->place.named, name) == 0 : asked_step == UINT64_MAX || asked_step == step;
 }
 
-static void collect(struct verify *v, uint64_t step)
+static pd_status choose(struct verify *v, uint64_t step, struct pd_error *err)
 {
+    uint32_t most = pd_store_count(v->place.store) + pd_store_unusable_count(v->place.store);
+    v->candidates = calloc((size_t)most + 1, sizeof *v->candidates);
+    if (!v->candidates) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u checkpoints", most);
     for (uint32_t i = 0; i < pd_store_count(v->place.store); i++) {
         const struct pd_store_entry *entry = pd_store_entry_at(v->place.store, i);
         if (entry->step > v->newest_whole) v->newest_whole = entry->step;
@@ -59,14 +62,6 @@ static void collect(struct verify *v, uint64_t step)
         v->candidates[v->count++] = (struct candidate){unusable->name, unusable};
     }
     qsort(v->candidates, v->count, sizeof *v->candidates, newest_first);
-}
-
-static pd_status choose(struct verify *v, uint64_t step, struct pd_error *err)
-{
-    uint32_t most = pd_store_count(v->place.store) + pd_store_unusable_count(v->place.store);
-    v->candidates = calloc((size_t)most + 1, sizeof *v->candidates);
-    if (!v->candidates) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u checkpoints", most);
-    collect(v, step);
     if (v->count) return PD_OK;
     if (!v->place.named[0]) return pd_ckpt_place_fail_none(&v->place, step, err);
     v->candidates[v->count++].name = v->place.named;

@@ -35,22 +35,6 @@ static void show_progress(void *context, uint64_t done, uint64_t windows)
     if (done == windows) fputs(PD_PROGRESS_CLEAR, stderr);
 }
 
-static pd_status evaluate(const struct eval *e, const char *checkpoints, const char *data, pd_should_stop should_stop,
-                          struct pd_evaluated *ret_evaluated, struct pd_error *err)
-{
-    char path[4200];
-    snprintf(path, sizeof path, "%s", data);
-    const struct pd_evaluation evaluation = {.checkpoints = checkpoints,
-                                             .data = {.path = path},
-                                             .windows = e->windows,
-                                             .context = e->context,
-                                             .threads = e->threads,
-                                             .precision = pd_precisions[e->precision],
-                                             .should_stop = should_stop,
-                                             .progress = show_progress};
-    return pd_evaluate(&evaluation, ret_evaluated, err);
-}
-
 /* ---- text ---- */
 
 static bool is_text(const char *path)
@@ -126,7 +110,18 @@ static pd_status run(const struct eval *e, struct pd_temporary *temporary, struc
     else
         PD_TRY(pd_run_tiers_checkpoints_of(e->path, place, &checkpoints, err));
     PD_TRY(take_text(e, checkpoints, temporary, buffer, &data, err));
-    return evaluate(e, checkpoints, data, temporary->folder[0] ? pd_signals_say_leave : NULL, ret_evaluated, err);
+    pd_should_stop should_stop = temporary->folder[0] ? pd_signals_say_leave : NULL;
+    char path[4200];
+    snprintf(path, sizeof path, "%s", data);
+    const struct pd_evaluation evaluation = {.checkpoints = checkpoints,
+                                             .data = {.path = path},
+                                             .windows = e->windows,
+                                             .context = e->context,
+                                             .threads = e->threads,
+                                             .precision = pd_precisions[e->precision],
+                                             .should_stop = should_stop,
+                                             .progress = show_progress};
+    return pd_evaluate(&evaluation, ret_evaluated, err);
 }
 
 static pd_status print_result(const struct eval *e, const struct pd_evaluated *v, struct pd_error *err)

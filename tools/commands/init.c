@@ -126,15 +126,6 @@ static pd_status ask(struct init *in, const char *question, const char *otherwis
     }
 }
 
-static pd_status ask_all(struct init *in, struct pd_error *err)
-{
-    PD_TRY(ask(in, "What text or tokens? A file or a directory", NULL, in->data, "data=FILE", take_data, err));
-    PD_TRY(ask(in, "Which model? A size such as byte-1m, gpt2-124m or llama-1.5b, or a directory to go on from", "byte-1m",
-               in->model, "model=NAME", check_model, err));
-    return ask(in, "Which machine? auto for this one, cpu, or a GPU such as h100-80g", "auto", in->machine, "machine=NAME",
-               find_machine, err);
-}
-
 /* ---- what fits ---- */
 
 static pd_status load(struct init *in, uint32_t step, struct pd_config *ret_config, struct pd_error *err)
@@ -200,28 +191,6 @@ static void put_text(FILE *out, const char *text)
     fputc('"', out);
 }
 
-static void put_batch(FILE *out, const struct init *in)
-{
-    const struct pd_config *c = &in->config;
-    fprintf(out, "\nbatch:\n  sequences: %-10u # of a step, on one rank or many: bits do not depend on ranks\n",
-            c->batch.sequences);
-    if (in->step) fprintf(out, "  micro_batch: %-8u # %s\n", c->batch.micro_batch, "computed at once; memory follows it");
-    fprintf(out, "  context: %-12u # tokens a sequence\n", c->batch.context);
-}
-
-static void put_offload(FILE *out, const struct init *in)
-{
-    bool is_first = true;
-    for (uint32_t i = 0; steps[in->step].overrides[i]; i++) {
-        const char *text = steps[in->step].overrides[i];
-        if (strncmp(text, "offload.", 8) != 0) continue;
-        if (is_first) fprintf(out, "\noffload: # %s;\n  # the bits are the same\n", steps[in->step].why);
-        is_first = false;
-        const char *equals = strchr(text, '=');
-        fprintf(out, "  %.*s: %s\n", (int)(equals - text - 8), text + 8, equals + 1);
-    }
-}
-
 static void put_config(FILE *out, const struct init *in)
 {
     const struct pd_layout *l = &in->choice.laid_out.layout;
@@ -241,13 +210,25 @@ static void put_config(FILE *out, const struct init *in)
     fputs("\n\ndata:\n  train: [", out);
     put_text(out, in->data);
     fputs("]\n  validation_fraction: 0.01 # the end of each file is kept apart\n", out);
-    put_batch(out, in);
+    const struct pd_config *c = &in->config;
+    fprintf(out, "\nbatch:\n  sequences: %-10u # of a step, on one rank or many: bits do not depend on ranks\n",
+            c->batch.sequences);
+    if (in->step) fprintf(out, "  micro_batch: %-8u # %s\n", c->batch.micro_batch, "computed at once; memory follows it");
+    fprintf(out, "  context: %-12u # tokens a sequence\n", c->batch.context);
     fputs("\noptimizer:\n  lr: 3e-4              # at its peak: a warm-up leads there, a cosine to a tenth\n", out);
     fprintf(out,
             "\nlayout:\n  auto: true            # the planner chooses degrees and recomputation, at every restart\n  ranks: "
             "%-14u # may change at any restart\n",
             in->ranks);
-    put_offload(out, in);
+    bool is_first = true;
+    for (uint32_t i = 0; steps[in->step].overrides[i]; i++) {
+        const char *text = steps[in->step].overrides[i];
+        if (strncmp(text, "offload.", 8) != 0) continue;
+        if (is_first) fprintf(out, "\noffload: # %s;\n  # the bits are the same\n", steps[in->step].why);
+        is_first = false;
+        const char *equals = strchr(text, '=');
+        fprintf(out, "  %.*s: %s\n", (int)(equals - text - 8), text + 8, equals + 1);
+    }
     fputs("\ncheckpoint:\n  every: 100\n\nvalidation:\n  every: 100\n", out);
 }
 
@@ -270,9 +251,11 @@ static pd_status write_config(const struct init *in, struct pd_error *err)
     return PD_OK;
 }
 
-/* What a run would not begin with: files that are absent, empty or shorter than a sample. */
-static void say_data(struct init *in)
+static void say_next(struct init *in)
 {
+    const size_t length = strlen(in->data);
+    const bool is_text = length > 4 && strcmp(in->data + length - 4, ".txt") == 0;
+    /* What a run would not begin with: files that are absent, empty or shorter than a sample. */
     char *notes = NULL;
     struct pd_error wrong = {.status = PD_OK};
     pd_status st = pd_config_find_data(&in->config, &notes, &wrong);
@@ -280,13 +263,6 @@ static void say_data(struct init *in)
     const struct pd_data_options data = pd_config_data(&in->config);
     if (!st) st = pd_data_check(&data, &wrong);
     if (st) (void)fprintf(stderr, "the data is not ready yet: %s\n", wrong.message);
-}
-
-static void say_next(struct init *in)
-{
-    const size_t length = strlen(in->data);
-    const bool is_text = length > 4 && strcmp(in->data + length - 4, ".txt") == 0;
-    say_data(in);
     if (is_text && in->config.model.vocab > TEXT_VOCAB_MAX)
         (void)fprintf(stderr,
                       "%s is text, and the model has %u tokens: pack it first, and name the packed file as data.train\n"
@@ -318,7 +294,11 @@ static pd_status check_output(const struct init *in, struct pd_error *err)
 static pd_status run(struct init *in, struct pd_error *err)
 {
     if (in->asks) PD_TRY(check_output(in, err));
-    PD_TRY(ask_all(in, err));
+    PD_TRY(ask(in, "What text or tokens? A file or a directory", NULL, in->data, "data=FILE", take_data, err));
+    PD_TRY(ask(in, "Which model? A size such as byte-1m, gpt2-124m or llama-1.5b, or a directory to go on from", "byte-1m",
+               in->model, "model=NAME", check_model, err));
+    PD_TRY(ask(in, "Which machine? auto for this one, cpu, or a GPU such as h100-80g", "auto", in->machine, "machine=NAME",
+               find_machine, err));
     PD_TRY(fit(in, err));
     pd_status st = write_config(in, err);
     if (!st) say_next(in);

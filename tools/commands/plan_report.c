@@ -83,21 +83,6 @@ static struct tiers tiers_of(const struct pd_plan_subject *s)
     return t;
 }
 
-static void print_tiers(const struct pd_config *c, const struct tiers *t)
-{
-    const struct pd_text state = pd_text_bytes(t->state);
-    if (!c->checkpoint.tiers_count)
-        printf("checkpoint  %s; %u are kept%s and one is being written: %s\n", state.text, c->checkpoint.keep_last,
-               c->offload.optimizer == PD_PLACE_NVME ? ", one is read" : "",
-               pd_text_bytes(t->state * t->checkpoints[0]).text);
-    else
-        printf("checkpoint  %s\n", state.text);
-    for (uint32_t i = 0; c->checkpoint.tiers_count && i < t->count; i++)
-        printf("tier %u      %s: %s at once: %s%s\n", i, t->options[i].dir, pd_counted(t->checkpoints[i], "checkpoint").text,
-               pd_text_bytes(t->state * t->checkpoints[i]).text,
-               t->options[i].replicas ? ", half of it replicas of other hosts' shards" : "");
-}
-
 static void write_tiers(struct pd_json_writer *w, const struct tiers *t)
 {
     pd_json_array_begin(w, "tiers");
@@ -124,7 +109,17 @@ static void describe(const struct pd_plan_subject *s)
            c->batch.context, pd_text_count(tokens).text,
            pd_text_short((double)tokens * pd_model_flops_per_token(s->model, c->batch.context)).text,
            pd_counted(c->batch.sequences / c->batch.micro_batch, "micro-batch").text, c->batch.micro_batch);
-    print_tiers(c, &tiers);
+    const struct pd_text state = pd_text_bytes(tiers.state);
+    if (!c->checkpoint.tiers_count)
+        printf("checkpoint  %s; %u are kept%s and one is being written: %s\n", state.text, c->checkpoint.keep_last,
+               c->offload.optimizer == PD_PLACE_NVME ? ", one is read" : "",
+               pd_text_bytes(tiers.state * tiers.checkpoints[0]).text);
+    else
+        printf("checkpoint  %s\n", state.text);
+    for (uint32_t i = 0; c->checkpoint.tiers_count && i < tiers.count; i++)
+        printf("tier %u      %s: %s at once: %s%s\n", i, tiers.options[i].dir,
+               pd_counted(tiers.checkpoints[i], "checkpoint").text, pd_text_bytes(tiers.state * tiers.checkpoints[i]).text,
+               tiers.options[i].replicas ? ", half of it replicas of other hosts' shards" : "");
 }
 
 static void begin_memory_table(struct pd_table *table, const char *const *first, uint32_t first_count)
@@ -169,19 +164,6 @@ static int by_ranks(const void *a, const void *b, void *groups)
 struct shown {
     uint32_t groups[GROUPS_SHOWN], count;
 };
-
-static pd_status choose_groups(const struct pd_world_memory *m, struct shown *ret_shown, struct pd_error *err)
-{
-    uint32_t *order = malloc(m->group_count * sizeof *order);
-    if (!order) PD_FAIL(err, PD_NO_MEMORY, "no memory for a table");
-    for (uint32_t g = 0; g < m->group_count; g++)
-        order[g] = g;
-    ret_shown->count = m->group_count < GROUPS_SHOWN ? m->group_count : GROUPS_SHOWN;
-    if (ret_shown->count < m->group_count) qsort_r(order, m->group_count, sizeof *order, by_ranks, m->groups);
-    memcpy(ret_shown->groups, order, ret_shown->count * sizeof *order);
-    free(order);
-    return PD_OK;
-}
 
 /* Where it lies and what moves. */
 static pd_status print_places(const struct pd_plan_subject *s, const struct pd_planned_world *w, const struct shown *shown,
@@ -263,20 +245,6 @@ static void print_library(const struct pd_planned_world *w)
         printf("in that, beside the table: NCCL's own buffers, %s a rank at most, by an estimate that was not measured on a "
                "GPU; NCCL_BUFFSIZE and fewer neighbours make them smaller\n",
                pd_text_bytes(most).text);
-}
-
-static void print_where(const struct pd_plan_subject *s, const struct pd_planned_world *w)
-{
-    const enum pd_place places[] = {s->config->offload.optimizer, s->config->offload.parameters,
-                                    s->config->offload.gradients, s->config->offload.activations};
-    bool any = false;
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++)
-        any = any || places[i] == PD_PLACE_CPU;
-    if (w->offload) print_streams(w);
-    if (w->offload) print_bus(w);
-    if (any && !is_on_gpu(s->config)) printf("note: the device is the CPU, where offload.*=cpu is the same as device\n");
-    printf("a process takes about %s beside the memory of its ranks: program, libraries, stacks, tables\n",
-           pd_text_bytes(w->process_bytes).text);
 }
 
 static pd_status print_groups(const struct pd_world_memory *m, const struct shown *shown, struct pd_error *err)
@@ -446,12 +414,29 @@ static pd_status print_details(const struct pd_plan_subject *s, const struct pd_
            pd_counted(w->cost.slots, "micro-batch").text, w->cost.padding ? " at most" : "",
            pd_counted(w->threads, "thread").text);
     struct shown shown;
-    PD_TRY(choose_groups(&w->memory, &shown, err));
+    const struct pd_world_memory *m = &w->memory;
+    uint32_t *order = malloc(m->group_count * sizeof *order);
+    if (!order) PD_FAIL(err, PD_NO_MEMORY, "no memory for a table");
+    for (uint32_t g = 0; g < m->group_count; g++)
+        order[g] = g;
+    shown.count = m->group_count < GROUPS_SHOWN ? m->group_count : GROUPS_SHOWN;
+    if (shown.count < m->group_count) qsort_r(order, m->group_count, sizeof *order, by_ranks, m->groups);
+    memcpy(shown.groups, order, shown.count * sizeof *order);
+    free(order);
     PD_TRY(print_groups(&w->memory, &shown, err));
     if (w->offload || is_on_gpu(s->config)) PD_TRY(print_places(s, w, &shown, err));
     print_totals(s, w);
     print_library(w);
-    print_where(s, w);
+    const enum pd_place places[] = {s->config->offload.optimizer, s->config->offload.parameters,
+                                    s->config->offload.gradients, s->config->offload.activations};
+    bool any = false;
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++)
+        any = any || places[i] == PD_PLACE_CPU;
+    if (w->offload) print_streams(w);
+    if (w->offload) print_bus(w);
+    if (any && !is_on_gpu(s->config)) printf("note: the device is the CPU, where offload.*=cpu is the same as device\n");
+    printf("a process takes about %s beside the memory of its ranks: program, libraries, stacks, tables\n",
+           pd_text_bytes(w->process_bytes).text);
     if (!fits(s->machine, w->memory.worst_bytes))
         printf("note: this does not fit the %s of %s%s%s\n", pd_text_bytes((uint64_t)s->machine->device_bytes).text,
                s->machine->name, w->remedy[0] ? ": " : "", w->remedy);
@@ -535,16 +520,6 @@ static void write_memory(struct pd_json_writer *w, const struct pd_memory_plan *
     pd_json_object_end(w);
 }
 
-static void write_places(struct pd_json_writer *w, const struct pd_offload_plan *p, uint64_t pinned)
-{
-    PD_JSON_U64S(w, {"host_bytes", pinned}, {"pinned_bytes", pinned}, {"nvme_bytes", p->nvme_bytes},
-                 {"nvme_generations", p->generations}, {"nvme_generation_bytes", p->generation_bytes},
-                 {"nvme_scratch_bytes", p->scratch_bytes}, {"nvme_step_bytes", p->step_bytes},
-                 {"nvme_state_bytes", p->state_traffic}, {"nvme_parameter_bytes", p->parameter_traffic},
-                 {"nvme_gradient_bytes", p->gradient_traffic}, {"nvme_activation_bytes", p->activation_traffic},
-                 {"bus_in_bytes", p->bus_in_bytes}, {"bus_out_bytes", p->bus_out_bytes});
-}
-
 static void write_groups(struct pd_json_writer *w, const struct pd_config *config, const struct pd_planned_world *x)
 {
     const struct pd_offload_plan none = {0};
@@ -557,7 +532,14 @@ static void write_groups(struct pd_json_writer *w, const struct pd_config *confi
         write_memory(w, &m->groups[g].plan);
         pd_json_u64(w, "device_bytes", pd_memory_plan_total(&m->groups[g].plan));
         pd_json_u64(w, "nccl_bytes_estimated", m->groups[g].plan.library_bytes);
-        write_places(w, x->offload ? &x->offload[g] : &none, pinned_of(config, &m->groups[g].plan));
+        const struct pd_offload_plan *p = x->offload ? &x->offload[g] : &none;
+        uint64_t pinned = pinned_of(config, &m->groups[g].plan);
+        PD_JSON_U64S(w, {"host_bytes", pinned}, {"pinned_bytes", pinned}, {"nvme_bytes", p->nvme_bytes},
+                     {"nvme_generations", p->generations}, {"nvme_generation_bytes", p->generation_bytes},
+                     {"nvme_scratch_bytes", p->scratch_bytes}, {"nvme_step_bytes", p->step_bytes},
+                     {"nvme_state_bytes", p->state_traffic}, {"nvme_parameter_bytes", p->parameter_traffic},
+                     {"nvme_gradient_bytes", p->gradient_traffic}, {"nvme_activation_bytes", p->activation_traffic},
+                     {"bus_in_bytes", p->bus_in_bytes}, {"bus_out_bytes", p->bus_out_bytes});
         pd_json_object_end(w);
     }
     pd_json_array_end(w);
@@ -583,23 +565,6 @@ static void write_layout(struct pd_json_writer *w, const struct pd_laid_out *lai
     pd_json_object_end(w);
 }
 
-static void write_cost(struct pd_json_writer *w, const struct pd_step_cost *c)
-{
-    PD_JSON_U64S(w, {"slots", c->slots}, {"padding_micro_batches", c->padding}, {"padding_bytes", c->padding_bytes},
-                 {"parameter_bytes_received", c->parameter_bytes}, {"gradient_bytes_received", c->gradient_bytes},
-                 {"gradient_bytes_by_step", c->gradient_bytes_step}, {"gradient_bytes_by_lane", c->gradient_bytes_lane},
-                 {"host_parameter_bytes_sent", c->parameter_bytes_host},
-                 {"host_gradient_bytes_sent", c->gradient_bytes_host},
-                 {"host_gradient_bytes_by_step", c->gradient_bytes_step_host},
-                 {"host_gradient_bytes_by_lane", c->gradient_bytes_lane_host}, {"tensor_bytes_received", c->tensor_bytes},
-                 {"tensor_bytes_beside_compute", c->tensor_beside_bytes}, {"sequence_bytes_received", c->sequence_bytes},
-                 {"pipeline_bytes_received", c->pipeline_bytes});
-    PD_JSON_DOUBLES(w, {"bubble", c->bubble}, {"compute_seconds", c->compute_seconds},
-                    {"recompute_seconds", c->recompute_seconds}, {"exposed_seconds", c->exposed_seconds},
-                    {"bubble_seconds", c->bubble_seconds}, {"optimizer_seconds", c->optimizer_seconds},
-                    {"nvme_seconds", c->nvme_seconds}, {"bus_seconds", c->bus_seconds}, {"step_seconds", c->step_seconds});
-}
-
 static void write_world(struct pd_json_writer *w, const struct pd_config *config, const struct pd_model *model,
                         const struct pd_planned_world *x)
 {
@@ -617,7 +582,20 @@ static void write_world(struct pd_json_writer *w, const struct pd_config *config
     PD_JSON_U64S(w, {"process_bytes", x->process_bytes}, {"worst_rank_bytes", x->memory.worst_bytes},
                  {"mean_rank_bytes", (uint64_t)x->memory.mean_bytes}, {"ranks_without_heads", x->without_heads},
                  {"ranks_without_ffn", x->without_ffn});
-    write_cost(w, &x->cost);
+    const struct pd_step_cost *c = &x->cost;
+    PD_JSON_U64S(w, {"slots", c->slots}, {"padding_micro_batches", c->padding}, {"padding_bytes", c->padding_bytes},
+                 {"parameter_bytes_received", c->parameter_bytes}, {"gradient_bytes_received", c->gradient_bytes},
+                 {"gradient_bytes_by_step", c->gradient_bytes_step}, {"gradient_bytes_by_lane", c->gradient_bytes_lane},
+                 {"host_parameter_bytes_sent", c->parameter_bytes_host},
+                 {"host_gradient_bytes_sent", c->gradient_bytes_host},
+                 {"host_gradient_bytes_by_step", c->gradient_bytes_step_host},
+                 {"host_gradient_bytes_by_lane", c->gradient_bytes_lane_host}, {"tensor_bytes_received", c->tensor_bytes},
+                 {"tensor_bytes_beside_compute", c->tensor_beside_bytes}, {"sequence_bytes_received", c->sequence_bytes},
+                 {"pipeline_bytes_received", c->pipeline_bytes});
+    PD_JSON_DOUBLES(w, {"bubble", c->bubble}, {"compute_seconds", c->compute_seconds},
+                    {"recompute_seconds", c->recompute_seconds}, {"exposed_seconds", c->exposed_seconds},
+                    {"bubble_seconds", c->bubble_seconds}, {"optimizer_seconds", c->optimizer_seconds},
+                    {"nvme_seconds", c->nvme_seconds}, {"bus_seconds", c->bus_seconds}, {"step_seconds", c->step_seconds});
     pd_json_array_begin(w, "alternatives");
     for (uint32_t i = 0; i < x->alternative_count; i++) {
         pd_json_object_begin(w, NULL);

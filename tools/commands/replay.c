@@ -103,14 +103,6 @@ static const struct pd_store_entry *find_next(struct audit *a)
     return next;
 }
 
-static pd_status parse_config(struct audit *a, const char *yaml, struct pd_error *err)
-{
-    const char *overrides[ALONE + OVERRIDES_MAX];
-    memcpy(overrides, alone, sizeof alone);
-    memcpy(overrides + ALONE, a->words, a->word_count * sizeof *a->words);
-    return pd_config_parse_saved(yaml, overrides, (uint32_t)ALONE + a->word_count, &a->config, err);
-}
-
 /* With what the steps were computed: the launch that made the checkpoint behind them says it, or the newest one. */
 static pd_status choose(struct audit *a, struct pd_error *err)
 {
@@ -129,7 +121,11 @@ static pd_status choose(struct audit *a, struct pd_error *err)
         a->last = next->step;
     }
     PD_TRY(pd_store_read_commit(a->place.store, entry, &commit, err));
-    const pd_status st = parse_config(a, commit.state.config, err);
+    const char *overrides[ALONE + OVERRIDES_MAX];
+    memcpy(overrides, alone, sizeof alone);
+    memcpy(overrides + ALONE, a->words, a->word_count * sizeof *a->words);
+    const pd_status st =
+        pd_config_parse_saved(commit.state.config, overrides, (uint32_t)ALONE + a->word_count, &a->config, err);
     pd_commit_deinit(&commit);
     return pd_error_context(err, st, "the configuration of step %" PRIu64, entry->step);
 }
@@ -162,21 +158,6 @@ static pd_status take_step(void *context, uint64_t step, const struct pd_step_re
         a->losses[a->loss_count] = (struct loss){.recorded = 0};
     memcpy(&a->losses[count - 1].computed, &result->loss, sizeof result->loss);
     return PD_OK;
-}
-
-static pd_status compute(struct audit *a, struct pd_error *err)
-{
-    struct pd_tiers_options tiers = {.count = a->place.tiers.count};
-    for (uint32_t i = 0; i < tiers.count; i++)
-        tiers.tiers[i] = (struct pd_tier_options){.dir = a->place.tiers.tiers[i].dir, .keep_last = 1};
-    const struct pd_replay replay = {.config = &a->config,
-                                     .tiers = &tiers,
-                                     .step = a->step,
-                                     .last = a->last,
-                                     .threads = a->threads ? a->threads : pd_cpu_cores(),
-                                     .stepped = take_step,
-                                     .context = a};
-    return pd_replay(&replay, &a->replayed, err);
 }
 
 /* ---- both ---- */
@@ -220,8 +201,22 @@ static void report_state(struct pd_report *report, const struct audit *a)
     pd_report_text(report, "computed_state_digest", pd_text_hex(a->replayed.state_digest).text);
 }
 
-static pd_status print_result(const struct audit *a, struct pd_error *err)
+static pd_status audit(struct audit *a, struct pd_error *err)
 {
+    PD_TRY(choose(a, err));
+    PD_TRY(read_digest(a, err));
+    struct pd_tiers_options tiers = {.count = a->place.tiers.count};
+    for (uint32_t i = 0; i < tiers.count; i++)
+        tiers.tiers[i] = (struct pd_tier_options){.dir = a->place.tiers.tiers[i].dir, .keep_last = 1};
+    const struct pd_replay replay = {.config = &a->config,
+                                     .tiers = &tiers,
+                                     .step = a->step,
+                                     .last = a->last,
+                                     .threads = a->threads ? a->threads : pd_cpu_cores(),
+                                     .stepped = take_step,
+                                     .context = a};
+    PD_TRY(pd_replay(&replay, &a->replayed, err));
+    (void)read_metrics(a);
     struct pd_report report;
     uint64_t different;
     pd_report_begin(&report, a->json);
@@ -242,15 +237,6 @@ static pd_status print_result(const struct audit *a, struct pd_error *err)
             "it away)",
             different ? "losses" : "the state behind the last", a->replayed.from_step + 1, a->last, different ? "are" : "is",
             a->replayed.from_step);
-}
-
-static pd_status audit(struct audit *a, struct pd_error *err)
-{
-    PD_TRY(choose(a, err));
-    PD_TRY(read_digest(a, err));
-    PD_TRY(compute(a, err));
-    (void)read_metrics(a);
-    return print_result(a, err);
 }
 
 /* RUN is the one word that is no override. */

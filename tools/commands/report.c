@@ -105,21 +105,6 @@ static void compare(struct report *r, const struct pd_config *configs)
                 memcpy(r->differences[k].values[i], r->differences[k].values[0], sizeof r->differences[k].values[0]);
 }
 
-/* A run whose configuration cannot be read is drawn all the same. */
-static void compare_configs(struct report *r)
-{
-    struct pd_config configs[PD_REPORT_RUNS_MAX];
-    uint32_t read = 0;
-    for (; read < r->data.count; read++) {
-        char path[4400];
-        snprintf(path, sizeof path, "%s/config.yaml", r->runs[read].history.dir);
-        if (pd_config_load_saved(path, &configs[read], NULL)) break;
-    }
-    if (read == r->data.count && read > 1) compare(r, configs);
-    while (read-- > 0)
-        pd_config_deinit(&configs[read]);
-}
-
 /* ---- names ---- */
 
 /* The last `parts` components of a path. */
@@ -181,7 +166,17 @@ static pd_status read_runs(struct report *r, struct pd_error *err)
         take_config(run);
     }
     tell_apart(r);
-    compare_configs(r);
+    /* A run whose configuration cannot be read is drawn all the same. */
+    struct pd_config configs[PD_REPORT_RUNS_MAX];
+    uint32_t read = 0;
+    for (; read < r->data.count; read++) {
+        char path[4400];
+        snprintf(path, sizeof path, "%s/config.yaml", r->runs[read].history.dir);
+        if (pd_config_load_saved(path, &configs[read], NULL)) break;
+    }
+    if (read == r->data.count && read > 1) compare(r, configs);
+    while (read-- > 0)
+        pd_config_deinit(&configs[read]);
     return PD_OK;
 }
 

@@ -151,24 +151,6 @@ static pd_status check_run_dir(const struct pd_config *config, struct pd_error *
             dir, config->checkpoint.tiers_count ? "checkpoint.tiers[0].dir" : "checkpoint.dir", dir);
 }
 
-/* What this launch's workers read: a file of its own, so that a launch which is refused changes nothing of the one that
- * runs. Those that killed launches of this host left behind go. */
-static void private_config_path(const struct pd_config *config, char *ret_path)
-{
-    char host[256] = "host", pattern[4096];
-    glob_t stale;
-    gethostname(host, sizeof host - 1);
-    snprintf(pattern, sizeof pattern, "%s/.config-%s-*.yaml", config->run.dir, host);
-    if (glob(pattern, 0, NULL, &stale) == 0) {
-        for (size_t i = 0; i < stale.gl_pathc; i++) {
-            const char *number = strrchr(stale.gl_pathv[i], '-') + 1;
-            if (kill((pid_t)strtol(number, NULL, 10), 0) && errno == ESRCH) unlink(stale.gl_pathv[i]);
-        }
-        globfree(&stale);
-    }
-    snprintf(ret_path, 4096, "%s/.config-%s-%d.yaml", config->run.dir, host, (int)getpid());
-}
-
 /* Training makes it. */
 static bool is_run_dir(const struct pd_config *config, const char *folder)
 {
@@ -326,7 +308,20 @@ static pd_status launch_claimed(const struct pd_config *config, struct pd_launch
     self[length] = '\0';
     PD_TRY(check_same_checkpoints(config, err));
     PD_TRY(import_first(config, err));
-    private_config_path(config, path);
+    /* What this launch's workers read: a file of its own, so that a launch which is refused changes nothing of the one that
+ * runs. Those that killed launches of this host left behind go. */
+    char host[256] = "host", pattern[4096];
+    glob_t stale;
+    gethostname(host, sizeof host - 1);
+    snprintf(pattern, sizeof pattern, "%s/.config-%s-*.yaml", config->run.dir, host);
+    if (glob(pattern, 0, NULL, &stale) == 0) {
+        for (size_t i = 0; i < stale.gl_pathc; i++) {
+            const char *number = strrchr(stale.gl_pathv[i], '-') + 1;
+            if (kill((pid_t)strtol(number, NULL, 10), 0) && errno == ESRCH) unlink(stale.gl_pathv[i]);
+        }
+        globfree(&stale);
+    }
+    snprintf(path, 4096, "%s/.config-%s-%d.yaml", config->run.dir, host, (int)getpid());
     pd_status st = pd_config_write(config, path, err);
     if (st) return pd_error_context(err, st, "run.dir cannot be written; make it so, or name another with run.dir=DIR");
     if (isatty(STDERR_FILENO)) setenv("PERDURE_PROGRESS", "bar", 0);
@@ -351,13 +346,6 @@ static void forget_scans(const struct pd_config *config)
     globfree(&found);
 }
 
-static void record_fresh(const struct pd_config *config)
-{
-    struct pd_json_writer w;
-    pd_event_begin(&w, "fresh");
-    pd_event_end(&w, config->run.dir);
-}
-
 static pd_status launch(const struct pd_config *config, const struct train *t, struct pd_launch_chooser *chooser,
                         struct pd_error *err)
 {
@@ -366,26 +354,14 @@ static pd_status launch(const struct pd_config *config, const struct train *t, s
     PD_TRY(pd_launch_claim(config->run.dir, BUSY_WAIT_MS, &claim, err));
     setenv(PD_LAUNCH_ENV_VERIFY, t->verify_data ? "1" : "", 1); /* for hosts with a run.dir of their own */
     if (t->verify_data) forget_scans(config);
-    if (t->fresh) record_fresh(config);
+    if (t->fresh) {
+        struct pd_json_writer w;
+        pd_event_begin(&w, "fresh");
+        pd_event_end(&w, config->run.dir);
+    }
     const pd_status st = launch_claimed(config, chooser, err);
     pd_launch_claim_drop(claim);
     return st;
-}
-
-/* As the sink of metrics writes them; null: it is not known. */
-static void print_losses(const struct pd_config *config, struct pd_json_writer *w)
-{
-    static const char *const keys[] = {"loss", "validation_loss"};
-    char line[16384];
-    struct pd_json_document *document = NULL;
-    pd_recorded_last_line(config->run.dir, line, sizeof line);
-    const bool is_read = !pd_json_parse("metrics.jsonl", line, strlen(line), &document, NULL);
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
-        double value = NAN;
-        if (is_read) (void)pd_json_is_number(pd_json_member(pd_json_root(document), keys[i]), &value);
-        pd_json_measured(w, keys[i], value);
-    }
-    pd_json_document_free(document);
 }
 
 /* What the run has come to, for programs; people read the progress on stderr. */
@@ -400,7 +376,18 @@ static pd_status print_result(const struct pd_config *config, pd_status status, 
     pd_json_string(&w, "checkpoints", newest ? newest->dir : tiers.tiers[0].dir);
     PD_JSON_U64S(&w, {"checkpoint_count", newest ? newest->count : 0}, {"newest_step", newest ? newest->step : 0},
                  {"steps", config->run.steps});
-    print_losses(config, &w);
+    /* As the sink of metrics writes them; null: it is not known. */
+    static const char *const keys[] = {"loss", "validation_loss"};
+    char line[16384];
+    struct pd_json_document *document = NULL;
+    pd_recorded_last_line(config->run.dir, line, sizeof line);
+    const bool is_read = !pd_json_parse("metrics.jsonl", line, strlen(line), &document, NULL);
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        double value = NAN;
+        if (is_read) (void)pd_json_is_number(pd_json_member(pd_json_root(document), keys[i]), &value);
+        pd_json_measured(&w, keys[i], value);
+    }
+    pd_json_document_free(document);
     pd_output_ending(&w, status, message);
     return pd_output_json(&w, err);
 }

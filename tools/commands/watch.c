@@ -115,21 +115,18 @@ static bool is_over(const struct pd_watch *watch)
     return watch->state == PD_WATCH_ENDED || watch->state == PD_WATCH_GONE;
 }
 
-static pd_status print_json(const struct pd_watch *watch, struct pd_error *err)
-{
-    struct pd_json_writer w;
-    pd_json_writer_init(&w, 0);
-    pd_watch_json(watch, &w);
-    return pd_output_json(&w, err);
-}
-
 /* What happens, as it happens, and a line of numbers where they have changed; until the run is over or nobody reads. */
 static pd_status as_lines(struct pd_watch *watch, const struct watch_options *o, struct pd_error *err)
 {
     char line[400], before[400] = "";
     uint64_t events = 0;
     for (;;) {
-        if (o->json) PD_TRY(print_json(watch, err));
+        if (o->json) {
+            struct pd_json_writer w;
+            pd_json_writer_init(&w, 0);
+            pd_watch_json(watch, &w);
+            PD_TRY(pd_output_json(&w, err));
+        }
         if (!o->json) events = pd_watch_events(watch, events, stdout);
         pd_watch_line(watch, line, sizeof line);
         if (!o->json && strcmp(line, before) != 0) puts(line);

@@ -16,29 +16,25 @@
 
 #define MIB (UINT64_C(1) << 20)
 
-/* The value of "model name : value" in /proc/cpuinfo. */
-static void processor_name(char *ret, size_t bytes)
-{
-    char line[512];
-    FILE *file = fopen("/proc/cpuinfo", "re");
-    snprintf(ret, bytes, "unknown processor");
-    while (file && fgets(line, sizeof line, file)) {
-        const char *colon = strchr(line, ':');
-        if (!colon || strncmp(line, "model name", strlen("model name")) != 0) continue;
-        colon += 1 + strspn(colon + 1, " \t");
-        snprintf(ret, bytes, "%.*s", (int)strcspn(colon, "\n"), colon);
-        break;
-    }
-    if (file) fclose(file);
-}
-
 static void find_cores(struct pd_findings *findings)
 {
     char model[128];
     cpu_set_t set;
     long online = sysconf(_SC_NPROCESSORS_ONLN), usable = online;
     if (sched_getaffinity(0, sizeof set, &set) == 0) usable = CPU_COUNT(&set);
-    processor_name(model, sizeof model);
+    /* The value of "model name : value" in /proc/cpuinfo. */
+    size_t bytes = sizeof model;
+    char line[512];
+    FILE *file = fopen("/proc/cpuinfo", "re");
+    snprintf(model, bytes, "unknown processor");
+    while (file && fgets(line, sizeof line, file)) {
+        const char *colon = strchr(line, ':');
+        if (!colon || strncmp(line, "model name", strlen("model name")) != 0) continue;
+        colon += 1 + strspn(colon + 1, " \t");
+        snprintf(model, bytes, "%.*s", (int)strcspn(colon, "\n"), colon);
+        break;
+    }
+    if (file) fclose(file);
     const double quota = pd_cpu_quota(NULL);
     struct pd_finding *f = pd_findings_add(findings, "cores", PD_FINDING_OK, "%ld of %ld usable, %s", usable, online, model);
     if (quota < (double)usable)

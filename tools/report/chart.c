@@ -140,28 +140,6 @@ static void label_with_unit(const struct frame *f, const char *label, const stru
         fprintf(f->out, ", %s", scale->unit_name[0] == 'k' ? "thousands" : "millions");
 }
 
-static void draw_axes(const struct frame *f)
-{
-    char text[32];
-    for (uint32_t i = 0; i < f->y.tick_count; i++) {
-        const double y = at_y(f, f->y.ticks[i]);
-        pd_scale_label(&f->y, f->y.ticks[i], text, sizeof text);
-        fprintf(f->out, "<path class=\"grid\" d=\"M%.1f %.1fH%.1f\"/><text class=\"e\" x=\"%.1f\" y=\"%.1f\">%s</text>",
-                f->left, y, f->right, f->left - 6, y + 4, text);
-    }
-    for (uint32_t i = 0; i < f->x.tick_count; i++) {
-        const double x = at_x(f, f->x.ticks[i]);
-        pd_scale_label(&f->x, f->x.ticks[i], text, sizeof text);
-        const double half = text_width(text) / 2, inside = fmin(x, f->width - half - 1);
-        fprintf(f->out, "<path class=\"axis\" d=\"M%.1f %.1fv4\"/><text class=\"m\" x=\"%.1f\" y=\"%.1f\">%s</text>", x,
-                f->bottom, inside, f->bottom + 17, text);
-    }
-    fprintf(f->out, "<path class=\"axis\" d=\"M%.1f %.1fV%.1fH%.1f\"/><text class=\"m\" x=\"%.1f\" y=\"%.1f\">", f->left,
-            f->top, f->bottom, f->right, (f->left + f->right) / 2, f->bottom + 34);
-    label_with_unit(f, f->chart->x_label, &f->x);
-    fputs("</text>", f->out);
-}
-
 static void draw_label(const struct frame *f, double x, const char *label)
 {
     fprintf(f->out, "<text class=\"note\" x=\"%.1f\" y=\"%.1f\">", x + 3, f->top - 5);
@@ -206,18 +184,6 @@ static uint32_t count_labels(const struct pd_chart *c)
     return count;
 }
 
-/* Where not all labels have room, one sentence says how many layouts there are: some of them would pass for all. */
-static void draw_labels(const struct frame *f)
-{
-    char text[64];
-    const uint32_t count = place_labels(f, false) ? count_labels(f->chart) : 1;
-    snprintf(text, sizeof text, "%u layouts, see the table", count);
-    if (count > 1)
-        draw_label(f, f->left, text);
-    else
-        (void)place_labels(f, true);
-}
-
 /* Of many lines in one place one is drawn. */
 static void draw_marks(const struct frame *f)
 {
@@ -229,7 +195,14 @@ static void draw_marks(const struct frame *f)
         if (x - last_line >= 1.5) fprintf(f->out, "<path class=\"mark\" d=\"M%.1f %.1fV%.1f\"/>", x, f->top, f->bottom);
         last_line = fmax(x, last_line);
     }
-    draw_labels(f);
+    /* Where not all labels have room, one sentence says how many layouts there are: some of them would pass for all. */
+    char text[64];
+    const uint32_t count = place_labels(f, false) ? count_labels(f->chart) : 1;
+    snprintf(text, sizeof text, "%u layouts, see the table", count);
+    if (count > 1)
+        draw_label(f, f->left, text);
+    else
+        (void)place_labels(f, true);
 }
 
 /* ---- series ---- */
@@ -264,14 +237,6 @@ static void draw_points(const struct frame *f, const struct pd_series *s, const 
     for (uint64_t i = 0; i < count; i++)
         fprintf(f->out, "<circle class=\"p%u\" cx=\"%.1f\" cy=\"%.1f\" r=\"%.1f\"/>", s->colour, at_x(f, s->x[indices[i]]),
                 at_y(f, s->y[indices[i]]), radius);
-}
-
-static void draw_rug(const struct frame *f, const struct pd_series *s, const uint64_t *indices, uint64_t count, uint32_t row)
-{
-    fprintf(f->out, "<path class=\"l%u\" d=\"", s->colour);
-    for (uint64_t i = 0; i < count; i++)
-        fprintf(f->out, "M%.1f %.1fv7", at_x(f, s->x[indices[i]]), f->top + 1 + 9.0 * row);
-    fputs("\"/>", f->out);
 }
 
 /* Means of pixel columns, (columns), on top of `floor`, which grows by them. */
@@ -329,9 +294,13 @@ static void draw_series(const struct frame *f)
             continue;
         }
         const uint64_t count = pd_thin(s->x, s->y, s->counts, s->count, f->x.low, f->x.high, columns, indices);
-        if (s->style == PD_SERIES_RUG)
-            draw_rug(f, s, indices, count, rugs++);
-        else if (s->style == PD_SERIES_POINTS)
+        if (s->style == PD_SERIES_RUG) {
+            uint32_t row = rugs++;
+            fprintf(f->out, "<path class=\"l%u\" d=\"", s->colour);
+            for (uint64_t i = 0; i < count; i++)
+                fprintf(f->out, "M%.1f %.1fv7", at_x(f, s->x[indices[i]]), f->top + 1 + 9.0 * row);
+            fputs("\"/>", f->out);
+        } else if (s->style == PD_SERIES_POINTS)
             draw_points(f, s, indices, count);
         else if (count)
             draw_path(f, s, indices, count);
@@ -382,7 +351,24 @@ void pd_chart_draw(FILE *out, const struct pd_chart *chart, double width, double
     fprintf(out, "%s</text>", f.y.is_log ? " (logarithmic)" : "");
     f.top = 36 + legend + (has_labels(chart) ? 24 : 10);
     f.bottom = height - 40;
-    draw_axes(&f);
+    char text[32];
+    for (uint32_t i = 0; i < f.y.tick_count; i++) {
+        const double y = at_y(&f, f.y.ticks[i]);
+        pd_scale_label(&f.y, f.y.ticks[i], text, sizeof text);
+        fprintf(f.out, "<path class=\"grid\" d=\"M%.1f %.1fH%.1f\"/><text class=\"e\" x=\"%.1f\" y=\"%.1f\">%s</text>",
+                f.left, y, f.right, f.left - 6, y + 4, text);
+    }
+    for (uint32_t i = 0; i < f.x.tick_count; i++) {
+        const double x = at_x(&f, f.x.ticks[i]);
+        pd_scale_label(&f.x, f.x.ticks[i], text, sizeof text);
+        const double half = text_width(text) / 2, inside = fmin(x, f.width - half - 1);
+        fprintf(f.out, "<path class=\"axis\" d=\"M%.1f %.1fv4\"/><text class=\"m\" x=\"%.1f\" y=\"%.1f\">%s</text>", x,
+                f.bottom, inside, f.bottom + 17, text);
+    }
+    fprintf(f.out, "<path class=\"axis\" d=\"M%.1f %.1fV%.1fH%.1f\"/><text class=\"m\" x=\"%.1f\" y=\"%.1f\">", f.left,
+            f.top, f.bottom, f.right, (f.left + f.right) / 2, f.bottom + 34);
+    label_with_unit(&f, f.chart->x_label, &f.x);
+    fputs("</text>", f.out);
     draw_series(&f);
     draw_marks(&f);
     fputs("</svg>\n", out);

@@ -36,16 +36,6 @@ static void copy_text(const struct pd_json_value *object, const char *key, char 
     snprintf(ret, room, "%s", text ? text : "");
 }
 
-static void take_start(struct pd_history *h, struct pd_history_start *start, const struct pd_json_value *e)
-{
-    start->begun = number_of(e, "time");
-    start->ranks = (uint32_t)pd_history_u64(e, "ranks");
-    start->from_step = pd_history_u64(e, "from_step");
-    copy_text(e, "transport", start->transport, sizeof start->transport);
-    copy_text(e, "host", h->launcher_host, sizeof h->launcher_host);
-    h->launcher_process = pd_history_u64(e, "process");
-}
-
 /*   ret_newest  (PD_TIERS_MAX) of each that says it */
 static void take_tiers(struct pd_history *h, const struct pd_json_value *tiers, double *ret_newest)
 {
@@ -124,9 +114,14 @@ static pd_status take(struct pd_history *h, const struct pd_json_value *e, const
     if (!is_start && !is_open && strcmp(event, "end") != 0) return PD_OK; /* of a later version */
     if (is_new) PD_TRY(pd_history_add_start(h, &start, err));
     if (is_start) h->process_count = 0;
-    if (is_start)
-        take_start(h, start, e);
-    else if (is_open)
+    if (is_start) {
+        start->begun = number_of(e, "time");
+        start->ranks = (uint32_t)pd_history_u64(e, "ranks");
+        start->from_step = pd_history_u64(e, "from_step");
+        copy_text(e, "transport", start->transport, sizeof start->transport);
+        copy_text(e, "host", h->launcher_host, sizeof h->launcher_host);
+        h->launcher_process = pd_history_u64(e, "process");
+    } else if (is_open)
         take_open(h, start, e);
     else
         take_end(start, e);

@@ -378,16 +378,6 @@ static uint64_t lane_of(struct making *m, const struct pd_history *h, struct pd_
     return used;
 }
 
-static void make_lanes(struct making *m)
-{
-    for (uint32_t i = 0; i < m->count; i++) {
-        const struct pd_history *h = &m->histories[i];
-        struct pd_lane_segment *segments = keep(m, 3 * h->start_count, sizeof *segments);
-        if (!segments || !h->start_count || isnan(h->starts[0].begun)) continue;
-        m->f->lanes[m->f->lane_count++] = (struct pd_lane){h->name, segments, lane_of(m, h, segments)};
-    }
-}
-
 static void find_steps(struct making *m)
 {
     m->x_low = INFINITY;
@@ -418,7 +408,12 @@ pd_status pd_figures_make(const struct pd_history *histories, uint32_t count, st
         chart_of_memory(&m);
         chart_of_saves(&m);
         chart_of_risk(&m);
-        make_lanes(&m);
+        for (uint32_t i = 0; i < m.count; i++) {
+            const struct pd_history *h = &m.histories[i];
+            struct pd_lane_segment *segments = keep(&m, 3 * h->start_count, sizeof *segments);
+            if (!segments || !h->start_count || isnan(h->starts[0].begun)) continue;
+            m.f->lanes[m.f->lane_count++] = (struct pd_lane){h->name, segments, lane_of(&m, h, segments)};
+        }
     }
     if (m.has_failed) {
         pd_figures_deinit(&f);

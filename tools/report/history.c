@@ -83,12 +83,6 @@ static void take_only_tier(struct pd_history *h, uint64_t row)
     h->tiers[0].newest = whole(newest);
 }
 
-static void take_stages(struct pd_history *h, uint64_t row, const struct pd_json_value *stages)
-{
-    for (uint32_t i = 0; i < PD_HISTORY_STAGES; i++)
-        (void)pd_json_is_number(pd_json_member(stages, pd_history_stage_names[i]), &h->columns[PD_COLUMN_STAGE + i][row]);
-}
-
 static void drop_impossible(struct pd_history *h, uint64_t row)
 {
     const enum pd_column times[] = {PD_COLUMN_TIME, PD_COLUMN_SECONDS, PD_COLUMN_SAVE_SECONDS, PD_COLUMN_STALL_SECONDS};
@@ -119,7 +113,10 @@ static pd_status take_row(struct pd_history *h, const char *line, size_t bytes, 
         }
         drop_impossible(h, row);
         if (h->columns[PD_COLUMN_CHECKPOINT][row] >= 0) h->saved_step = whole(h->columns[PD_COLUMN_CHECKPOINT][row]);
-        take_stages(h, row, pd_json_member(object, "stages"));
+        const struct pd_json_value *stages = pd_json_member(object, "stages");
+        for (uint32_t i = 0; i < PD_HISTORY_STAGES; i++)
+            (void)pd_json_is_number(pd_json_member(stages, pd_history_stage_names[i]),
+                                    &h->columns[PD_COLUMN_STAGE + i][row]);
         take_tiers(h, row, pd_json_member(object, "tiers"));
         take_only_tier(h, row);
     }
@@ -161,30 +158,6 @@ static struct pd_history_start *start_of_fence(struct pd_history *h, uint64_t fe
     return NULL;
 }
 
-/* Runs without events.jsonl have the starts that their rows tell of. */
-static pd_status attach_rows(struct pd_history *h, struct pd_error *err)
-{
-    struct pd_history_start *start = NULL;
-    for (uint64_t i = 0; i < h->start_count; i++)
-        h->starts[i].rows = h->starts[i].lost_steps = 0, h->starts[i].lost_seconds = 0;
-    for (uint64_t row = 0; row < h->rows; row++) {
-        const uint64_t fence = whole(h->columns[PD_COLUMN_FENCE][row]), step = whole(h->columns[PD_COLUMN_STEP][row]);
-        if (!start || start->fence != fence) start = start_of_fence(h, fence);
-        if (!start) {
-            PD_TRY(pd_history_add_start(h, &start, err));
-            start->fence = fence;
-            start->from_step = step ? step - 1 : 0;
-            start->opened = start->begun = h->columns[PD_COLUMN_TIME][row] - h->columns[PD_COLUMN_SECONDS][row];
-        }
-        if (!start->rows++) start->first_row = row;
-        start->last_row = row;
-        start->last_step = step;
-    }
-    for (uint64_t i = 0; i < h->start_count; i++) /* lines that found no room in the file are missing */
-        if (h->starts[i].left_step > h->starts[i].last_step) h->starts[i].last_step = h->starts[i].left_step;
-    return PD_OK;
-}
-
 static void count_rows(struct pd_history *h)
 {
     double first_after = INFINITY;
@@ -209,23 +182,27 @@ pd_status pd_history_refresh(struct pd_history *h, struct pd_error *err)
     PD_TRY(read_lines(h, "events.jsonl", &h->events_bytes, pd_history_take_event,
                       err)); /* later: a leave follows the last line */
     if (rows == h->rows && events == h->events_bytes) return PD_OK;
-    PD_TRY(attach_rows(h, err));
+    /* Runs without events.jsonl have the starts that their rows tell of. */
+    struct pd_history_start *start = NULL;
+    for (uint64_t i = 0; i < h->start_count; i++)
+        h->starts[i].rows = h->starts[i].lost_steps = 0, h->starts[i].lost_seconds = 0;
+    for (uint64_t row = 0; row < h->rows; row++) {
+        const uint64_t fence = whole(h->columns[PD_COLUMN_FENCE][row]), step = whole(h->columns[PD_COLUMN_STEP][row]);
+        if (!start || start->fence != fence) start = start_of_fence(h, fence);
+        if (!start) {
+            PD_TRY(pd_history_add_start(h, &start, err));
+            start->fence = fence;
+            start->from_step = step ? step - 1 : 0;
+            start->opened = start->begun = h->columns[PD_COLUMN_TIME][row] - h->columns[PD_COLUMN_SECONDS][row];
+        }
+        if (!start->rows++) start->first_row = row;
+        start->last_row = row;
+        start->last_step = step;
+    }
+    for (uint64_t i = 0; i < h->start_count; i++) /* lines that found no room in the file are missing */
+        if (h->starts[i].left_step > h->starts[i].last_step) h->starts[i].last_step = h->starts[i].left_step;
     count_rows(h);
     return PD_OK;
-}
-
-static void set_name(struct pd_history *h)
-{
-    size_t end = strlen(h->dir);
-    while (end > 1 && h->dir[end - 1] == '/')
-        h->dir[--end] = '\0';
-    const char *slash = strrchr(h->dir, '/');
-    snprintf(h->name, sizeof h->name, "%.255s", slash && slash[1] ? slash + 1 : h->dir);
-    if (strcmp(h->name, ".") == 0 || strcmp(h->name, "..") == 0) {
-        char *real = realpath(h->dir, NULL);
-        if (real) snprintf(h->name, sizeof h->name, "%.255s", strrchr(real, '/') + 1);
-        free(real);
-    }
 }
 
 pd_status pd_history_open(const char *dir, struct pd_history *ret_history, struct pd_error *err)
@@ -238,7 +215,16 @@ pd_status pd_history_open(const char *dir, struct pd_history *ret_history, struc
     snprintf(h.dir, sizeof h.dir, "%s", dir);
     if (stat(dir, &st) || !S_ISDIR(st.st_mode))
         PD_FAIL(err, PD_NOT_FOUND, "%s is no directory; name the run.dir of a run", dir);
-    set_name(&h);
+    size_t end = strlen(h.dir);
+    while (end > 1 && h.dir[end - 1] == '/')
+        h.dir[--end] = '\0';
+    const char *slash = strrchr(h.dir, '/');
+    snprintf(h.name, sizeof h.name, "%.255s", slash && slash[1] ? slash + 1 : h.dir);
+    if (strcmp(h.name, ".") == 0 || strcmp(h.name, "..") == 0) {
+        char *real = realpath(h.dir, NULL);
+        if (real) snprintf(h.name, sizeof h.name, "%.255s", strrchr(real, '/') + 1);
+        free(real);
+    }
     snprintf(path, sizeof path, "%s/metrics.jsonl", h.dir);
     const bool has_metrics = access(path, F_OK) == 0;
     snprintf(path, sizeof path, "%s/events.jsonl", h.dir);

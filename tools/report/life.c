@@ -22,24 +22,6 @@ static double seconds_of(const struct pd_history *h, const struct pd_history_sta
     return isnan(passed) ? all : fmin(all, fmax(passed, one));
 }
 
-static void add_rows(const struct pd_history *h, const struct pd_history_start *s, struct pd_history_life *life)
-{
-    for (uint64_t row = s->first_row; s->rows && row <= s->last_row; row++) {
-        const double seconds = seconds_of(h, s, row), stall = h->columns[PD_COLUMN_STALL_SECONDS][row];
-        *(h->counts[row] ? &life->useful : &life->lost) += seconds;
-        if (!isnan(stall)) life->saving += stall;
-    }
-}
-
-/* Training waits for saves inside of steps: what a step has waited is not useful. */
-static void settle(struct pd_history_life *life)
-{
-    life->saving = fmin(life->saving, life->useful);
-    life->useful -= life->saving;
-    life->other = fmax(life->whole - life->useful - life->lost - life->saving - life->opening - life->down - life->idle, 0);
-    life->goodput = life->whole > life->idle ? life->useful / (life->whole - life->idle) : NAN;
-}
-
 #define PREEMPTED 75 /* exit code */
 
 bool pd_history_failed(const struct pd_history_start *s)
@@ -57,12 +39,20 @@ void pd_history_life(const struct pd_history *h, struct pd_history_life *ret_lif
         if (isnan(life.begun)) life.begun = s->begun;
         if (!isnan(life.ended) && s->begun > life.ended) *(s[-1].is_over ? &life.idle : &life.down) += s->begun - life.ended;
         if (first > s->begun) life.opening += first - s->begun;
-        add_rows(h, s, &life);
+        for (uint64_t row = s->first_row; s->rows && row <= s->last_row; row++) {
+            const double seconds = seconds_of(h, s, row), stall = h->columns[PD_COLUMN_STALL_SECONDS][row];
+            *(h->counts[row] ? &life.useful : &life.lost) += seconds;
+            if (!isnan(stall)) life.saving += stall;
+        }
         life.ended = end_of(h, s);
         life.lost_steps += s->lost_steps;
         life.failures += pd_history_failed(s) && s->cause[0];
     }
     life.whole = life.ended > life.begun ? life.ended - life.begun : 0;
-    settle(&life);
+    /* Training waits for saves inside of steps: what a step has waited is not useful. */
+    life.saving = fmin(life.saving, life.useful);
+    life.useful -= life.saving;
+    life.other = fmax(life.whole - life.useful - life.lost - life.saving - life.opening - life.down - life.idle, 0);
+    life.goodput = life.whole > life.idle ? life.useful / (life.whole - life.idle) : NAN;
     *ret_life = life;
 }

@@ -30,17 +30,6 @@ static void add_starts(struct pd_json_writer *w, const struct pd_history *h)
     pd_json_array_end(w);
 }
 
-static void add_life(struct pd_json_writer *w, const struct pd_history_life *l)
-{
-    pd_json_object_begin(w, "seconds");
-    PD_JSON_DOUBLES(w, {"whole", l->whole}, {"useful", l->useful}, {"lost", l->lost}, {"saving", l->saving},
-                    {"opening", l->opening}, {"down", l->down}, {"idle", l->idle}, {"other", l->other});
-    pd_json_object_end(w);
-    pd_json_measured(w, "goodput", l->goodput);
-    pd_json_u64(w, "failures", l->failures);
-    pd_json_u64(w, "lost_steps", l->lost_steps);
-}
-
 static void add_numbers(struct pd_json_writer *w, const struct pd_history *h)
 {
     const uint64_t last = h->rows - 1;
@@ -106,7 +95,14 @@ void pd_report_json(const struct pd_report_data *r, struct pd_json_writer *w)
         pd_json_object_begin(w, NULL);
         pd_json_string(w, "run_dir", run->history.dir);
         add_numbers(w, &run->history);
-        add_life(w, &run->life);
+        const struct pd_history_life *l = &run->life;
+        pd_json_object_begin(w, "seconds");
+        PD_JSON_DOUBLES(w, {"whole", l->whole}, {"useful", l->useful}, {"lost", l->lost}, {"saving", l->saving},
+                        {"opening", l->opening}, {"down", l->down}, {"idle", l->idle}, {"other", l->other});
+        pd_json_object_end(w);
+        pd_json_measured(w, "goodput", l->goodput);
+        pd_json_u64(w, "failures", l->failures);
+        pd_json_u64(w, "lost_steps", l->lost_steps);
         add_starts(w, &run->history);
         add_tiers(w, &run->history);
         add_store(w, run);

@@ -15,30 +15,6 @@
 
 /* ---- the page ---- */
 
-static void draw_figures(FILE *out, const struct pd_figures *figures)
-{
-    if (figures->lane_count) {
-        fputs("<figure>", out);
-        static const struct {
-            double width;
-            const char *attributes;
-        } all[] = {{2 * WIDE, "class=\"x\""}, {WIDE, "class=\"w v\""}, {NARROW, "class=\"n\""}};
-        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-            pd_lanes_draw(out, LANES_TITLE, figures->lanes, figures->lane_count, figures->lanes_end, all[i].width,
-                          all[i].attributes);
-        fputs("</figure>\n", out);
-    }
-    fputs("<div class=\"charts\">\n", out);
-    for (uint32_t i = 0; i < figures->count; i++) {
-        fputs("<figure>", out);
-        pd_chart_draw(out, &figures->charts[i], WIDE, CHART_HEIGHT, "class=\"w\"");
-        pd_chart_draw(out, &figures->charts[i], NARROW, CHART_HEIGHT, "class=\"n\"");
-        if (figures->charts[i].note) fprintf(out, "<figcaption class=\"soft\">%s</figcaption>", figures->charts[i].note);
-        fputs("</figure>\n", out);
-    }
-    fputs("</div>\n", out);
-}
-
 static void write_title(FILE *out, const struct pd_report_data *r)
 {
     for (uint32_t i = 0; i < r->count; i++) {
@@ -62,7 +38,26 @@ static void write_page(FILE *out, const struct pd_report_data *r, const struct p
     write_title(out, r);
     fprintf(out, "</h1><p class=\"soft\">perdure %s, report of %s</p>\n", PERDURE_VERSION, now);
     pd_tables_summary(out, r);
-    draw_figures(out, figures);
+    if (figures->lane_count) {
+        fputs("<figure>", out);
+        static const struct {
+            double width;
+            const char *attributes;
+        } all[] = {{2 * WIDE, "class=\"x\""}, {WIDE, "class=\"w v\""}, {NARROW, "class=\"n\""}};
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+            pd_lanes_draw(out, LANES_TITLE, figures->lanes, figures->lane_count, figures->lanes_end, all[i].width,
+                          all[i].attributes);
+        fputs("</figure>\n", out);
+    }
+    fputs("<div class=\"charts\">\n", out);
+    for (uint32_t i = 0; i < figures->count; i++) {
+        fputs("<figure>", out);
+        pd_chart_draw(out, &figures->charts[i], WIDE, CHART_HEIGHT, "class=\"w\"");
+        pd_chart_draw(out, &figures->charts[i], NARROW, CHART_HEIGHT, "class=\"n\"");
+        if (figures->charts[i].note) fprintf(out, "<figcaption class=\"soft\">%s</figcaption>", figures->charts[i].note);
+        fputs("</figure>\n", out);
+    }
+    fputs("</div>\n", out);
     pd_tables_rest(out, r);
     fputs("</body></html>\n", out);
 }

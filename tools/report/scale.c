@@ -38,16 +38,6 @@ static void add_tick(struct pd_scale *s, double value)
     if (s->tick_count < PD_TICKS_MAX) s->ticks[s->tick_count++] = value;
 }
 
-static void make_linear(struct pd_scale *s, double low, double high, uint32_t ticks, bool is_widened)
-{
-    const double step = round_step((high - low) / s->unit, ticks) * s->unit;
-    s->low = is_widened ? floor(low / step + 1e-9) * step : low;
-    s->high = is_widened ? ceil(high / step - 1e-9) * step : high;
-    for (double n = ceil(s->low / step - 1e-6); n * step <= s->high + step * 1e-6; n++)
-        add_tick(s, n * step);
-    s->digits = (int)fmax(0, -floor(log10(step / s->unit) + 1e-9));
-}
-
 /* Powers of ten, with 2 and 5 between them where there are few. */
 static void make_log(struct pd_scale *s, double low, double high, uint32_t ticks)
 {
@@ -80,8 +70,14 @@ void pd_scale_make(struct pd_scale *ret_scale, enum pd_quantity quantity, double
     s.unit_name = unit.name;
     if (wants_log && low > 1 / LARGEST)
         make_log(&s, low, high, ticks);
-    else
-        make_linear(&s, low, high, ticks, is_widened);
+    else {
+        const double step = round_step((high - low) / s.unit, ticks) * s.unit;
+        s.low = is_widened ? floor(low / step + 1e-9) * step : low;
+        s.high = is_widened ? ceil(high / step - 1e-9) * step : high;
+        for (double n = ceil(s.low / step - 1e-6); n * step <= s.high + step * 1e-6; n++)
+            add_tick(&s, n * step);
+        s.digits = (int)fmax(0, -floor(log10(step / s.unit) + 1e-9));
+    }
     *ret_scale = s;
 }
 

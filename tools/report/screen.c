@@ -131,30 +131,6 @@ static void sparkline(struct screen *s, enum colour colour, enum pd_column colum
 
 /* ---- parts of the screen ---- */
 
-static void add_title(struct screen *s)
-{
-    const struct pd_watch *w = s->watch;
-    const double step = w->step, eta = pd_history_last(&w->history, PD_COLUMN_ETA);
-    char right[128] = "";
-    if (!isnan(step) && w->steps)
-        snprintf(right, sizeof right, "step %s of %s, %.0f %%", pd_text_count((uint64_t)step).text,
-                 pd_text_count(w->steps).text, 100 * step / (double)w->steps);
-    else if (!isnan(step))
-        snprintf(right, sizeof right, "step %s", pd_text_count((uint64_t)step).text);
-    if (w->state == PD_WATCH_TRAINING && !isnan(eta))
-        snprintf(right + strlen(right), sizeof right - strlen(right), ", %s left",
-                 pd_quantity_text(PD_QUANTITY_SECONDS, eta).text);
-    say(s, BOLD, "%s", w->history.name);
-    const unsigned width = (unsigned)strlen(right);
-    if (room(s) > width + 2)
-        say(s, PLAIN, "%*s", (int)room(s), right);
-    else
-        say(s, PLAIN, "  %s", right);
-    end_line(s);
-    bar(s, BLUE, w->steps ? step / (double)w->steps : 0, s->style.columns);
-    end_line(s);
-}
-
 static void add_state(struct screen *s)
 {
     const struct pd_watch *w = s->watch;
@@ -303,12 +279,6 @@ static void add_ranks(struct screen *s)
     }
 }
 
-static unsigned lines_of(const struct screen *s, const char *event)
-{
-    const unsigned width = s->style.columns - LABEL, length = (unsigned)strlen(event);
-    return length ? (length + width - 1) / width : 1;
-}
-
 /* Over several lines where it is long. */
 static void add_event(struct screen *s, const char *name, const char *event)
 {
@@ -341,7 +311,9 @@ static void add_events(struct screen *s)
         events[count++ % EVENTS_MAX] = line + DATE;
     }
     for (first = count; first > 0 && count - first < EVENTS_MAX; first--) {
-        const unsigned lines = lines_of(s, events[(first - 1) % EVENTS_MAX]);
+        const char *event = events[(first - 1) % EVENTS_MAX];
+        const unsigned width = s->style.columns - LABEL, length = (unsigned)strlen(event);
+        const unsigned lines = length ? (length + width - 1) / width : 1;
         if (lines > left) break;
         left -= lines;
     }
@@ -357,7 +329,26 @@ pd_status pd_watch_screen(const struct pd_watch *watch, const struct pd_watch_st
     size_t bytes;
     struct screen s = {open_memstream(&text, &bytes), watch, *style, 0, 0};
     if (!s.out) PD_FAIL(err, PD_NO_MEMORY, "no memory for the screen");
-    add_title(&s);
+    const struct pd_watch *w = s.watch;
+    const double step = w->step, eta = pd_history_last(&w->history, PD_COLUMN_ETA);
+    char right[128] = "";
+    if (!isnan(step) && w->steps)
+        snprintf(right, sizeof right, "step %s of %s, %.0f %%", pd_text_count((uint64_t)step).text,
+                 pd_text_count(w->steps).text, 100 * step / (double)w->steps);
+    else if (!isnan(step))
+        snprintf(right, sizeof right, "step %s", pd_text_count((uint64_t)step).text);
+    if (w->state == PD_WATCH_TRAINING && !isnan(eta))
+        snprintf(right + strlen(right), sizeof right - strlen(right), ", %s left",
+                 pd_quantity_text(PD_QUANTITY_SECONDS, eta).text);
+    say(&s, BOLD, "%s", w->history.name);
+    const unsigned width = (unsigned)strlen(right);
+    if (room(&s) > width + 2)
+        say(&s, PLAIN, "%*s", (int)room(&s), right);
+    else
+        say(&s, PLAIN, "  %s", right);
+    end_line(&s);
+    bar(&s, BLUE, w->steps ? step / (double)w->steps : 0, s.style.columns);
+    end_line(&s);
     add_state(&s);
     if (watch->history.rows) {
         add_curves(&s);

@@ -39,20 +39,6 @@ static double age_of(const struct pd_history_process *p)
     return step_ns ? pd_clock_seconds_since(NULL, step_ns) : NAN;
 }
 
-static void look_at_ranks(struct pd_watch *w)
-{
-    const struct pd_history *h = &w->history;
-    char host[64] = "";
-    (void)gethostname(host, sizeof host - 1);
-    const bool is_here = strcmp(host, h->launcher_host) == 0;
-    w->rank_count = 0;
-    for (uint32_t i = 0; i < h->process_count && i < PD_WATCH_RANKS_MAX; i++) {
-        const struct pd_history_process *p = &h->processes[i];
-        w->ranks[w->rank_count++] = (struct pd_watch_rank){p->rank, p->process, is_here,
-                                                           is_here ? state_of(p->process) : '\0', is_here ? age_of(p) : NAN};
-    }
-}
-
 bool pd_watch_is_gone(const struct pd_watch_rank *rank)
 {
     return rank->is_here && (!rank->state || rank->state == 'Z');
@@ -127,7 +113,16 @@ pd_status pd_watch_look(struct pd_watch *w, struct pd_error *err)
     PD_TRY(pd_history_refresh(&w->history, err));
     w->step = newest_step(&w->history);
     read_steps(w);
-    look_at_ranks(w);
+    const struct pd_history *h = &w->history;
+    char host[64] = "";
+    (void)gethostname(host, sizeof host - 1);
+    const bool is_here = strcmp(host, h->launcher_host) == 0;
+    w->rank_count = 0;
+    for (uint32_t i = 0; i < h->process_count && i < PD_WATCH_RANKS_MAX; i++) {
+        const struct pd_history_process *p = &h->processes[i];
+        w->ranks[w->rank_count++] = (struct pd_watch_rank){p->rank, p->process, is_here,
+                                                           is_here ? state_of(p->process) : '\0', is_here ? age_of(p) : NAN};
+    }
     w->state = judge(w);
     return PD_OK;
 }

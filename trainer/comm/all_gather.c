@@ -66,14 +66,6 @@ static void pass_on(struct walk *w, uint32_t host, const struct round *r)
     }
 }
 
-static void gather_inside(struct walk *w, const struct round *r)
-{
-    const struct pd_hosts *hosts = &w->engine->hosts;
-    if (r->is_first) pass_on(w, hosts->mine, r);
-    for (uint32_t d = r->from; d < r->to; d++)
-        pass_on(w, pd_hosts_before(hosts, d), r);
-}
-
 static struct round round_of(const struct walk *w, uint64_t number)
 {
     const uint64_t others = w->engine->hosts.count - 1, first = number / w->rounds * w->chunk;
@@ -188,25 +180,6 @@ static void begin_next(struct walk *w, struct next_gather *next)
 
 /* ---- all of it ---- */
 
-static pd_status run_rounds(struct walk *w, const struct pd_claim *claim, struct pd_error *err)
-{
-    const uint64_t rounds = pd_divide_up(w->op->part_bytes, w->chunk) * w->rounds;
-    struct round before = round_of(w, 0);
-    struct next_gather next;
-    for (uint64_t number = w->op->is_begun; number <= rounds && rounds; number++) {
-        w->messages.send_count = w->messages.recv_count = 0;
-        if (number > 0) gather_inside(w, &before);
-        if (number < rounds) {
-            before = round_of(w, number);
-            gather_outside(w, &before);
-        }
-        w->messages.claim = number < rounds && before.first == 0 ? claim : NULL;
-        if (number == rounds) begin_next(w, &next);
-        PD_TRY(pd_exchange_run(w->engine, &w->messages, err));
-    }
-    return PD_OK;
-}
-
 static pd_status run_threads(struct walk *w, struct pd_error *err)
 {
     const struct round all = {.bytes = w->op->part_bytes};
@@ -231,7 +204,26 @@ pd_status pd_all_gather_run(struct pd_progress *engine, const struct pd_comm_op 
     } else {
         PD_TRY(pd_collective_agree(engine, &own, &claim, err));
     }
-    return run_rounds(&w, claim, err);
+    const uint64_t rounds = pd_divide_up(w.op->part_bytes, w.chunk) * w.rounds;
+    struct round before = round_of(&w, 0);
+    struct next_gather next;
+    for (uint64_t number = w.op->is_begun; number <= rounds && rounds; number++) {
+        w.messages.send_count = w.messages.recv_count = 0;
+        if (number > 0) {
+            const struct pd_hosts *hosts = &w.engine->hosts;
+            if (before.is_first) pass_on(&w, hosts->mine, &before);
+            for (uint32_t d = before.from; d < before.to; d++)
+                pass_on(&w, pd_hosts_before(hosts, d), &before);
+        }
+        if (number < rounds) {
+            before = round_of(&w, number);
+            gather_outside(&w, &before);
+        }
+        w.messages.claim = number < rounds && before.first == 0 ? claim : NULL;
+        if (number == rounds) begin_next(&w, &next);
+        PD_TRY(pd_exchange_run(w.engine, &w.messages, err));
+    }
+    return PD_OK;
 }
 
 pd_status pd_collective_compare(const struct pd_progress *engine, const struct pd_claim *own, const struct pd_claim *other,

@@ -101,18 +101,17 @@ pd_status pd_progress_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_
     return PD_OK;
 }
 
-static pd_status broadcast_flat(struct pd_progress *engine, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
+pd_status pd_progress_broadcast(struct pd_comm *comm, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
 {
-    if (engine->comm.rank != root) return receive_one(engine, root, data, bytes, err);
-    struct pd_comm_piece *pieces = engine->scratch_pieces;
-    uint32_t peers = 0;
-    for (uint32_t r = 0; r < engine->comm.size; r++)
-        if (r != root) pieces[peers++] = (struct pd_comm_piece){.peer = r, .data = data, .bytes = bytes};
-    return pd_progress_run(engine, pieces, peers, NULL, 0, err);
-}
-
-static pd_status broadcast_tree(struct pd_progress *engine, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
-{
+    struct pd_progress *engine = pd_progress_of(comm);
+    if (comm->size <= PD_FLAT_RANKS_MAX) {
+        if (engine->comm.rank != root) return receive_one(engine, root, data, bytes, err);
+        struct pd_comm_piece *pieces = engine->scratch_pieces;
+        uint32_t peers = 0;
+        for (uint32_t r = 0; r < engine->comm.size; r++)
+            if (r != root) pieces[peers++] = (struct pd_comm_piece){.peer = r, .data = data, .bytes = bytes};
+        return pd_progress_run(engine, pieces, peers, NULL, 0, err);
+    }
     uint32_t size = engine->comm.size, me = (engine->comm.rank + size - root) % size;
     uint64_t step = 1;
     while (step < size)
@@ -127,13 +126,6 @@ static pd_status broadcast_tree(struct pd_progress *engine, uint32_t root, void 
             PD_TRY(idle_step(engine, err));
     }
     return PD_OK;
-}
-
-pd_status pd_progress_broadcast(struct pd_comm *comm, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
-{
-    struct pd_progress *engine = pd_progress_of(comm);
-    if (comm->size <= PD_FLAT_RANKS_MAX) return broadcast_flat(engine, root, data, bytes, err);
-    return broadcast_tree(engine, root, data, bytes, err);
 }
 
 /* ---- gathers ---- */

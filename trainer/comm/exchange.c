@@ -69,20 +69,6 @@ static void sift_down(uint32_t *peers, uint32_t at, uint32_t count, uint32_t ran
     peers[at] = peer;
 }
 
-/* Each rank begins with another peer, the one after it; without memory, which qsort would take. */
-static void peers_sort(struct pd_exchange *x, uint32_t rank, uint32_t size)
-{
-    uint32_t *peers = x->peers;
-    for (uint32_t at = x->peer_count / 2; at-- > 0;)
-        sift_down(peers, at, x->peer_count, rank, size);
-    for (uint32_t last = x->peer_count; last-- > 1;) {
-        const uint32_t peer = peers[0];
-        peers[0] = peers[last];
-        peers[last] = peer;
-        sift_down(peers, 0, last, rank, size);
-    }
-}
-
 static void count(struct pd_progress *engine, const struct pd_comm_traffic *sum)
 {
     atomic_fetch_add_explicit(&engine->root->inside_bytes, sum->inside_bytes, memory_order_relaxed);
@@ -100,7 +86,18 @@ static void links_set(struct pd_progress *engine, const struct pd_messages *m)
         pd_cursor_add(&link_of(x, &m->sends[i])->send, m->sends, m->send_count, i);
     for (uint32_t i = 0; i < m->recv_count; i++)
         pd_cursor_add(&link_of(x, &m->recvs[i])->recv, m->recvs, m->recv_count, i);
-    peers_sort(x, engine->comm.rank, engine->comm.size);
+    /* Each rank begins with another peer, the one after it; without memory, which qsort would take. */
+    uint32_t rank = engine->comm.rank;
+    uint32_t size = engine->comm.size;
+    uint32_t *peers = x->peers;
+    for (uint32_t at = x->peer_count / 2; at-- > 0;)
+        sift_down(peers, at, x->peer_count, rank, size);
+    for (uint32_t last = x->peer_count; last-- > 1;) {
+        const uint32_t peer = peers[0];
+        peers[0] = peers[last];
+        peers[last] = peer;
+        sift_down(peers, 0, last, rank, size);
+    }
     for (uint32_t i = 0; i < x->peer_count; i++)
         link_set(engine, x->peers[i], m, &sum);
     count(engine, &sum);
@@ -232,20 +229,15 @@ static pd_status fail_late(struct pd_progress *engine, uint32_t *ret_blamed, str
             engine->exchange.limit_seconds, missing);
 }
 
-static void pause_cpu(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#endif
-}
-
 /* idle: looks in vain so far. */
 static void wait_for_bell(struct pd_progress *engine, uint32_t seen, bool has_remote, uint32_t idle)
 {
     const struct pd_member *me = &engine->segment->members[engine->slot];
     for (uint32_t i = 0; i < SPINS; i++) {
         if (atomic_load_explicit(&me->bell, memory_order_relaxed) != seen) return;
-        pause_cpu();
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#endif
     }
     if (!has_remote) {
         pd_segment_sleep(engine->segment, engine->slot, seen, LOOK_NS);
@@ -255,13 +247,6 @@ static void wait_for_bell(struct pd_progress *engine, uint32_t seen, bool has_re
         const uint64_t doublings = pd_min_u64(idle - REMOTE_LOOKS, REMOTE_DOUBLINGS_MAX);
         pd_segment_sleep(engine->segment, engine->slot, seen, REMOTE_NAP_NS_MIN << doublings);
     }
-}
-
-static pd_status progress(struct pd_progress *engine, bool *ret_has_moved, struct pd_error *err)
-{
-    *ret_has_moved = false;
-    PD_TRY(engine->transport->memory->progress(engine, ret_has_moved, err));
-    return engine->transport->remote->progress(engine, ret_has_moved, err);
 }
 
 static pd_status exchange_loop(struct pd_progress *engine, const struct pd_messages *m, uint32_t *ret_blamed,
@@ -276,7 +261,9 @@ static pd_status exchange_loop(struct pd_progress *engine, const struct pd_messa
         if (atomic_load(&engine->is_aborted)) PD_FAIL(err, PD_PEER_LOST, "this rank left the communicator");
         uint32_t gone = find_gone(engine);
         bool has_moved;
-        PD_TRY(progress(engine, &has_moved, err));
+        has_moved = false;
+        PD_TRY(engine->transport->memory->progress(engine, &has_moved, err));
+        PD_TRY(engine->transport->remote->progress(engine, &has_moved, err));
         const bool is_left = links_prune(engine, &has_remote, &has_local);
         if (!has_local && m->inside_ended && !has_ended) {
             const uint64_t sequence = engine->exchange.sequence;

@@ -443,24 +443,6 @@ static int by_place(const void *a, const void *b)
     return order ? order : (x > y) - (x < y);
 }
 
-/* A host is called by its first rank. */
-static pd_status members_place(const struct place *places, uint32_t size, struct pd_member_info *members,
-                               struct pd_error *err)
-{
-    const struct place **sorted = calloc(size, sizeof *sorted);
-    if (!sorted) PD_FAIL(err, PD_NO_MEMORY, "a job of %u ranks", size);
-    for (uint32_t r = 0; r < size; r++)
-        sorted[r] = &places[r];
-    qsort(sorted, size, sizeof *sorted, by_place);
-    for (uint32_t i = 0, first = 0; i < size; i++) {
-        const uint32_t r = (uint32_t)(sorted[i] - places);
-        if (i == 0 || strcmp(sorted[i - 1]->text, sorted[i]->text)) first = r;
-        members[r] = (struct pd_member_info){.world = r, .host = first, .domain = first};
-    }
-    free(sorted);
-    return PD_OK;
-}
-
 static bool agree(bool mine)
 {
     int value = mine, all = 0;
@@ -515,7 +497,18 @@ static pd_status world_open(struct place *places, struct pd_member_info *members
         PD_FAIL(err, PD_PEER_LOST, "another rank could not join");
     }
     MPI_Allgather(&mine, sizeof mine, MPI_BYTE, places, sizeof mine, MPI_BYTE, mpi_world);
-    PD_TRY(members_place(places, size, members, err));
+    /* A host is called by its first rank. */
+    const struct place **sorted = calloc(size, sizeof *sorted);
+    if (!sorted) PD_FAIL(err, PD_NO_MEMORY, "a job of %u ranks", size);
+    for (uint32_t r = 0; r < size; r++)
+        sorted[r] = &places[r];
+    qsort(sorted, size, sizeof *sorted, by_place);
+    for (uint32_t i = 0, first = 0; i < size; i++) {
+        const uint32_t r = (uint32_t)(sorted[i] - places);
+        if (i == 0 || strcmp(sorted[i - 1]->text, sorted[i]->text)) first = r;
+        members[r] = (struct pd_member_info){.world = r, .host = first, .domain = first};
+    }
+    free(sorted);
     struct pd_segment *segment;
     PD_TRY(segment_open_or_alone(members, rank, size, tickets, &segment, err));
     struct pd_progress *engine;

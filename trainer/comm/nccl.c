@@ -195,25 +195,21 @@ pd_status nccl_poll_until_done(struct nccl_comm *c, int code, const char *what, 
 
 /* ---- the thread that watches ---- */
 
-/* "rank 1", or "ranks 1, 2 and 3": nobody here can tell which of them has not come. */
-static void name_peers(const struct flight *flight, char *ret, size_t bytes)
-{
-    const uint32_t named = flight->peer_count < PEERS_NAMED ? flight->peer_count : PEERS_NAMED;
-    size_t at = (size_t)snprintf(ret, bytes, flight->peer_count == 1 ? "rank" : "ranks");
-    for (uint32_t i = 0; i < named && at < bytes; i++) {
-        const char *before = i == 0 ? "" : i + 1 == flight->peer_count ? " and" : ",";
-        at += (size_t)snprintf(ret + at, bytes - at, "%s %u", before, flight->peers[i]);
-    }
-    if (flight->peer_count > named && at < bytes)
-        snprintf(ret + at, bytes - at, " and %u others", flight->peer_count - named);
-}
-
 /* A peer that control sees gone is the one that is missing; otherwise it is one of those that the operation is with. */
 static pd_status fail_late(const struct nccl_comm *c, const struct flight *flight, struct pd_error *err)
 {
     char peers[160];
     PD_TRY(pd_comm_look(c->family->control, err));
-    name_peers(flight, peers, sizeof peers);
+    /* "rank 1", or "ranks 1, 2 and 3": nobody here can tell which of them has not come. */
+    size_t bytes = sizeof peers;
+    const uint32_t named = flight->peer_count < PEERS_NAMED ? flight->peer_count : PEERS_NAMED;
+    size_t at = (size_t)snprintf(peers, bytes, flight->peer_count == 1 ? "rank" : "ranks");
+    for (uint32_t i = 0; i < named && at < bytes; i++) {
+        const char *before = i == 0 ? "" : i + 1 == flight->peer_count ? " and" : ",";
+        at += (size_t)snprintf(peers + at, bytes - at, "%s %u", before, flight->peers[i]);
+    }
+    if (flight->peer_count > named && at < bytes)
+        snprintf(peers + at, bytes - at, " and %u others", flight->peer_count - named);
     PD_FAIL(err, PD_PEER_LOST, "NCCL: operation %llu of rank %u of %u with %s did not end within %g s",
             (unsigned long long)flight->operation, c->comm.rank, c->comm.size, peers, limit_of(c));
 }
@@ -343,16 +339,6 @@ static void nccl_abort(struct pd_comm *comm)
 
 /* ---- life ---- */
 
-static void leave_family(struct nccl_comm *c)
-{
-    struct nccl_comm **at = &c->family->members;
-    pthread_mutex_lock(&c->family->lock);
-    while (*at && *at != c)
-        at = &(*at)->next;
-    if (*at) *at = c->next;
-    pthread_mutex_unlock(&c->family->lock);
-}
-
 static void nccl_will_use(struct pd_comm *comm, void *memory, uint64_t bytes)
 {
     struct nccl_comm *c = nccl_of(comm);
@@ -418,7 +404,12 @@ static void nccl_free(struct pd_comm *comm)
     struct family *f = c->family;
     struct pd_comm *control = c->control;
     close_handle(c);
-    leave_family(c);
+    struct nccl_comm **at = &c->family->members;
+    pthread_mutex_lock(&c->family->lock);
+    while (*at && *at != c)
+        at = &(*at)->next;
+    if (*at) *at = c->next;
+    pthread_mutex_unlock(&c->family->lock);
     comm_release(c);
     if (control == f->control)
         family_free(f);

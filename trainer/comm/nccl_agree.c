@@ -11,20 +11,6 @@ struct report {
     char device[64], identity[33], why[192];
 };
 
-/* As CUDA_VISIBLE_DEVICES names it, or its number. */
-static void name_device(const struct pd_dev *dev, char name[64])
-{
-    const char *at = getenv("CUDA_VISIBLE_DEVICES");
-    for (uint32_t i = 0; at && i < dev->index; i++) {
-        at = strchr(at, ',');
-        if (at) at++;
-    }
-    if (at && *at)
-        snprintf(name, 64, "%.*s", (int)strcspn(at, ","), at);
-    else
-        snprintf(name, 64, "%u", dev->index);
-}
-
 /* By what they are: where each rank is shown one GPU alone, all of them are number 0. */
 static bool is_shared(const struct report *a, const struct report *b)
 {
@@ -69,27 +55,6 @@ static void judge(const struct report *all, const struct report **sorted, uint32
     find_shared(all, sorted, size, verdict);
 }
 
-static pd_status judge_all(struct pd_comm *control, const struct report *mine, bool *ret_is_meant, struct pd_error *err)
-{
-    struct report verdict = {0}, *all = NULL;
-    const struct report **sorted = NULL;
-    struct pd_group group;
-    pd_comm_group(control, &group);
-    if (control->rank == 0) {
-        all = calloc(control->size, sizeof *all);
-        sorted = calloc(control->size, sizeof *sorted);
-    }
-    pd_status st = pd_group_gather(&group, 0, mine, sizeof *mine, all, err);
-    if (!st && control->rank == 0) judge(all, sorted, control->size, &verdict);
-    free(all);
-    free(sorted);
-    PD_TRY(st);
-    PD_TRY(pd_comm_broadcast(control, 0, &verdict, sizeof verdict, err));
-    *ret_is_meant = verdict.is_meant;
-    if (verdict.cannot) PD_FAIL(err, PD_UNSUPPORTED, "NCCL cannot serve: %s", verdict.why);
-    return PD_OK;
-}
-
 pd_status pd_nccl_agree(struct pd_comm *control, const struct pd_dev *dev, const struct pd_nccl_library **ret_library,
                         bool *ret_is_meant, struct pd_error *err)
 {
@@ -99,7 +64,32 @@ pd_status pd_nccl_agree(struct pd_comm *control, const struct pd_dev *dev, const
     mine.is_meant = path && strcmp(path, "off") == 0;
     mine.cannot = pd_nccl_library_open(ret_library, &why) != PD_OK;
     if (mine.cannot) snprintf(mine.why, sizeof mine.why, "%.180s", why.message);
-    name_device(dev, mine.device);
+    /* As CUDA_VISIBLE_DEVICES names it, or its number. */
+    const char *at = getenv("CUDA_VISIBLE_DEVICES");
+    for (uint32_t i = 0; at && i < dev->index; i++) {
+        at = strchr(at, ',');
+        if (at) at++;
+    }
+    if (at && *at)
+        snprintf(mine.device, 64, "%.*s", (int)strcspn(at, ","), at);
+    else
+        snprintf(mine.device, 64, "%u", dev->index);
     snprintf(mine.identity, sizeof mine.identity, "%s", dev->identity);
-    return judge_all(control, &mine, ret_is_meant, err);
+    struct report verdict = {0}, *all = NULL;
+    const struct report **sorted = NULL;
+    struct pd_group group;
+    pd_comm_group(control, &group);
+    if (control->rank == 0) {
+        all = calloc(control->size, sizeof *all);
+        sorted = calloc(control->size, sizeof *sorted);
+    }
+    pd_status st = pd_group_gather(&group, 0, &mine, sizeof mine, all, err);
+    if (!st && control->rank == 0) judge(all, sorted, control->size, &verdict);
+    free(all);
+    free(sorted);
+    PD_TRY(st);
+    PD_TRY(pd_comm_broadcast(control, 0, &verdict, sizeof verdict, err));
+    *ret_is_meant = verdict.is_meant;
+    if (verdict.cannot) PD_FAIL(err, PD_UNSUPPORTED, "NCCL cannot serve: %s", verdict.why);
+    return PD_OK;
 }

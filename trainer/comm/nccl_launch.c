@@ -52,10 +52,10 @@ static pd_status launch_pieces(struct nccl_comm *c, const struct pd_comm_op *op,
     return nccl_poll_until_done(c, code, "a group of sends and receives", err);
 }
 
-/* In place, where the own part lies; integers, of which no order of addition changes a bit. */
-static pd_status launch_collective(struct nccl_comm *c, const struct pd_comm_op *op, struct flight *flight,
-                                   struct pd_error *err)
+pd_status nccl_launch(struct nccl_comm *c, const struct pd_comm_op *op, struct flight *flight, struct pd_error *err)
 {
+    if (op->kind == PD_COMM_EXCHANGE) return launch_pieces(c, op, flight, err);
+    /* In place, where the own part lies; integers, of which no order of addition changes a bit. */
     const struct pd_nccl_library *nccl = c->family->nccl;
     void *stream = pd_dev_stream_handle(c->family->dev, c->stream);
     const uint8_t *own = op->parts + c->comm.rank * op->part_bytes;
@@ -70,12 +70,6 @@ static pd_status launch_collective(struct nccl_comm *c, const struct pd_comm_op 
     else
         code = nccl->AllGather(own, op->parts, op->part_bytes, PD_NCCL_UINT8, c->handle, stream);
     return nccl_poll_until_done(c, code, op->kind == PD_COMM_REDUCE_SCATTER ? "a reduce-scatter" : "an all-gather", err);
-}
-
-pd_status nccl_launch(struct nccl_comm *c, const struct pd_comm_op *op, struct flight *flight, struct pd_error *err)
-{
-    if (op->kind == PD_COMM_EXCHANGE) return launch_pieces(c, op, flight, err);
-    return launch_collective(c, op, flight, err);
 }
 
 /* Of a collective as a ring would. */

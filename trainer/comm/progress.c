@@ -268,18 +268,6 @@ static pd_status thread_start(struct pd_progress *engine, struct pd_error *err)
     return PD_OK;
 }
 
-/* Slots are given in rank order. */
-static void links_init(struct pd_progress *engine)
-{
-    uint32_t slots = 0, mine = engine->comm.rank;
-    for (uint32_t r = 0; r < engine->comm.size; r++) {
-        bool is_shared = engine->members[r].domain == engine->members[mine].domain;
-        engine->exchange.links[r].slot = is_shared ? slots : PD_NO_SLOT;
-        if (is_shared) engine->slot_ranks[slots++] = r;
-    }
-    engine->slot = engine->exchange.links[mine].slot;
-}
-
 static void family_join(struct pd_progress *engine, struct pd_progress *root)
 {
     engine->root = root ? root : engine;
@@ -315,7 +303,14 @@ pd_status pd_progress_new(const struct pd_comm_transport *transport, struct pd_p
     engine->next_id = id + 1;
     memcpy(engine->members, members, size * sizeof *members);
     engine->segment = segment;
-    links_init(engine);
+    /* Slots are given in rank order. */
+    uint32_t slots = 0, mine = engine->comm.rank;
+    for (uint32_t r = 0; r < engine->comm.size; r++) {
+        bool is_shared = engine->members[r].domain == engine->members[mine].domain;
+        engine->exchange.links[r].slot = is_shared ? slots : PD_NO_SLOT;
+        if (is_shared) engine->slot_ranks[slots++] = r;
+    }
+    engine->slot = engine->exchange.links[mine].slot;
     pd_hosts_set(&engine->hosts, members, size, rank, engine->exchange.active);
     engine->comm.host = engine->hosts.mine;
     engine->comm.host_count = engine->hosts.count;

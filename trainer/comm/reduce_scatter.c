@@ -175,31 +175,6 @@ static void add_outside(struct walk *w, const struct round *r)
     }
 }
 
-static pd_status run_rounds(struct walk *w, const struct pd_claim *claim, struct pd_error *err)
-{
-    const struct pd_comm_memory *memory = w->op->memory;
-    uint64_t rounds = 0;
-    while (first_of(w, rounds / w->rounds) < w->count)
-        rounds += w->rounds;
-    struct round before = {.is_last = false};
-    for (uint64_t number = 0; number <= rounds && rounds; number++) {
-        w->messages.send_count = w->messages.recv_count = 0;
-        if (number > 0) add_outside(w, &before);
-        w->messages.claim = number > 0 && before.first == 0 ? claim : NULL;
-        const bool was_last = before.is_last;
-        const struct round ended = before;
-        if (number < rounds) {
-            before = round_of(w, number);
-            PD_TRY(add_inside(w, &before, err));
-        }
-        PD_TRY(pd_exchange_run(w->engine, &w->messages, err));
-        if (was_last && memory)
-            PD_TRY(memory->copy(memory->context, (uint64_t *)w->op->sum + ended.first, ended.own,
-                                ended.count * sizeof *ended.own, err));
-    }
-    return PD_OK;
-}
-
 static pd_status run_threads(struct pd_progress *engine, const struct pd_comm_op *op, struct pd_error *err)
 {
     const uint32_t size = engine->comm.size;
@@ -234,5 +209,25 @@ pd_status pd_reduce_scatter_run(struct pd_progress *engine, const struct pd_comm
     struct walk w = walk_of(engine, op);
     const struct pd_claim own = {op->kind, op->part_bytes}, *claim;
     PD_TRY(pd_collective_agree(engine, &own, &claim, err));
-    return run_rounds(&w, claim, err);
+    const struct pd_comm_memory *memory = w.op->memory;
+    uint64_t rounds = 0;
+    while (first_of(&w, rounds / w.rounds) < w.count)
+        rounds += w.rounds;
+    struct round before = {.is_last = false};
+    for (uint64_t number = 0; number <= rounds && rounds; number++) {
+        w.messages.send_count = w.messages.recv_count = 0;
+        if (number > 0) add_outside(&w, &before);
+        w.messages.claim = number > 0 && before.first == 0 ? claim : NULL;
+        const bool was_last = before.is_last;
+        const struct round ended = before;
+        if (number < rounds) {
+            before = round_of(&w, number);
+            PD_TRY(add_inside(&w, &before, err));
+        }
+        PD_TRY(pd_exchange_run(w.engine, &w.messages, err));
+        if (was_last && memory)
+            PD_TRY(memory->copy(memory->context, (uint64_t *)w.op->sum + ended.first, ended.own,
+                                ended.count * sizeof *ended.own, err));
+    }
+    return PD_OK;
 }

@@ -69,21 +69,6 @@ pd_status pd_config_resolve(struct pd_config *c, struct pd_error *err)
 
 /* ---- check ---- */
 
-/* No string of a configuration is anything else that begins so. */
-static pd_status check_schemes(const struct pd_config *c, struct pd_error *err)
-{
-    char key[64];
-    for (uint32_t i = 0; i < pd_key_count; i++) {
-        const char *text = *(char *const *)((const char *)c + pd_keys[i].offset);
-        if (pd_keys[i].type == PD_KEY_STRING && text) PD_TRY(pd_scheme_check(pd_keys[i].name, text, PD_INVALID, err));
-    }
-    for (uint32_t i = 0; i < c->checkpoint.tiers_count; i++) {
-        snprintf(key, sizeof key, "checkpoint.tiers[%u].dir", i);
-        PD_TRY(pd_scheme_check(key, c->checkpoint.tiers[i].dir, PD_INVALID, err));
-    }
-    return PD_OK;
-}
-
 static pd_status check_sources(const char *key, const struct pd_data_source *sources, uint32_t count, struct pd_error *err)
 {
     for (uint32_t i = 0; i < count; i++)
@@ -91,26 +76,6 @@ static pd_status check_sources(const char *key, const struct pd_data_source *sou
             PD_FAIL(err, PD_INVALID, "%s[%u].path is missing; name the file", key, i);
     for (uint32_t i = 0; i < count; i++)
         PD_TRY(pd_scheme_check(key, sources[i].path, PD_INVALID, err));
-    return PD_OK;
-}
-
-static pd_status check_data(const struct pd_config *c, struct pd_error *err)
-{
-    if (!c->run.dir[0])
-        PD_FAIL(err, PD_INVALID, "run.dir is missing; say where the run shall live, such as run.dir=runs/first");
-    if (strlen(c->run.dir) > DIRECTORY_MAX || strlen(c->checkpoint.dir) > DIRECTORY_MAX + sizeof "/checkpoints")
-        PD_FAIL(err, PD_INVALID, "run.dir and checkpoint.dir may have at most %u bytes, so that names fit below them",
-                DIRECTORY_MAX);
-    if (!c->data.train_count)
-        PD_FAIL(err, PD_INVALID,
-                "data.train is missing; name the text or token file, such as data.train[0].path=corpus.txt");
-    PD_TRY(check_sources("data.train", c->data.train, c->data.train_count, err));
-    PD_TRY(check_sources("data.validation", c->data.validation, c->data.validation_count, err));
-    if (c->validation.every && !c->data.validation_count && c->data.validation_fraction == 0)
-        PD_FAIL(err, PD_INVALID,
-                "validation.every is %" PRIu64 " and there is nothing to validate on; set data.validation_fraction=0.01 or "
-                "data.validation[0].path=FILE, or validation.every=0",
-                c->validation.every);
     return PD_OK;
 }
 
@@ -193,9 +158,13 @@ static pd_status check_recompute(const struct pd_config *c, struct pd_error *err
             layers);
 }
 
-/* A run that ends within its warm-up never falls. */
-static pd_status check_warmup(const struct pd_config *c, struct pd_error *err)
+static pd_status check_optimizer(const struct pd_config *c, struct pd_error *err)
 {
+    if (c->optimizer.min_lr > c->optimizer.lr)
+        PD_FAIL(err, PD_INVALID,
+                "optimizer.min_lr %g is above optimizer.lr %g; the cosine goes down from lr to min_lr; lower min_lr",
+                c->optimizer.min_lr, c->optimizer.lr);
+    /* A run that ends within its warm-up never falls. */
     const uint64_t warmup = c->optimizer.warmup_steps, decay = c->optimizer.decay_steps;
     if (warmup < decay || warmup >= c->run.steps || c->optimizer.min_lr == c->optimizer.lr) return PD_OK;
     PD_FAIL(err, PD_INVALID,
@@ -203,15 +172,6 @@ static pd_status check_warmup(const struct pd_config *c, struct pd_error *err)
             ", so that the learning rate would fall from its peak to min_lr in one step; set optimizer.decay_steps=%" PRIu64
             ", the end of the run, or optimizer.warmup_steps=%" PRIu64,
             warmup, decay, c->run.steps, decay / 10);
-}
-
-static pd_status check_optimizer(const struct pd_config *c, struct pd_error *err)
-{
-    if (c->optimizer.min_lr > c->optimizer.lr)
-        PD_FAIL(err, PD_INVALID,
-                "optimizer.min_lr %g is above optimizer.lr %g; the cosine goes down from lr to min_lr; lower min_lr",
-                c->optimizer.min_lr, c->optimizer.lr);
-    return check_warmup(c, err);
 }
 
 static pd_status check_power_of_two(const char *key, uint32_t value, struct pd_error *err)
@@ -237,19 +197,6 @@ static pd_status check_left_alone(const struct pd_config *c, const char *name, s
             now);
 }
 
-static pd_status check_loss_scale(const struct pd_config *c, struct pd_error *err)
-{
-    int exponent;
-    if (c->numerics.precision != PD_F16) {
-        PD_TRY(check_left_alone(c, "numerics.loss_scale", err));
-        return check_left_alone(c, "numerics.loss_scale_interval", err);
-    }
-    if (frexp(c->numerics.loss_scale, &exponent) != 0.5)
-        PD_FAIL(err, PD_INVALID, "numerics.loss_scale %g is no power of two; the nearest are %g and %g",
-                c->numerics.loss_scale, ldexp(0.5, exponent), ldexp(1, exponent));
-    return PD_OK;
-}
-
 static pd_status check_numerics(const struct pd_config *c, struct pd_error *err)
 {
     const uint32_t pieces = c->numerics.virtual_sp > 1 ? 2 * c->numerics.virtual_sp : 1;
@@ -269,7 +216,15 @@ static pd_status check_numerics(const struct pd_config *c, struct pd_error *err)
                 "numerics.virtual_sp=%u at most",
                 c->numerics.virtual_sp, pieces, pd_counted(c->batch.context, "token").text, admitted);
     }
-    return check_loss_scale(c, err);
+    int exponent;
+    if (c->numerics.precision != PD_F16) {
+        PD_TRY(check_left_alone(c, "numerics.loss_scale", err));
+        return check_left_alone(c, "numerics.loss_scale_interval", err);
+    }
+    if (frexp(c->numerics.loss_scale, &exponent) != 0.5)
+        PD_FAIL(err, PD_INVALID, "numerics.loss_scale %g is no power of two; the nearest are %g and %g",
+                c->numerics.loss_scale, ldexp(0.5, exponent), ldexp(1, exponent));
+    return PD_OK;
 }
 
 static pd_status check_restarts(const struct pd_config *c, struct pd_error *err)
@@ -365,8 +320,31 @@ pd_status pd_config_check(const struct pd_config *c, struct pd_error *err)
 {
     PD_TRY(pd_model_config_check(&c->model, err));
     if (!c->init.from[0]) PD_TRY(pd_config_check_model(c, err)); /* else once the model is read */
-    PD_TRY(check_schemes(c, err));
-    PD_TRY(check_data(c, err));
+    /* No string of a configuration is anything else that begins so. */
+    char key[64];
+    for (uint32_t i = 0; i < pd_key_count; i++) {
+        const char *text = *(char *const *)((const char *)c + pd_keys[i].offset);
+        if (pd_keys[i].type == PD_KEY_STRING && text) PD_TRY(pd_scheme_check(pd_keys[i].name, text, PD_INVALID, err));
+    }
+    for (uint32_t i = 0; i < c->checkpoint.tiers_count; i++) {
+        snprintf(key, sizeof key, "checkpoint.tiers[%u].dir", i);
+        PD_TRY(pd_scheme_check(key, c->checkpoint.tiers[i].dir, PD_INVALID, err));
+    }
+    if (!c->run.dir[0])
+        PD_FAIL(err, PD_INVALID, "run.dir is missing; say where the run shall live, such as run.dir=runs/first");
+    if (strlen(c->run.dir) > DIRECTORY_MAX || strlen(c->checkpoint.dir) > DIRECTORY_MAX + sizeof "/checkpoints")
+        PD_FAIL(err, PD_INVALID, "run.dir and checkpoint.dir may have at most %u bytes, so that names fit below them",
+                DIRECTORY_MAX);
+    if (!c->data.train_count)
+        PD_FAIL(err, PD_INVALID,
+                "data.train is missing; name the text or token file, such as data.train[0].path=corpus.txt");
+    PD_TRY(check_sources("data.train", c->data.train, c->data.train_count, err));
+    PD_TRY(check_sources("data.validation", c->data.validation, c->data.validation_count, err));
+    if (c->validation.every && !c->data.validation_count && c->data.validation_fraction == 0)
+        PD_FAIL(err, PD_INVALID,
+                "validation.every is %" PRIu64 " and there is nothing to validate on; set data.validation_fraction=0.01 or "
+                "data.validation[0].path=FILE, or validation.every=0",
+                c->validation.every);
     PD_TRY(check_batch(c, err));
     PD_TRY(check_optimizer(c, err));
     PD_TRY(check_recompute(c, err));

@@ -45,30 +45,7 @@ void pd_config_deinit(struct pd_config *config)
     }
 }
 
-static pd_status set_defaults(struct pd_config *config, struct pd_error *err)
-{
-    for (uint32_t i = 0; i < pd_key_count; i++)
-        if (pd_keys[i].initial) PD_TRY(pd_key_set(config, pd_keys[i].name, pd_keys[i].initial, err));
-    config->layout.recompute_given = config->layout.zero_stage_given = false;
-    return PD_OK;
-}
-
 /* ---- values of file and command line ---- */
-
-static pd_status split_override(const char *override, char *ret_path, size_t path_bytes, const char **ret_text,
-                                struct pd_error *err)
-{
-    const char *equals = strchr(override, '=');
-    if (!equals && pd_key_find(override)) PD_FAIL(err, PD_USAGE, "%s has no value; write %s=VALUE", override, override);
-    if (!equals || equals == override)
-        PD_FAIL(err, PD_USAGE, "\"%s\" is no override; write section.key=value, such as optimizer.lr=3e-4", override);
-    if ((size_t)(equals - override) >= path_bytes)
-        PD_FAIL(err, PD_USAGE,
-                "the key of \"%.60s...\" is too long; perdure train CONFIG --print-config shows those there are", override);
-    snprintf(ret_path, path_bytes, "%.*s", (int)(equals - override), override);
-    *ret_text = equals + 1;
-    return PD_OK;
-}
 
 static pd_status visit_entry(const struct pd_yaml_entry *entry, struct pd_config *config, struct pd_error *err)
 {
@@ -123,7 +100,16 @@ static pd_status apply_override(const char *override, struct pd_config *config, 
 {
     char path[256];
     const char *text = NULL;
-    PD_TRY(split_override(override, path, sizeof path, &text, err));
+    size_t path_bytes = sizeof path;
+    const char *equals = strchr(override, '=');
+    if (!equals && pd_key_find(override)) PD_FAIL(err, PD_USAGE, "%s has no value; write %s=VALUE", override, override);
+    if (!equals || equals == override)
+        PD_FAIL(err, PD_USAGE, "\"%s\" is no override; write section.key=value, such as optimizer.lr=3e-4", override);
+    if ((size_t)(equals - override) >= path_bytes)
+        PD_FAIL(err, PD_USAGE,
+                "the key of \"%.60s...\" is too long; perdure train CONFIG --print-config shows those there are", override);
+    snprintf(path, path_bytes, "%.*s", (int)(equals - override), override);
+    text = equals + 1;
     const struct pd_key *key = pd_key_find(path);
     const pd_status status = key && pd_key_is_list(key) && text[0] == '[' ? set_list(path, text, config, err)
                                                                           : pd_key_set(config, path, text, err);
@@ -216,7 +202,9 @@ static bool rounded_gradients(const struct source *source)
 
 static pd_status build(const struct source *source, struct pd_config *config, struct pd_error *err)
 {
-    PD_TRY(set_defaults(config, err));
+    for (uint32_t i = 0; i < pd_key_count; i++)
+        if (pd_keys[i].initial) PD_TRY(pd_key_set(config, pd_keys[i].name, pd_keys[i].initial, err));
+    config->layout.recompute_given = config->layout.zero_stage_given = false;
     if (source->is_saved) config->numerics.lanes = 0;
     PD_TRY(apply_preset(source, config, err));
     PD_TRY(apply(source, config, err));

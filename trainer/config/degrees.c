@@ -78,10 +78,13 @@ static pd_status check_gradients(const struct pd_config *c, const struct pd_degr
     return PD_OK;
 }
 
-/* State on nvme is one copy: no two ranks hold the same part. A zero_shard that does not divide what restarts leave of dp x sp
- * gives way (laid_out.c). */
-static pd_status check_copies(const struct pd_config *c, const struct pd_degrees *d, struct pd_error *err)
+/* Every rule on which degrees and the rest of a configuration depend together: what a start asks, a restart and advice. */
+static pd_status check_rules(const struct pd_config *c, const struct pd_degrees *d, struct pd_error *err)
 {
+    PD_TRY(check_order(c, d, err));
+    PD_TRY(check_gradients(c, d, err));
+    /* State on nvme is one copy: no two ranks hold the same part. A zero_shard that does not divide what restarts leave of dp x
+     * sp gives way (laid_out.c). */
     const uint32_t shares = d->dp * d->sp, shard = c->layout.zero_shard;
     const bool stage_is_open = c->layout.automatic && !c->layout.zero_stage_given;
     if (c->offload.optimizer != PD_PLACE_NVME || shares == 1) return PD_OK;
@@ -95,14 +98,6 @@ static pd_status check_copies(const struct pd_config *c, const struct pd_degrees
             "layout.zero_shard is %u of dp x sp %u, which keeps the state %u times, and offload.optimizer is nvme, which "
             "keeps it once; use layout.zero_shard=0, or offload.optimizer=device",
             shard, shares, shares / shard);
-}
-
-/* Every rule on which degrees and the rest of a configuration depend together: what a start asks, a restart and advice. */
-static pd_status check_rules(const struct pd_config *c, const struct pd_degrees *d, struct pd_error *err)
-{
-    PD_TRY(check_order(c, d, err));
-    PD_TRY(check_gradients(c, d, err));
-    return check_copies(c, d, err);
 }
 
 static bool fits(const struct pd_config *c, const struct pd_degrees *d)

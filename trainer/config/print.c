@@ -60,20 +60,6 @@ static void print_tiers(FILE *out, const struct pd_config_tier *tiers, uint32_t 
     }
 }
 
-static void print_ranks(FILE *out, const uint32_t *ranks, uint32_t count)
-{
-    fputc('[', out);
-    for (uint32_t i = 0; i < count; i++)
-        fprintf(out, i ? ", %u" : "%u", ranks[i]);
-    fputc(']', out);
-}
-
-static void print_comment(FILE *out, long line_start, const char *meaning)
-{
-    long width = ftell(out) - line_start;
-    fprintf(out, "%*s  # %s\n", width < COMMENT_COLUMN ? (int)(COMMENT_COLUMN - width) : 0, "", meaning);
-}
-
 static void print_key(FILE *out, const struct pd_config *config, const struct pd_key *key)
 {
     const char *dot = strchr(key->name, '.');
@@ -85,7 +71,11 @@ static void print_key(FILE *out, const struct pd_config *config, const struct pd
     if (key->type == PD_KEY_SOURCES || key->type == PD_KEY_TIERS) {
         if (!count) fputs("[]", out);
     } else if (key->type == PD_KEY_RANKS) {
-        print_ranks(out, *(uint32_t *const *)member, count);
+        const uint32_t *ranks = *(uint32_t *const *)member;
+        fputc('[', out);
+        for (uint32_t i = 0; i < count; i++)
+            fprintf(out, i ? ", %u" : "%u", ranks[i]);
+        fputc(']', out);
     } else if (key->type == PD_KEY_STRING) {
         print_quoted(out, *(char *const *)member);
     } else {
@@ -93,7 +83,9 @@ static void print_key(FILE *out, const struct pd_config *config, const struct pd
         pd_key_text(config, key, text, sizeof text);
         fputs(pd_key_is_left(config, key) ? "auto" : text, out);
     }
-    print_comment(out, line_start, key->meaning);
+    const char *meaning = key->meaning;
+    long width = ftell(out) - line_start;
+    fprintf(out, "%*s  # %s\n", width < COMMENT_COLUMN ? (int)(COMMENT_COLUMN - width) : 0, "", meaning);
     if (key->type == PD_KEY_SOURCES) print_sources(out, *(struct pd_data_source *const *)member, count);
     if (key->type == PD_KEY_TIERS) print_tiers(out, *(struct pd_config_tier *const *)member, count);
 }

@@ -99,17 +99,6 @@ static const char *word_hint(const struct pd_key *key, const char *text)
     return is_fp8 ? "; linears of blocks are in fp8 by numerics.linears=fp8" : NULL;
 }
 
-static pd_status set_bool(bool *target, const char *text, struct pd_error *err)
-{
-    static const char *const yes[] = {"true", "yes", "on", "1"}, *const no[] = {"false", "no", "off", "0"};
-    for (int i = 0; i < 4; i++) {
-        if (strcasecmp(text, yes[i]) != 0 && strcasecmp(text, no[i]) != 0) continue;
-        *target = strcasecmp(text, yes[i]) == 0;
-        return PD_OK;
-    }
-    PD_FAIL(err, PD_INVALID, "expected true or false, found \"%s\"", text);
-}
-
 void pd_key_number_text(double value, char *ret, size_t bytes)
 {
     for (int digits = 6; digits <= 17; digits++) {
@@ -210,15 +199,6 @@ static pd_status set_real(void *base, const struct pd_key *key, const char *text
     return PD_OK;
 }
 
-static pd_status set_signed(void *base, const struct pd_key *key, const char *text, struct pd_error *err)
-{
-    int64_t value;
-    if (!pd_parse_i64(text, &value)) return refuse_whole(key, text, err);
-    PD_TRY(check_range(key, (double)value, text, err));
-    *(int64_t *)member_of(base, key->offset) = value;
-    return PD_OK;
-}
-
 static void set_automatic(void *base, const struct pd_key *key)
 {
     void *member = member_of(base, key->offset);
@@ -245,12 +225,23 @@ static pd_status set_member(void *base, const struct pd_key *key, const char *te
     case PD_KEY_U64:
         return set_unsigned(base, key, text, err);
     case PD_KEY_I64:
-        return set_signed(base, key, text, err);
+        int64_t value;
+        if (!pd_parse_i64(text, &value)) return refuse_whole(key, text, err);
+        PD_TRY(check_range(key, (double)value, text, err));
+        *(int64_t *)member_of(base, key->offset) = value;
+        return PD_OK;
     case PD_KEY_FLOAT:
     case PD_KEY_DOUBLE:
         return set_real(base, key, text, err);
     case PD_KEY_BOOL:
-        return set_bool(member_of(base, key->offset), text, err);
+        bool *target = member_of(base, key->offset);
+        static const char *const yes[] = {"true", "yes", "on", "1"}, *const no[] = {"false", "no", "off", "0"};
+        for (int i = 0; i < 4; i++) {
+            if (strcasecmp(text, yes[i]) != 0 && strcasecmp(text, no[i]) != 0) continue;
+            *target = strcasecmp(text, yes[i]) == 0;
+            return PD_OK;
+        }
+        PD_FAIL(err, PD_INVALID, "expected true or false, found \"%s\"", text);
     default:
         return set_word(member_of(base, key->offset), key->words, text, word_hint(key, text), err);
     }

@@ -75,17 +75,6 @@ static pd_status read_section(struct reader *r, const char *path, int depth)
     }
 }
 
-static pd_status read_list(struct reader *r, const char *path, int depth)
-{
-    for (uint32_t index = 0;; index++) {
-        char below[PATH_MAX_BYTES + 64];
-        PD_TRY(next_event(r));
-        if (r->event.type == YAML_SEQUENCE_END_EVENT) return PD_OK;
-        snprintf(below, sizeof below, "%s[%u]", path, index);
-        PD_TRY(read_node(r, below, depth + 1));
-    }
-}
-
 /* What YAML calls null is as nothing there. */
 static bool is_null(const yaml_event_t *scalar)
 {
@@ -118,7 +107,13 @@ static pd_status read_node(struct reader *r, const char *path, int depth)
     case YAML_SEQUENCE_START_EVENT:
         if (!path[0]) FAIL_AT(r, mark, "the file is a list; it must have sections: run, model, data, ...");
         PD_TRY(add_entry(r, PD_YAML_LIST, path, NULL, mark));
-        return read_list(r, path, depth);
+        for (uint32_t index = 0;; index++) {
+            char below[PATH_MAX_BYTES + 64];
+            PD_TRY(next_event(r));
+            if (r->event.type == YAML_SEQUENCE_END_EVENT) return PD_OK;
+            snprintf(below, sizeof below, "%s[%u]", path, index);
+            PD_TRY(read_node(r, below, depth + 1));
+        }
     case YAML_ALIAS_EVENT:
         FAIL_AT(r, mark, "%s is an alias; write the value out", path);
     default:

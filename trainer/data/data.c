@@ -57,19 +57,6 @@ struct pd_data {
 
 /* ---- opening ---- */
 
-static pd_status check_options(const struct pd_data_options *options, struct pd_error *err)
-{
-    if (options->train_count == 0) PD_FAIL(err, PD_INVALID, "data.train names no file");
-    if (options->context == 0) PD_FAIL(err, PD_INVALID, "batch.context is 0; a sample needs at least one token");
-    if (options->vocab > INT32_MAX) PD_FAIL(err, PD_INVALID, "model.vocab %" PRIu32 " is beyond 31 bits", options->vocab);
-    if (!(options->validation_fraction >= 0 && options->validation_fraction < 1))
-        PD_FAIL(err, PD_INVALID, "data.validation_fraction is %g; it lies from 0 to below 1", options->validation_fraction);
-    if (options->document_token >= 0 && options->vocab && options->document_token >= options->vocab)
-        PD_FAIL(err, PD_INVALID, "data.document_token %" PRId64 " is outside the model's vocabulary of %" PRIu32,
-                options->document_token, options->vocab);
-    return PD_OK;
-}
-
 static pd_status check_list(const char *list, const struct pd_data_source *sources, uint32_t count, uint32_t *ret_given,
                             struct pd_error *err)
 {
@@ -85,18 +72,6 @@ static pd_status check_list(const char *list, const struct pd_data_source *sourc
         PD_FAIL(err, PD_INVALID, "data.%s[%u] (%s) has no weight and others have: give every file one, or none", list,
                 missing, sources[missing].path);
     *ret_given = given;
-    return PD_OK;
-}
-
-static pd_status check_weights(const struct pd_data_options *options, bool *ret_weighted, struct pd_error *err)
-{
-    uint32_t given = 0;
-    PD_TRY(check_list("validation", options->validation, options->validation_count, &given, err));
-    PD_TRY(check_list("train", options->train, options->train_count, &given, err));
-    if (given && options->train_count > PD_BLEND_SOURCES_MAX)
-        PD_FAIL(err, PD_INVALID, "data.train names %u files with weights; %u are possible", options->train_count,
-                PD_BLEND_SOURCES_MAX);
-    *ret_weighted = given && options->train_count > 1;
     return PD_OK;
 }
 
@@ -174,20 +149,6 @@ static struct pd_thread_pool *scan_pool(const struct pd_data *data)
     if (bytes < SCAN_PARALLEL_BYTES) return NULL;
     if (pd_thread_pool_new(cores < SCAN_THREADS_MAX ? cores : SCAN_THREADS_MAX, &pool, NULL)) return NULL;
     return pool;
-}
-
-static pd_status scan_members(struct pd_data *data, const struct pd_data_options *options, struct pd_error *err)
-{
-    struct pd_scan_cache *cache = pd_scan_cache_open(options->scan_cache);
-    struct pd_thread_pool *pool = scan_pool(data);
-    pd_status status = PD_OK;
-    for (uint32_t i = 0; !status && i < data->member_count; i++) {
-        struct member *member = &data->members[i];
-        status = pd_scan_cache_scan(cache, &member->file, options->vocab, pool, &member->scan, err);
-    }
-    pd_scan_cache_close(cache);
-    pd_thread_pool_free(pool);
-    return status;
 }
 
 static uint64_t windows_of(uint64_t tokens, uint32_t context)
@@ -359,8 +320,21 @@ static void fingerprint_members(struct pd_data *data)
 static pd_status lay_out(struct pd_data *data, const struct pd_data_options *options, bool *ret_weighted,
                          struct pd_error *err)
 {
-    PD_TRY(check_options(options, err));
-    PD_TRY(check_weights(options, ret_weighted, err));
+    if (options->train_count == 0) PD_FAIL(err, PD_INVALID, "data.train names no file");
+    if (options->context == 0) PD_FAIL(err, PD_INVALID, "batch.context is 0; a sample needs at least one token");
+    if (options->vocab > INT32_MAX) PD_FAIL(err, PD_INVALID, "model.vocab %" PRIu32 " is beyond 31 bits", options->vocab);
+    if (!(options->validation_fraction >= 0 && options->validation_fraction < 1))
+        PD_FAIL(err, PD_INVALID, "data.validation_fraction is %g; it lies from 0 to below 1", options->validation_fraction);
+    if (options->document_token >= 0 && options->vocab && options->document_token >= options->vocab)
+        PD_FAIL(err, PD_INVALID, "data.document_token %" PRId64 " is outside the model's vocabulary of %" PRIu32,
+                options->document_token, options->vocab);
+    uint32_t given = 0;
+    PD_TRY(check_list("validation", options->validation, options->validation_count, &given, err));
+    PD_TRY(check_list("train", options->train, options->train_count, &given, err));
+    if (given && options->train_count > PD_BLEND_SOURCES_MAX)
+        PD_FAIL(err, PD_INVALID, "data.train names %u files with weights; %u are possible", options->train_count,
+                PD_BLEND_SOURCES_MAX);
+    *ret_weighted = given && options->train_count > 1;
     data->members = calloc((size_t)options->train_count + options->validation_count, sizeof *data->members);
     if (!data->members) PD_FAIL(err, PD_NO_MEMORY, "no memory for the list of data files");
     PD_TRY(open_members(data, options, err));
@@ -373,7 +347,16 @@ static pd_status data_build(struct pd_data *data, const struct pd_data_options *
 {
     bool weighted = false;
     PD_TRY(lay_out(data, options, &weighted, err));
-    PD_TRY(scan_members(data, options, err));
+    struct pd_scan_cache *cache = pd_scan_cache_open(options->scan_cache);
+    struct pd_thread_pool *pool = scan_pool(data);
+    pd_status status = PD_OK;
+    for (uint32_t i = 0; !status && i < data->member_count; i++) {
+        struct member *member = &data->members[i];
+        status = pd_scan_cache_scan(cache, &member->file, options->vocab, pool, &member->scan, err);
+    }
+    pd_scan_cache_close(cache);
+    pd_thread_pool_free(pool);
+    PD_TRY(status);
     if (weighted) PD_TRY(blend_members(data, err));
     share_validation(&data->parts[PD_SPLIT_VALIDATION], options->validation_samples);
     fingerprint_members(data);

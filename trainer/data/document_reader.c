@@ -98,22 +98,6 @@ static pd_status add_text(struct pd_segment *segment, size_t start, size_t bytes
     return bytes || ends ? pd_segment_add(segment, &piece, err) : PD_OK;
 }
 
-static pd_status cut_text(struct pd_document_reader *r, struct pd_segment *segment, bool at_end, struct pd_error *err)
-{
-    size_t start = 0;
-    const unsigned char *found;
-    while (r->separator &&
-           (found = memmem(segment->bytes + start, segment->used - start, r->separator, r->separator_bytes))) {
-        const size_t at = (size_t)(found - segment->bytes);
-        PD_TRY(add_text(segment, start, at - start, true, err));
-        start = at + r->separator_bytes;
-    }
-    const size_t left = segment->used - start, apart = r->separator && !at_end ? r->separator_bytes - 1 : 0;
-    const size_t end = left > apart ? left - apart : 0;
-    PD_TRY(add_text(segment, start, end, at_end, err));
-    return carry(r, segment->bytes + start + end, left - end, err);
-}
-
 static void count_crlf(struct pd_document_reader *r)
 {
     if (r->has_crlf) return;
@@ -136,7 +120,18 @@ static pd_status fill_text(struct pd_document_reader *r, struct pd_segment *segm
     r->return_waits = !at_end && used > fresh && segment->bytes[used - 1] == '\r';
     segment->used = used - r->return_waits;
     *ret_at_end = at_end;
-    return cut_text(r, segment, at_end, err);
+    size_t start = 0;
+    const unsigned char *found;
+    while (r->separator &&
+           (found = memmem(segment->bytes + start, segment->used - start, r->separator, r->separator_bytes))) {
+        const size_t at = (size_t)(found - segment->bytes);
+        PD_TRY(add_text(segment, start, at - start, true, err));
+        start = at + r->separator_bytes;
+    }
+    const size_t left = segment->used - start, apart = r->separator && !at_end ? r->separator_bytes - 1 : 0;
+    const size_t end = left > apart ? left - apart : 0;
+    PD_TRY(add_text(segment, start, end, at_end, err));
+    return carry(r, segment->bytes + start + end, left - end, err);
 }
 
 /* ---- lines of JSON ---- */

@@ -156,17 +156,6 @@ static pd_status gather(struct pd_documents *d, const struct batch *batch, uint3
     return PD_OK;
 }
 
-/* Of the first that went wrong, in the order of the text. */
-static pd_status failure(const struct batch *batch, struct pd_error *err)
-{
-    const struct pd_error *cause = &batch->err;
-    pd_status status = batch->status;
-    for (uint32_t i = batch->count; i-- > 0;)
-        if (batch->segments[i]->status) status = batch->segments[i]->status, cause = &batch->segments[i]->err;
-    if (status && err) *err = *cause;
-    return status;
-}
-
 static void give_back(struct pd_documents *d)
 {
     pthread_mutex_lock(&d->lock);
@@ -196,7 +185,13 @@ pd_status pd_documents_next(struct pd_documents *d, const struct pd_document_pie
         const struct batch *batch = await(d);
         d->is_out = true;
         pd_parallel(d->pool, batch->count, parse_segment, d);
-        PD_TRY(failure(batch, err));
+        /* Of the first that went wrong, in the order of the text. */
+        const struct pd_error *cause = &batch->err;
+        pd_status status = batch->status;
+        for (uint32_t i = batch->count; i-- > 0;)
+            if (batch->segments[i]->status) status = batch->segments[i]->status, cause = &batch->segments[i]->err;
+        if (status && err) *err = *cause;
+        PD_TRY(status);
         PD_TRY(gather(d, batch, &count, err));
     }
     *ret_pieces = d->pieces;

@@ -38,8 +38,12 @@ static void top_insert(struct pd_data_inspection *inspection, int64_t token, uin
     inspection->top[at].count = count;
 }
 
-static pd_status inspect_counts(int64_t document_token, struct pd_data_inspection *x, struct pd_error *err)
+static pd_status inspect_file(int64_t document_token, struct pd_data_inspection *x, struct pd_error *err)
 {
+    PD_TRY(pd_token_file_scan(&x->file, 0, NULL, &x->scan, err));
+    x->documents = x->file.document_count;
+    x->first_count = x->file.token_count < PD_INSPECT_FIRST ? (uint32_t)x->file.token_count : PD_INSPECT_FIRST;
+    PD_TRY(pd_token_file_read(&x->file, 0, x->first_count, x->first, err));
     if (x->scan.min < 0 || x->scan.max >= (int64_t)COUNTED_TOKENS) return PD_OK;
     uint64_t *counts = calloc(COUNTED_TOKENS, sizeof *counts); /* pages that are not counted in are never touched */
     if (!counts) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory to count tokens", x->file.path);
@@ -52,15 +56,6 @@ static pd_status inspect_counts(int64_t document_token, struct pd_data_inspectio
     }
     free(counts);
     return status;
-}
-
-static pd_status inspect_file(int64_t document_token, struct pd_data_inspection *x, struct pd_error *err)
-{
-    PD_TRY(pd_token_file_scan(&x->file, 0, NULL, &x->scan, err));
-    x->documents = x->file.document_count;
-    x->first_count = x->file.token_count < PD_INSPECT_FIRST ? (uint32_t)x->file.token_count : PD_INSPECT_FIRST;
-    PD_TRY(pd_token_file_read(&x->file, 0, x->first_count, x->first, err));
-    return inspect_counts(document_token, x, err);
 }
 
 pd_status pd_data_inspect(const char *path, enum pd_data_format format, int64_t document_token,

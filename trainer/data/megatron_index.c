@@ -56,16 +56,6 @@ static uint64_t load64(const unsigned char *bytes)
     return le64toh(value);
 }
 
-static pd_status parse_type(struct pd_token_file *file, unsigned code, struct pd_error *err)
-{
-    if (code == TYPE_F64 || code == TYPE_F32)
-        PD_FAIL(err, PD_INVALID, "%s: its entries are floating point numbers (type %u), not tokens", file->index_path, code);
-    if (code < PD_TOKEN_U8 || code > PD_TOKEN_U16)
-        PD_FAIL(err, PD_INVALID, "%s: type %u is not known; 1 to 5 and 8 are", file->index_path, code);
-    file->type = (enum pd_token_type)code;
-    return PD_OK;
-}
-
 static pd_status parse_header(struct pd_token_file *file, struct pd_error *err)
 {
     unsigned char header[PD_MEGATRON_HEADER_BYTES];
@@ -78,7 +68,12 @@ static pd_status parse_header(struct pd_token_file *file, struct pd_error *err)
         PD_FAIL(err, PD_INVALID, "%s does not begin with MMIDIDX: it is no index of Megatron", path);
     uint64_t version = load64(header + 9);
     if (version != 1) PD_FAIL(err, PD_INVALID, "%s: version %" PRIu64 " is not known; 1 is", path, version);
-    PD_TRY(parse_type(file, header[17], err));
+    unsigned code = header[17];
+    if (code == TYPE_F64 || code == TYPE_F32)
+        PD_FAIL(err, PD_INVALID, "%s: its entries are floating point numbers (type %u), not tokens", file->index_path, code);
+    if (code < PD_TOKEN_U8 || code > PD_TOKEN_U16)
+        PD_FAIL(err, PD_INVALID, "%s: type %u is not known; 1 to 5 and 8 are", file->index_path, code);
+    file->type = (enum pd_token_type)code;
     uint64_t sequences = load64(header + 18), bounds = load64(header + 26), a, b, total;
     bool fits = pd_checked_mul_u64(sequences, 12, &a) && pd_checked_mul_u64(bounds, 8, &b) &&
                 pd_checked_add_u64(a, b, &total) && pd_checked_add_u64(total, PD_MEGATRON_HEADER_BYTES, &total);

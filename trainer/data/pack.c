@@ -55,27 +55,6 @@ static enum pd_token_type choose_type(const struct pd_pack_options *options)
     }
 }
 
-static pd_status check_options(const struct pd_pack_options *options, struct pd_error *err)
-{
-    if (options->input_count == 0) PD_FAIL(err, PD_INVALID, "no input file is named");
-    if (!options->output || !*options->output) PD_FAIL(err, PD_INVALID, "no output file is named");
-    if (options->format != PD_DATA_NANOGPT && options->format != PD_DATA_LLMC && options->format != PD_DATA_MEGATRON)
-        PD_FAIL(err, PD_INVALID, "format %s cannot be written; nanogpt, llmc and megatron can",
-                pd_data_format_name(options->format));
-    int64_t largest = options->format == PD_DATA_NANOGPT ? UINT16_MAX : INT32_MAX;
-    if (options->document_token > largest)
-        PD_FAIL(err, PD_INVALID, "document token %" PRId64 " does not fit format %s, which holds up to %" PRId64,
-                options->document_token, pd_data_format_name(options->format), largest);
-    if (largest_token(options) > largest)
-        PD_FAIL(err, PD_INVALID,
-                "the tokenizer has %" PRIu32 " tokens and format %s holds %" PRId64 "; pack with --format=megatron or llmc",
-                pd_tokenizer_vocab(options->tokenizer), pd_data_format_name(options->format), largest + 1);
-    if (options->separator && !*options->separator) PD_FAIL(err, PD_INVALID, "the separator of documents is empty");
-    if (options->separator && strlen(options->separator) > SEPARATOR_BYTES_MAX)
-        PD_FAIL(err, PD_INVALID, "the separator of documents is longer than %u bytes", SEPARATOR_BYTES_MAX);
-    return PD_OK;
-}
-
 static pd_status put_token(struct packer *packer, uint32_t token, struct pd_error *err)
 {
     unsigned char bytes[4] = {(unsigned char)token, (unsigned char)(token >> 8), (unsigned char)(token >> 16),
@@ -222,16 +201,6 @@ static pd_status pack_with(struct packer *packer, struct pd_thread_pool *pool, s
     return status;
 }
 
-static pd_status pack_inputs(struct packer *packer, struct pd_error *err)
-{
-    struct pd_thread_pool *pool;
-    PD_TRY(pd_thread_pool_new(pd_cpu_cores(), &pool, err));
-    pd_status status = pack_with(packer, pool, err);
-    pd_encoder_free(packer->encoder);
-    pd_thread_pool_free(pool);
-    return status;
-}
-
 /* ---- headers and names ---- */
 
 static pd_status put_llmc_header(struct packer *packer, bool patch, struct pd_error *err)
@@ -245,19 +214,6 @@ static pd_status put_llmc_header(struct packer *packer, bool patch, struct pd_er
     return pd_file_writer_add(&packer->tokens, header, sizeof header, err);
 }
 
-static pd_status put_index_tables(struct packer *packer, struct pd_error *err)
-{
-    uint64_t documents = packer->result.documents, offset = 0;
-    PD_TRY(pd_file_writer_add(&packer->index, packer->lengths, documents * sizeof *packer->lengths, err));
-    for (uint64_t i = 0; i < documents; i++) {
-        PD_TRY(pd_file_writer_add(&packer->index, &offset, sizeof offset, err));
-        offset += (uint64_t)packer->lengths[i] * pd_token_bytes(packer->type);
-    }
-    for (uint64_t i = 0; i <= documents; i++)
-        PD_TRY(pd_file_writer_add(&packer->index, &i, sizeof i, err));
-    return PD_OK;
-}
-
 static pd_status put_index(struct packer *packer, struct pd_error *err)
 {
     const uint64_t version = 1, sequences = packer->result.documents, bounds = sequences + 1;
@@ -267,7 +223,14 @@ static pd_status put_index(struct packer *packer, struct pd_error *err)
     PD_TRY(pd_file_writer_add(&packer->index, &type, sizeof type, err));
     PD_TRY(pd_file_writer_add(&packer->index, &sequences, sizeof sequences, err));
     PD_TRY(pd_file_writer_add(&packer->index, &bounds, sizeof bounds, err));
-    PD_TRY(put_index_tables(packer, err));
+    uint64_t documents = packer->result.documents, offset = 0;
+    PD_TRY(pd_file_writer_add(&packer->index, packer->lengths, documents * sizeof *packer->lengths, err));
+    for (uint64_t i = 0; i < documents; i++) {
+        PD_TRY(pd_file_writer_add(&packer->index, &offset, sizeof offset, err));
+        offset += (uint64_t)packer->lengths[i] * pd_token_bytes(packer->type);
+    }
+    for (uint64_t i = 0; i <= documents; i++)
+        PD_TRY(pd_file_writer_add(&packer->index, &i, sizeof i, err));
     return pd_file_writer_seal(&packer->index, err);
 }
 
@@ -293,9 +256,25 @@ static pd_status begin_outputs(struct packer *packer, struct pd_error *err)
     return begin_output(packer, pd_megatron_path(output, ".idx"), &packer->index, err);
 }
 
-/* A .bin never stands beside an index of other contents: the old index goes first, the new one comes last. */
-static pd_status commit_outputs(struct packer *packer, struct pd_error *err)
+static pd_status pack_all(struct packer *packer, struct pd_error *err)
 {
+    const struct pd_pack_options *options = packer->options;
+    packer->converted = malloc(CONVERT_TOKENS * sizeof(uint32_t));
+    if (!packer->converted) PD_FAIL(err, PD_NO_MEMORY, "no memory for packing");
+    PD_TRY(begin_outputs(packer, err));
+    if (options->format == PD_DATA_LLMC) PD_TRY(put_llmc_header(packer, false, err));
+    struct pd_thread_pool *pool;
+    PD_TRY(pd_thread_pool_new(pd_cpu_cores(), &pool, err));
+    pd_status status = pack_with(packer, pool, err);
+    pd_encoder_free(packer->encoder);
+    pd_thread_pool_free(pool);
+    PD_TRY(status);
+    if (packer->result.documents == 0) PD_FAIL(err, PD_INVALID, "the inputs hold no text: nothing is written");
+    if (options->format == PD_DATA_LLMC) PD_TRY(put_llmc_header(packer, true, err));
+    PD_TRY(pd_file_writer_seal(&packer->tokens, err));
+    if (options->format == PD_DATA_MEGATRON) PD_TRY(put_index(packer, err));
+    packer->result.output_bytes = packer->tokens.bytes + packer->index.bytes;
+    /* A .bin never stands beside an index of other contents: the old index goes first, the new one comes last. */
     bool paired = packer->options->format == PD_DATA_MEGATRON;
     if (paired && unlink(packer->index.path) != 0 && errno != ENOENT)
         PD_FAIL_ERRNO(err, errno, "removing %s", packer->index.path);
@@ -304,25 +283,24 @@ static pd_status commit_outputs(struct packer *packer, struct pd_error *err)
     return paired ? pd_file_writer_commit(&packer->index, err) : PD_OK;
 }
 
-static pd_status pack_all(struct packer *packer, struct pd_error *err)
-{
-    const struct pd_pack_options *options = packer->options;
-    packer->converted = malloc(CONVERT_TOKENS * sizeof(uint32_t));
-    if (!packer->converted) PD_FAIL(err, PD_NO_MEMORY, "no memory for packing");
-    PD_TRY(begin_outputs(packer, err));
-    if (options->format == PD_DATA_LLMC) PD_TRY(put_llmc_header(packer, false, err));
-    PD_TRY(pack_inputs(packer, err));
-    if (packer->result.documents == 0) PD_FAIL(err, PD_INVALID, "the inputs hold no text: nothing is written");
-    if (options->format == PD_DATA_LLMC) PD_TRY(put_llmc_header(packer, true, err));
-    PD_TRY(pd_file_writer_seal(&packer->tokens, err));
-    if (options->format == PD_DATA_MEGATRON) PD_TRY(put_index(packer, err));
-    packer->result.output_bytes = packer->tokens.bytes + packer->index.bytes;
-    return commit_outputs(packer, err);
-}
-
 pd_status pd_data_pack(const struct pd_pack_options *options, struct pd_pack_result *ret_result, struct pd_error *err)
 {
-    PD_TRY(check_options(options, err));
+    if (options->input_count == 0) PD_FAIL(err, PD_INVALID, "no input file is named");
+    if (!options->output || !*options->output) PD_FAIL(err, PD_INVALID, "no output file is named");
+    if (options->format != PD_DATA_NANOGPT && options->format != PD_DATA_LLMC && options->format != PD_DATA_MEGATRON)
+        PD_FAIL(err, PD_INVALID, "format %s cannot be written; nanogpt, llmc and megatron can",
+                pd_data_format_name(options->format));
+    int64_t largest = options->format == PD_DATA_NANOGPT ? UINT16_MAX : INT32_MAX;
+    if (options->document_token > largest)
+        PD_FAIL(err, PD_INVALID, "document token %" PRId64 " does not fit format %s, which holds up to %" PRId64,
+                options->document_token, pd_data_format_name(options->format), largest);
+    if (largest_token(options) > largest)
+        PD_FAIL(err, PD_INVALID,
+                "the tokenizer has %" PRIu32 " tokens and format %s holds %" PRId64 "; pack with --format=megatron or llmc",
+                pd_tokenizer_vocab(options->tokenizer), pd_data_format_name(options->format), largest + 1);
+    if (options->separator && !*options->separator) PD_FAIL(err, PD_INVALID, "the separator of documents is empty");
+    if (options->separator && strlen(options->separator) > SEPARATOR_BYTES_MAX)
+        PD_FAIL(err, PD_INVALID, "the separator of documents is longer than %u bytes", SEPARATOR_BYTES_MAX);
     struct packer packer = {.options = options, .type = choose_type(options)};
     packer.result.format = options->format;
     packer.result.type_name = pd_token_type_name(packer.type);

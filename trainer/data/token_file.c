@@ -99,15 +99,6 @@ static pd_status open_llmc(struct pd_token_file *file, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status open_megatron(struct pd_token_file *file, struct pd_error *err)
-{
-    pd_status status = pd_data_file_open(file->index_path, false, &file->index_fd, &file->index_bytes, err);
-    if (status) return pd_error_context(err, status, "the index of %s", file->path);
-    PD_TRY(pd_megatron_index_open(file, err));
-    file->token_count = file->file_bytes / pd_token_bytes(file->type);
-    return PD_OK;
-}
-
 static pd_status open_text(struct pd_token_file *file, enum pd_data_format asked, struct pd_error *err)
 {
     unsigned char head[3];
@@ -132,7 +123,11 @@ static pd_status open_as(struct pd_token_file *file, struct pd_error *err)
     case PD_DATA_LLMC:
         return open_llmc(file, err);
     case PD_DATA_MEGATRON:
-        return open_megatron(file, err);
+        pd_status status = pd_data_file_open(file->index_path, false, &file->index_fd, &file->index_bytes, err);
+        if (status) return pd_error_context(err, status, "the index of %s", file->path);
+        PD_TRY(pd_megatron_index_open(file, err));
+        file->token_count = file->file_bytes / pd_token_bytes(file->type);
+        return PD_OK;
     default:
         return open_text(file, asked, err);
     }

@@ -96,14 +96,6 @@ static void remember(const struct pd_config *c, double loss, struct pd_guard_sta
     g->losses++;
 }
 
-static void log_skip(const struct judged *j)
-{
-    const uint64_t first = j->state->samples;
-    pd_log_warn(MODULE, "step %llu is skipped (guard.non_finite): loss %g, gradient norm %g on samples %llu to %llu",
-                (unsigned long long)j->step, j->result->loss, j->result->gradient_norm, (unsigned long long)first,
-                (unsigned long long)first + j->config->batch.sequences - 1);
-}
-
 static pd_status skip(const struct judged *j, bool says, struct pd_run_state *state, struct pd_error *err)
 {
     state->skipped_steps++;
@@ -112,7 +104,12 @@ static pd_status skip(const struct judged *j, bool says, struct pd_run_state *st
                 "loss %g, gradient norm %g at step %llu: %s in a row were not finite (guard.skips); lower optimizer.lr",
                 j->result->loss, j->result->gradient_norm, (unsigned long long)j->step,
                 pd_counted(state->guard.skips, "step").text);
-    if (says) log_skip(j);
+    if (says) {
+        const uint64_t first = j->state->samples;
+        pd_log_warn(MODULE, "step %llu is skipped (guard.non_finite): loss %g, gradient norm %g on samples %llu to %llu",
+                    (unsigned long long)j->step, j->result->loss, j->result->gradient_norm, (unsigned long long)first,
+                    (unsigned long long)first + j->config->batch.sequences - 1);
+    }
     return PD_OK;
 }
 

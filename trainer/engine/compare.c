@@ -33,21 +33,6 @@ static uint32_t micro_batch_of(const struct pd_engine *e, uint32_t group)
     return pd_lanes_choose(&e->own->lanes, group, draw(e, group));
 }
 
-static void choose_passes(struct comparison *c)
-{
-    const uint32_t d = c->groups = c->e->grid.layout.dp;
-    if (d == 1) {
-        c->passes = 2; /* shifts of 0 */
-    } else if (d == 2) {
-        c->passes = 3;
-        c->shifts[0] = c->shifts[2] = 1;
-    } else {
-        c->passes = 2;
-        c->shifts[0] = 1 + (uint32_t)(draw(c->e, UINT32_MAX) % (d - 1));
-        c->shifts[1] = c->shifts[0] % (d - 1) + 1;
-    }
-}
-
 /* Of the micro-batch in a slot, from now on. */
 static pd_status begin_count(struct pd_engine *e, uint32_t slot, struct pd_error *err)
 {
@@ -164,7 +149,17 @@ pd_status pd_compare_end(struct pd_engine *e, uint64_t first_sample, bool *ret_c
     struct comparison c = {.e = e, .first_sample = first_sample};
     *ret_compared = is_due(e);
     if (!*ret_compared) return PD_OK;
-    choose_passes(&c);
+    const uint32_t d = c.groups = c.e->grid.layout.dp;
+    if (d == 1) {
+        c.passes = 2; /* shifts of 0 */
+    } else if (d == 2) {
+        c.passes = 3;
+        c.shifts[0] = c.shifts[2] = 1;
+    } else {
+        c.passes = 2;
+        c.shifts[0] = 1 + (uint32_t)(draw(c.e, UINT32_MAX) % (d - 1));
+        c.shifts[1] = c.shifts[0] % (d - 1) + 1;
+    }
     c.own = calloc(2 * (size_t)e->grid.world * VOTES_MAX, sizeof *c.own);
     if (!c.own) PD_FAIL(err, PD_NO_MEMORY, "no memory to compare gradients of %u ranks", e->grid.world);
     c.all = c.own + (size_t)e->grid.world * VOTES_MAX;

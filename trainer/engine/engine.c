@@ -41,40 +41,10 @@ static bool adds_in_place(const struct pd_engine *e)
            pd_partition_piece_total(&e->grid.partition) == 1;
 }
 
-static struct pd_zero_options zero_options_of(const struct pd_engine *e)
-{
-    const struct pd_config *c = e->options.config;
-    return (struct pd_zero_options){.micro_batches = e->own->lanes.micro_batches,
-                                    .lanes = e->own->lanes.count,
-                                    .tokens = (uint64_t)c->batch.sequences * c->batch.context,
-                                    .by_lane = e->own->laid_out.by_lane,
-                                    .by_layers = e->is_breadth_first,
-                                    .compute = c->numerics.precision,
-                                    .gathers_two = !e->options.is_gpu,
-                                    .exchanges_two = !e->options.is_gpu && e->grid.layout.zero_stage < 3,
-                                    .adds_in_place = adds_in_place(e),
-                                    .state_on_host = e->options.is_gpu && c->offload.optimizer == PD_PLACE_CPU,
-                                    .state_in_files = c->offload.optimizer == PD_PLACE_NVME,
-                                    .parameters_in_files = pd_leaves_device(&e->options, c->offload.parameters),
-                                    .gradients_in_files = pd_leaves_device(&e->options, c->offload.gradients),
-                                    .parameters_budget = c->offload.parameters_budget,
-                                    .gradients_budget = c->offload.gradients_budget};
-}
-
 struct pd_lanes pd_lanes_of(const struct pd_config *c, uint32_t dp)
 {
     const uint32_t micro_batches = c->batch.sequences / c->batch.micro_batch;
     return (struct pd_lanes){micro_batches, c->numerics.lanes ? c->numerics.lanes : micro_batches, dp};
-}
-
-static struct pd_schedule_options schedule_options_of(const struct pd_engine *e)
-{
-    const struct pd_layout *layout = &e->grid.layout;
-    return (struct pd_schedule_options){.pp = layout->pp,
-                                        .pp_rank = e->grid.place.pp,
-                                        .interleave = e->own->chunk_count,
-                                        .slots = e->slots,
-                                        .units = e->is_breadth_first ? e->options.model->unit_count : 0};
 }
 
 /* Codes of all weights take as much as their working copies: not where these have left the device for want of room. */
@@ -128,7 +98,13 @@ static pd_status build_model(struct pd_engine *e, struct pd_arena *arena, struct
 {
     const struct pd_config *c = e->options.config;
     uint32_t depth[256];
-    const struct pd_schedule_options schedule = schedule_options_of(e);
+    const struct pd_layout *layout = &e->grid.layout;
+    const struct pd_schedule_options schedule =
+        (struct pd_schedule_options){.pp = layout->pp,
+                                     .pp_rank = e->grid.place.pp,
+                                     .interleave = e->own->chunk_count,
+                                     .slots = e->slots,
+                                     .units = e->is_breadth_first ? e->options.model->unit_count : 0};
     pd_schedule_depth(&schedule, depth);
     if (!pd_arena_is_dry(arena)) {
         const uint32_t head = pd_zero_held(e->zero)->set_count - 1;
@@ -258,46 +234,12 @@ static void take_gemm(struct pd_engine *e, struct pd_arena *arena)
                                 : pd_arena_take(arena, PD_MEMORY_BUFFERS, bytes);
 }
 
-static void take_loss(struct pd_engine *e, struct pd_arena *arena)
-{
-    struct pd_loss_sum *l = &e->own->loss;
-    l->sum = l->host_copy = pd_arena_take(arena, PD_MEMORY_BUFFERS, sizeof *l->sum);
-    if (e->options.is_gpu) l->host_copy = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, sizeof *l->sum);
-}
-
 static void take_count(struct pd_engine *e, struct pd_arena *arena)
 {
     struct pd_term_count *c = &e->own->counted;
     if (!e->options.config->guard.replay_every) return;
     c->sum = c->host_copy = pd_arena_take(arena, PD_MEMORY_BUFFERS, sizeof *c->sum);
     if (e->options.is_gpu) c->host_copy = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, sizeof *c->sum);
-}
-
-static void take_norm(struct pd_engine *e, struct pd_arena *arena)
-{
-    struct pd_norm_sums *n = &e->own->norm;
-    n->by_block = pd_leaves_device(&e->options, e->options.config->offload.gradients);
-    n->rows = pd_arena_take(arena, PD_MEMORY_BUFFERS, pd_optimizer_norm_rows(e) * sizeof *n->rows);
-    n->sum = n->host_copy = pd_arena_take(arena, PD_MEMORY_BUFFERS, sizeof *n->sum);
-    if (e->options.is_gpu) n->host_copy = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, sizeof *n->sum);
-}
-
-/* State in files brings a ring of its own: what is left to the staging is a copy between tiers. */
-static void take_staging(struct pd_engine *e, struct pd_arena *arena)
-{
-    const bool has_ring = e->options.config->offload.optimizer == PD_PLACE_NVME;
-    e->staging.bytes = has_ring ? STAGING_BYTES_MIN : staging_bytes_of(e->options.model, &e->grid.layout);
-    e->staging.data = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, e->staging.bytes);
-}
-
-/* The same sum for ranks of equal shares. */
-static pd_status take_scratch(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
-{
-    uint64_t heap_bytes, file_bytes;
-    PD_TRY(pd_scratch_take(e, arena, err));
-    PD_TRY(pd_scratch_plan(e, &heap_bytes, &file_bytes, err));
-    pd_arena_note(arena, PD_MEMORY_BUFFERS, heap_bytes);
-    return PD_OK;
 }
 
 /* Memory that communicators take outside of the arena: of the step, of background saves, of tiers filled from others, of
@@ -317,18 +259,48 @@ static void note_communicators(struct pd_engine *e, struct pd_arena *arena)
 
 static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
 {
-    const struct pd_zero_options zero = zero_options_of(e);
+    const struct pd_config *c = e->options.config;
+    const struct pd_zero_options zero =
+        (struct pd_zero_options){.micro_batches = e->own->lanes.micro_batches,
+                                 .lanes = e->own->lanes.count,
+                                 .tokens = (uint64_t)c->batch.sequences * c->batch.context,
+                                 .by_lane = e->own->laid_out.by_lane,
+                                 .by_layers = e->is_breadth_first,
+                                 .compute = c->numerics.precision,
+                                 .gathers_two = !e->options.is_gpu,
+                                 .exchanges_two = !e->options.is_gpu && e->grid.layout.zero_stage < 3,
+                                 .adds_in_place = adds_in_place(e),
+                                 .state_on_host = e->options.is_gpu && c->offload.optimizer == PD_PLACE_CPU,
+                                 .state_in_files = c->offload.optimizer == PD_PLACE_NVME,
+                                 .parameters_in_files = pd_leaves_device(&e->options, c->offload.parameters),
+                                 .gradients_in_files = pd_leaves_device(&e->options, c->offload.gradients),
+                                 .parameters_budget = c->offload.parameters_budget,
+                                 .gradients_budget = c->offload.gradients_budget};
     PD_TRY(build_math(e, arena, err));
     PD_TRY(pd_zero_new(e->options.model, &zero, &e->grid, e->math, arena, &e->zero, err));
     take_gemm(e, arena);
     PD_TRY(build_model(e, arena, err));
-    take_norm(e, arena);
-    take_loss(e, arena);
+    struct pd_norm_sums *n = &e->own->norm;
+    n->by_block = pd_leaves_device(&e->options, e->options.config->offload.gradients);
+    n->rows = pd_arena_take(arena, PD_MEMORY_BUFFERS, pd_optimizer_norm_rows(e) * sizeof *n->rows);
+    n->sum = n->host_copy = pd_arena_take(arena, PD_MEMORY_BUFFERS, sizeof *n->sum);
+    if (e->options.is_gpu) n->host_copy = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, sizeof *n->sum);
+    struct pd_loss_sum *l = &e->own->loss;
+    l->sum = l->host_copy = pd_arena_take(arena, PD_MEMORY_BUFFERS, sizeof *l->sum);
+    if (e->options.is_gpu) l->host_copy = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, sizeof *l->sum);
     take_count(e, arena);
-    take_staging(e, arena);
+    /* State in files brings a ring of its own: what is left to the staging is a copy between tiers. */
+    const bool has_ring = e->options.config->offload.optimizer == PD_PLACE_NVME;
+    e->staging.bytes = has_ring ? STAGING_BYTES_MIN : staging_bytes_of(e->options.model, &e->grid.layout);
+    e->staging.data = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, e->staging.bytes);
     PD_TRY(pd_state_new(e, staging_bytes_of(e->options.model, &e->grid.layout), arena, &e->state, err));
     note_communicators(e, arena);
-    return take_scratch(e, arena, err);
+    /* The same sum for ranks of equal shares. */
+    uint64_t heap_bytes, file_bytes;
+    PD_TRY(pd_scratch_take(e, arena, err));
+    PD_TRY(pd_scratch_plan(e, &heap_bytes, &file_bytes, err));
+    pd_arena_note(arena, PD_MEMORY_BUFFERS, heap_bytes);
+    return PD_OK;
 }
 
 static pd_status lay_out(struct pd_engine *e, struct pd_error *err)

@@ -14,14 +14,6 @@ static void add(struct list *l, uint32_t set)
     l->count++;
 }
 
-static void add_forward(struct list *l, const struct pd_stage *c, uint32_t head, bool learns)
-{
-    if (c->has_embedding) add(l, 0);
-    for (uint32_t i = 0; i < c->block_count; i++)
-        add(l, 1 + c->first_block + i);
-    if (c->has_head && !learns) add(l, head); /* a step that learns runs the head in backward */
-}
-
 /* Backward of the embedding reads no parameters. */
 static void add_backward(struct list *l, const struct pd_stage *c, uint32_t head)
 {
@@ -35,8 +27,12 @@ static void add_action(struct list *l, const struct pd_action *a, const struct p
     if (a->unit == PD_ALL_UNITS) {
         if (a->is_backward)
             add_backward(l, c, head);
-        else
-            add_forward(l, c, head, learns);
+        else {
+            if (c->has_embedding) add(l, 0);
+            for (uint32_t i = 0; i < c->block_count; i++)
+                add(l, 1 + c->first_block + i);
+            if (c->has_head && !learns) add(l, head);
+        }
     } else if (!a->is_backward || a->unit > 0) {
         add(l, a->unit);
     }

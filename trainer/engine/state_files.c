@@ -329,21 +329,16 @@ static void init_box(void *context, uint64_t index)
         memset(passage(s, box), 0, elements_of(s, box) * element_bytes(s, b->kind));
 }
 
-static pd_status init_sets(struct pd_state *s, struct sets sets, struct pd_error *err)
-{
-    for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
-        struct init_job job = {s, sets, (enum pd_kind)kind};
-        pd_parallel(s->engine->pool, own(s)->box_count, init_box, &job);
-        PD_TRY(put_kind(s, sets, (enum pd_kind)kind, err));
-    }
-    return PD_OK;
-}
-
 static pd_status init_files(struct pd_state *s, const struct pd_identity *identity, struct pd_error *err)
 {
     PD_TRY(pd_optimizer_store_begin(own(s)->store, identity, err));
-    for (struct sets sets = first_sets(s); sets.begin < sets.end; sets = next_sets(s, sets))
-        PD_TRY(init_sets(s, sets, err));
+    for (struct sets sets = first_sets(s); sets.begin < sets.end; sets = next_sets(s, sets)) {
+        for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
+            struct init_job job = {s, sets, (enum pd_kind)kind};
+            pd_parallel(s->engine->pool, own(s)->box_count, init_box, &job);
+            PD_TRY(put_kind(s, sets, (enum pd_kind)kind, err));
+        }
+    }
     PD_TRY(pd_optimizer_store_end(own(s)->store, err));
     return pd_zero_updated(s->engine->zero, err);
 }

@@ -51,22 +51,18 @@ static pd_status take(struct pd_state *s, struct pd_arena *arena, struct pd_erro
     return pd_arena_is_dry(arena) ? PD_OK : build(s, err);
 }
 
-static pd_status update_set(struct pd_state *s, uint32_t set, const struct pd_update_step *step, struct pd_error *err)
-{
-    struct pd_update_range *ranges = own(s)->ranges;
-    const uint32_t first = pd_zero_held(s->engine->zero)->first_box[set],
-                   end = pd_zero_held(s->engine->zero)->first_box[set + 1];
-    for (uint32_t i = first; i < end; i++)
-        PD_TRY(pd_zero_update_box(s->engine->zero, i, &ranges[i].grad, &ranges[i].copy, err));
-    return pd_host_update_run(own(s)->updates, step, ranges + first, end - first, err);
-}
-
 static pd_status update_sets(struct pd_state *s, const struct pd_update_step *step, struct pd_error *err)
 {
     struct pd_zero *zero = s->engine->zero;
     PD_TRY(pd_zero_update_begin(zero, err));
-    for (uint32_t set = 0; set < pd_zero_held(zero)->set_count; set++)
-        PD_TRY(update_set(s, set, step, err));
+    for (uint32_t set = 0; set < pd_zero_held(zero)->set_count; set++) {
+        struct pd_update_range *ranges = own(s)->ranges;
+        const uint32_t first = pd_zero_held(s->engine->zero)->first_box[set],
+                       end = pd_zero_held(s->engine->zero)->first_box[set + 1];
+        for (uint32_t i = first; i < end; i++)
+            PD_TRY(pd_zero_update_box(s->engine->zero, i, &ranges[i].grad, &ranges[i].copy, err));
+        PD_TRY(pd_host_update_run(own(s)->updates, step, ranges + first, end - first, err));
+    }
     return pd_zero_update_end(zero, err);
 }
 

@@ -190,18 +190,13 @@ static uint64_t count_range(const struct scatter_job *job, int64_t begin, int64_
     return total;
 }
 
-/* The workspace cannot list so many rows: for each index all rows are looked through. */
-static void write_unlisted(const struct scatter_job *job, int64_t begin, int64_t end)
-{
-    for (int64_t index = begin; index < end; index++)
-        write_index(job, (struct rows_of_index){NULL, 0, index});
-}
-
 static void write_range(const struct scatter_job *job, int64_t begin, int64_t end, uint32_t *workspace)
 {
     uint32_t *ends = workspace, *list = workspace + RANGE_MAX + 1;
     if (count_range(job, begin, end, ends) > LISTED_MAX) {
-        write_unlisted(job, begin, end);
+        /* The workspace cannot list so many rows: for each index all rows are looked through. */
+        for (int64_t index = begin; index < end; index++)
+            write_index(job, (struct rows_of_index){NULL, 0, index});
         return;
     }
     for (uint64_t row = job->embedding->rows; row-- > 0;) { /* from the back: ends become beginnings */

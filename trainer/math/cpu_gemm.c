@@ -107,13 +107,6 @@ static void pack_shared_task(void *context, uint64_t index)
     }
 }
 
-static void pack_shared(struct gemm_job *job, struct pd_thread_pool *pool)
-{
-    uint64_t panels = pd_divide_up(job->s_count, job->shared_width);
-    job->pack_panels = pd_max_u64(1, pd_min_u64(16, pd_divide_up(panels, 2 * (uint64_t)pd_thread_pool_size(pool))));
-    pd_parallel(pool, pd_divide_up(panels, job->pack_panels), pack_shared_task, job);
-}
-
 /* ---- tasks ---- */
 
 struct gemm_block {
@@ -254,7 +247,11 @@ static void run_k_blocks(struct gemm_job *job, struct pd_thread_pool *pool)
         job->load = gemm->accumulate || job->k0 > 0;
         job->last = job->k0 + job->k_count == gemm->k;
         bool packed = job->k_count == gemm->k && job->t0 > 0; /* an earlier range left it there */
-        if (!packed) pack_shared(job, pool);
+        if (!packed) {
+            uint64_t panels = pd_divide_up(job->s_count, job->shared_width);
+            job->pack_panels = pd_max_u64(1, pd_min_u64(16, pd_divide_up(panels, 2 * (uint64_t)pd_thread_pool_size(pool))));
+            pd_parallel(pool, pd_divide_up(panels, job->pack_panels), pack_shared_task, job);
+        }
         atomic_store_explicit(&job->next, 0, memory_order_relaxed);
         pd_parallel(pool, pd_min_u64(threads, job->task_count * job->split_count), run_tasks, job);
         job->k0 += job->k_count;

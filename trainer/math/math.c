@@ -19,12 +19,6 @@ static void check_matrix(const struct pd_matrix *matrix, uint64_t rows, uint64_t
     PD_CHECK(rows <= 1 || matrix->ld >= columns);
 }
 
-static void check_codes(const struct pd_gemm *g)
-{
-    PD_CHECK(g->a_format && g->b_format && (g->a_format == PD_FP8_E4M3 || g->b_format == PD_FP8_E4M3));
-    PD_CHECK(g->a_scale && g->b_scale && !g->trans_a && g->trans_b);
-}
-
 pd_status pd_gemm(struct pd_math *math, const struct pd_gemm *g, struct pd_error *err)
 {
     check_matrix(&g->c, g->m, g->n);
@@ -32,7 +26,10 @@ pd_status pd_gemm(struct pd_math *math, const struct pd_gemm *g, struct pd_error
         check_matrix(&g->a, g->trans_a ? g->k : g->m, g->trans_a ? g->m : g->k);
         check_matrix(&g->b, g->trans_b ? g->n : g->k, g->trans_b ? g->k : g->n);
     }
-    if (g->a_format || g->b_format) check_codes(g);
+    if (g->a_format || g->b_format) {
+        PD_CHECK(g->a_format && g->b_format && (g->a_format == PD_FP8_E4M3 || g->b_format == PD_FP8_E4M3));
+        PD_CHECK(g->a_scale && g->b_scale && !g->trans_a && g->trans_b);
+    }
     PD_CHECK(!g->accumulate || g->c.dtype == PD_F32);
     PD_CHECK(!g->bias || dtype_is_known(g->bias_dtype));
     if (g->residual.data) check_matrix(&g->residual, g->m, g->n);
@@ -88,9 +85,10 @@ struct pd_attention pd_attention_resolve(const struct pd_attention *a, bool part
     return r;
 }
 
-/* Query heads of this rank fill its key-value heads without gaps; the first and the last may be shared with neighbours. */
-static void check_attention_heads(const struct pd_attention *a)
+static void check_attention(const struct pd_attention *a, bool parts)
 {
+    const uint64_t width = (uint64_t)a->heads * a->head_size, kv_width = (uint64_t)a->kv_heads * a->head_size;
+    /* Query heads of this rank fill its key-value heads without gaps; the first and the last may be shared with neighbours. */
     PD_CHECK(dtype_is_known(a->dtype) && a->head_size > 0 && a->kv_heads > 0);
     if (a->group) {
         PD_CHECK(a->group_offset < a->group);
@@ -98,12 +96,6 @@ static void check_attention_heads(const struct pd_attention *a)
     } else {
         PD_CHECK(a->group_offset == 0 && a->heads % a->kv_heads == 0);
     }
-}
-
-static void check_attention(const struct pd_attention *a, bool parts)
-{
-    const uint64_t width = (uint64_t)a->heads * a->head_size, kv_width = (uint64_t)a->kv_heads * a->head_size;
-    check_attention_heads(a);
     PD_CHECK(a->q && a->k && a->v);
     PD_CHECK(a->ld_qkv >= width && (a->ld_kv ? a->ld_kv : a->ld_qkv) >= kv_width);
     PD_CHECK((uint64_t)a->query_start + a->length <= 1u << 24); /* positions are compared in fp32 */

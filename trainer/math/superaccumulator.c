@@ -31,14 +31,6 @@ static double bits_double(uint64_t bits)
     return x;
 }
 
-static void add_special(struct pd_superaccumulator *a, uint64_t fraction, bool negative)
-{
-    if (fraction)
-        a->flags |= FLAG_NAN;
-    else
-        a->flags |= negative ? FLAG_MINUS_INFINITY : FLAG_PLUS_INFINITY;
-}
-
 /* A significand of 53 bits at bit `position` touches three limbs. */
 void pd_superaccumulator_add(struct pd_superaccumulator *a, double term)
 {
@@ -46,7 +38,10 @@ void pd_superaccumulator_add(struct pd_superaccumulator *a, double term)
     unsigned exponent = (unsigned)(bits >> FRACTION_BITS) & EXPONENT_ALL_ONES;
     bool negative = bits >> 63;
     if (exponent == EXPONENT_ALL_ONES) {
-        add_special(a, significand, negative);
+        if (significand)
+            a->flags |= FLAG_NAN;
+        else
+            a->flags |= negative ? FLAG_MINUS_INFINITY : FLAG_PLUS_INFINITY;
         return;
     }
     unsigned position = exponent ? exponent - 1 : 0;

@@ -359,21 +359,16 @@ static pd_status activation_backward(const struct pass *p, struct pd_error *err)
 
 /* ---- the block ---- */
 
-static pd_status attention_forward(const struct pass *p, struct pd_error *err)
-{
-    struct pd_transformer *t = p->t;
-    PD_TRY(pd_rows_norm_wait(t, err));
-    PD_TRY(qkv_forward(p, err));
-    if (p->roles->head_norms >= 0) PD_TRY(pd_head_norms_forward(t, p->input, p->a, p->w + p->roles->head_norms, err));
-    return pd_block_attention_forward(t, p->input, p->a, err);
-}
-
 /* out NULL: everything but the output. */
 static pd_status run_forward(const struct pass *p, void *out, struct pd_error *err)
 {
     const struct row_parallel attention_out = out_projection(p), down = down_projection(p);
     PD_TRY(norm1_start(p, err));
-    PD_TRY(attention_forward(p, err));
+    struct pd_transformer *t = p->t;
+    PD_TRY(pd_rows_norm_wait(t, err));
+    PD_TRY(qkv_forward(p, err));
+    if (p->roles->head_norms >= 0) PD_TRY(pd_head_norms_forward(t, p->input, p->a, p->w + p->roles->head_norms, err));
+    PD_TRY(pd_block_attention_forward(t, p->input, p->a, err));
     PD_TRY(rows_forward(p, &attention_out, p->x, p->a->middle, err));
     PD_TRY(norm2_start(p, err));
     PD_TRY(pd_rows_norm_wait(p->t, err));

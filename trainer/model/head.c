@@ -141,25 +141,6 @@ static pd_status head_multiply(void *product, struct pd_error *err)
     return p->gemm.m ? pd_gemm(p->math, &p->gemm, err) : PD_OK;
 }
 
-/* Gradient of the norm's output, a sum over chunks of the vocabulary; and the output matrix' meanwhile. */
-static pd_status dnorm_rows(struct pd_transformer *t, const struct head *h, const struct head_run *r,
-                            struct head_product *dmatrix, struct pd_error *err)
-{
-    const struct pd_beside beside[2] = {{head_multiply, dmatrix}};
-    const uint64_t vocab = t->model->config.vocab, hidden = t->model->config.hidden;
-    for (uint32_t i = 0; i < t->tp.chunks; i++) {
-        struct pd_range c = pd_chunk_columns(t, vocab, 1, i);
-        *pd_chunk_terms(t, i) = (struct pd_chunk_term){.a = (char *)t->logits + c.begin * t->element_bytes,
-                                                       .b = (char *)h->matrix + c.begin * hidden * t->element_bytes,
-                                                       .lda = head_ld_dlogits(t),
-                                                       .ldb = hidden,
-                                                       .k = c.end - c.begin};
-    }
-    struct pd_chunk_sum sum = {
-        .rows = r->rows, .columns = hidden, .units = vocab, .out = head_rows(t, t->dnorm, r->row).data, .beside = beside};
-    return pd_chunk_sum_run(t, &sum, err);
-}
-
 /* ---- some columns at a time ---- */
 
 /* Logits exist for some columns at a time, which needs less memory, and each logit is multiplied twice.
@@ -228,14 +209,6 @@ static uint32_t chunks_with_columns(const struct pd_transformer *t)
     return count;
 }
 
-/* t->tp.max becomes that over this rank's chunks. */
-static pd_status join_max(struct pd_transformer *t, uint64_t rows, struct pd_error *err)
-{
-    const struct pd_logits_join join = {
-        .rows = rows, .ld = t->logits_rows, .ranks = chunks_with_columns(t), .all_max = t->head_chunk_max, .max = t->tp.max};
-    return join.ranks ? pd_logits_join(t->math, &join, err) : PD_OK;
-}
-
 /* t->tp.sum becomes the tree over this rank's chunks, relative to t->tp.max. */
 static pd_status join_sum(struct pd_transformer *t, uint64_t rows, struct pd_error *err)
 {
@@ -259,7 +232,11 @@ static pd_status losses(struct pd_transformer *t, const struct head *h, const st
     const bool together = t->partition.tp > 1;
     for (uint32_t i = 0; i < t->tp.chunks; i++)
         PD_TRY(chunk_sums(t, h, r, i, err));
-    PD_TRY(join_max(t, r->rows, err));
+    /* t->tp.max becomes that over this rank's chunks. */
+    uint64_t rows = r->rows;
+    const struct pd_logits_join join = {
+        .rows = rows, .ld = t->logits_rows, .ranks = chunks_with_columns(t), .all_max = t->head_chunk_max, .max = t->tp.max};
+    PD_TRY(join.ranks ? pd_logits_join(t->math, &join, err) : PD_OK);
     if (together) PD_TRY(pd_loss_max(t, r->rows, err));
     PD_TRY(join_sum(t, r->rows, err));
     struct pd_cross_entropy l = loss_of(t, h, r, (struct pd_range){0, 0});
@@ -332,7 +309,20 @@ static pd_status whole_rows(struct pd_transformer *t, const struct head *h, cons
     PD_TRY(loss(t, h, r, err));
     if (!h->backward) return PD_OK;
     struct head_product dmatrix = {t->math, head_dmatrix(t, r, all)};
-    return dnorm_rows(t, h, r, &dmatrix, err);
+    /* Gradient of the norm's output, a sum over chunks of the vocabulary; and the output matrix' meanwhile. */
+    const struct pd_beside beside[2] = {{head_multiply, &dmatrix}};
+    const uint64_t vocab = t->model->config.vocab, hidden = t->model->config.hidden;
+    for (uint32_t i = 0; i < t->tp.chunks; i++) {
+        struct pd_range c = pd_chunk_columns(t, vocab, 1, i);
+        *pd_chunk_terms(t, i) = (struct pd_chunk_term){.a = (char *)t->logits + c.begin * t->element_bytes,
+                                                       .b = (char *)h->matrix + c.begin * hidden * t->element_bytes,
+                                                       .lda = head_ld_dlogits(t),
+                                                       .ldb = hidden,
+                                                       .k = c.end - c.begin};
+    }
+    struct pd_chunk_sum sum = {
+        .rows = r->rows, .columns = hidden, .units = vocab, .out = head_rows(t, t->dnorm, r->row).data, .beside = beside};
+    return pd_chunk_sum_run(t, &sum, err);
 }
 
 /* Where a micro-batch's dmatrix is made: with several runs of logits its own sum comes before that with others. */

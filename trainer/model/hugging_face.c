@@ -51,17 +51,6 @@ static pd_status read_size(const struct reader *r, const struct pd_json_value *o
     return PD_OK;
 }
 
-/* A number of a block, which may be 0. */
-static pd_status read_layer(const struct reader *r, const char *key, uint32_t *ret, struct pd_error *err)
-{
-    const struct pd_json_value *value = member(r->root, key);
-    uint64_t number = 0;
-    if (value && (!pd_json_is_u64(value, &number) || number > UINT32_MAX))
-        PD_FAIL(err, PD_CORRUPT, "%s: %s is no whole number from 0 to 4294967295", r->name, key);
-    if (value) *ret = (uint32_t)number;
-    return PD_OK;
-}
-
 static pd_status read_number(const struct reader *r, const struct pd_json_value *object, const char *key, float *ret,
                              struct pd_error *err)
 {
@@ -123,15 +112,6 @@ static pd_status read_sizes(const struct reader *r, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status check_attention_bias(const struct reader *r, struct pd_error *err)
-{
-    bool attention_bias = false;
-    PD_TRY(read_switch(r, "attention_bias", &attention_bias, err));
-    if (attention_bias && r->class->has_attention_bias)
-        PD_FAIL(err, PD_UNSUPPORTED, "%s: attention_bias is true, and o_proj of this family has no bias here", r->name);
-    return PD_OK;
-}
-
 static pd_status check_activation(const struct reader *r, struct pd_error *err)
 {
     const char *const *known = activations[r->family->activation], *key = r->family->activation_key;
@@ -156,26 +136,15 @@ static pd_status has_window(const struct reader *r, bool *ret, struct pd_error *
         is_typed |= strcmp(type, "sliding_attention") == 0;
     }
     PD_TRY(read_switch(r, "use_sliding_window", &is_used, err));
-    if (is_by_layer) PD_TRY(read_layer(r, "max_window_layers", &first, err)); /* blocks before it see everything */
+    if (is_by_layer) {
+        /* A number of a block, which may be 0. */
+        const struct pd_json_value *value = member(r->root, "max_window_layers");
+        uint64_t number = 0;
+        if (value && (!pd_json_is_u64(value, &number) || number > UINT32_MAX))
+            PD_FAIL(err, PD_CORRUPT, "%s: %s is no whole number from 0 to 4294967295", r->name, "max_window_layers");
+        if (value) first = (uint32_t)number;
+    } /* blocks before it see everything */
     *ret = is_typed || (is_by_layer ? is_used && !types && first < r->config->layers : r->class->window > 0);
-    return PD_OK;
-}
-
-/* A window as long as the longest sequence is none. */
-static pd_status check_window(const struct reader *r, struct pd_error *err)
-{
-    /* Null is no window; no key is what the class takes. */
-    uint32_t window = pd_json_member(r->root, "sliding_window") ? UINT32_MAX : r->class->window;
-    bool is_used = false;
-    PD_TRY(has_window(r, &is_used, err));
-    PD_TRY(read_size(r, r->root, "sliding_window", &window, err));
-    if (is_used && window < r->config->context)
-        PD_FAIL(
-            err, PD_UNSUPPORTED,
-            "%s: sliding_window is %u%s, under max_position_embeddings %u, and attention sees the whole sequence here; with "
-            "max_position_embeddings %u the two are the same",
-            r->name, window, pd_json_member(r->root, "sliding_window") ? "" : " where the file does not say",
-            r->config->context, window);
     return PD_OK;
 }
 
@@ -225,8 +194,9 @@ static pd_status read_llama3(const struct reader *r, const char *name, const str
     return PD_OK;
 }
 
-static pd_status read_theta(const struct reader *r, const char *name, const struct pd_json_value *scaling,
-                            struct pd_model_config *c, struct pd_error *err)
+/* `scaling` is what `name` says, or NULL. */
+static pd_status read_rope_of(const struct reader *r, const char *name, const struct pd_json_value *scaling,
+                              struct pd_model_config *c, struct pd_error *err)
 {
     float outer = 0;
     PD_TRY(read_number(r, r->root, "rope_theta", &outer, err));
@@ -235,14 +205,6 @@ static pd_status read_theta(const struct reader *r, const char *name, const stru
     if (outer != 0 && outer != c->rope_theta)
         PD_FAIL(err, PD_UNSUPPORTED, "%s: rope_theta is %g, and %g in %s; keep the one that the model was trained with",
                 r->name, (double)outer, (double)c->rope_theta, name);
-    return PD_OK;
-}
-
-/* `scaling` is what `name` says, or NULL. */
-static pd_status read_rope_of(const struct reader *r, const char *name, const struct pd_json_value *scaling,
-                              struct pd_model_config *c, struct pd_error *err)
-{
-    PD_TRY(read_theta(r, name, scaling, c, err));
     if (!scaling) return PD_OK;
     const char *type = text_of(scaling, "rope_type"), *old = text_of(scaling, "type");
     if (type && old && strcmp(type, old) != 0)
@@ -321,9 +283,24 @@ static pd_status read_config(struct reader *r, struct pd_error *err)
     PD_TRY(read_number(r, r->root, r->family->keys[PD_NUMBER_EPSILON].config, &c->norm_epsilon, err));
     PD_TRY(read_number(r, r->root, "initializer_range", &c->init_std, err));
     PD_TRY(pd_hugging_face_check_keys(r->name, r->root, r->family, err));
-    PD_TRY(check_attention_bias(r, err));
+    bool attention_bias = false;
+    PD_TRY(read_switch(r, "attention_bias", &attention_bias, err));
+    if (attention_bias && r->class->has_attention_bias)
+        PD_FAIL(err, PD_UNSUPPORTED, "%s: attention_bias is true, and o_proj of this family has no bias here", r->name);
     PD_TRY(check_activation(r, err));
-    PD_TRY(check_window(r, err));
+    /* A window as long as the longest sequence is none. */
+    /* Null is no window; no key is what the class takes. */
+    uint32_t window = pd_json_member(r->root, "sliding_window") ? UINT32_MAX : r->class->window;
+    bool is_used = false;
+    PD_TRY(has_window(r, &is_used, err));
+    PD_TRY(read_size(r, r->root, "sliding_window", &window, err));
+    if (is_used && window < r->config->context)
+        PD_FAIL(
+            err, PD_UNSUPPORTED,
+            "%s: sliding_window is %u%s, under max_position_embeddings %u, and attention sees the whole sequence here; with "
+            "max_position_embeddings %u the two are the same",
+            r->name, window, pd_json_member(r->root, "sliding_window") ? "" : " where the file does not say",
+            r->config->context, window);
     PD_TRY(read_rope(r, err));
     pd_model_config_resolve(c);
     const pd_status st = pd_model_config_check(c, err);
@@ -409,29 +386,6 @@ static const char *torch_name(enum pd_dtype dtype)
     return names[dtype];
 }
 
-static void write_config(struct pd_json_writer *w, const struct pd_model_config *config, const struct pd_model_class *class,
-                         enum pd_dtype dtype, const struct pd_special_tokens *tokens)
-{
-    struct pd_model_config c = *config;
-    const struct pd_family *f = pd_families[c.family];
-    pd_json_object_begin(w, NULL);
-    pd_model_class_write(class, w);
-    for (int i = 0; i < PD_NUMBER_EPSILON; i++)
-        if (f->keys[i].config) pd_json_u64(w, f->keys[i].config, *size_at(&c, i));
-    pd_json_string(w, f->activation_key, activations[f->activation][0]);
-    pd_json_double(w, f->keys[PD_NUMBER_EPSILON].config, shortest(c.norm_epsilon));
-    if (f->positions == PD_POSITIONS_ROPE) write_rope(w, &c);
-    if (class->has_attention_bias) pd_json_bool(w, "attention_bias", false);
-    if (class->window_layers) pd_json_bool(w, "use_sliding_window", false);
-    for (const char *const *key = f->zero_keys; *key; key++)
-        pd_json_double(w, *key, 0.0);
-    pd_json_bool(w, "tie_word_embeddings", c.tie_embeddings);
-    pd_json_double(w, "initializer_range", shortest(c.init_std));
-    pd_json_string(w, "torch_dtype", torch_name(dtype));
-    write_tokens(w, tokens);
-    pd_json_object_end(w);
-}
-
 static pd_status finish(struct pd_json_writer *w, char **ret_text, struct pd_error *err)
 {
     const char *text;
@@ -463,7 +417,24 @@ pd_status pd_hugging_face_write(const struct pd_model_config *config, enum pd_dt
     struct pd_json_writer w;
     char *text = NULL;
     pd_json_writer_init(&w, 2);
-    write_config(&w, config, class, dtype, tokens);
+    struct pd_model_config c = *config;
+    const struct pd_family *f = pd_families[c.family];
+    pd_json_object_begin(&w, NULL);
+    pd_model_class_write(class, &w);
+    for (int i = 0; i < PD_NUMBER_EPSILON; i++)
+        if (f->keys[i].config) pd_json_u64(&w, f->keys[i].config, *size_at(&c, i));
+    pd_json_string(&w, f->activation_key, activations[f->activation][0]);
+    pd_json_double(&w, f->keys[PD_NUMBER_EPSILON].config, shortest(c.norm_epsilon));
+    if (f->positions == PD_POSITIONS_ROPE) write_rope(&w, &c);
+    if (class->has_attention_bias) pd_json_bool(&w, "attention_bias", false);
+    if (class->window_layers) pd_json_bool(&w, "use_sliding_window", false);
+    for (const char *const *key = f->zero_keys; *key; key++)
+        pd_json_double(&w, *key, 0.0);
+    pd_json_bool(&w, "tie_word_embeddings", c.tie_embeddings);
+    pd_json_double(&w, "initializer_range", shortest(c.init_std));
+    pd_json_string(&w, "torch_dtype", torch_name(dtype));
+    write_tokens(&w, tokens);
+    pd_json_object_end(&w);
     PD_TRY(finish(&w, &text, err));
     pd_json_writer_init_object(&w, 2);
     write_tokens(&w, tokens);

@@ -152,12 +152,6 @@ void pd_normal_fill(const struct pd_normal *normal, uint64_t first, uint64_t cou
     }
 }
 
-static void fill_constant(float *dst, uint64_t count, float value)
-{
-    for (uint64_t i = 0; i < count; i++)
-        dst[i] = value;
-}
-
 void pd_model_init_box(const struct pd_model *model, uint32_t tensor, const struct pd_box *box, uint64_t seed, float *dst)
 {
     PD_CHECK(tensor < model->tensors.count);
@@ -165,7 +159,9 @@ void pd_model_init_box(const struct pd_model *model, uint32_t tensor, const stru
     const struct pd_tensor_init *how = &model->init[tensor];
     uint64_t count = pd_box_elements(box);
     if (how->init != PD_INIT_NORMAL) {
-        fill_constant(dst, count, how->init == PD_INIT_ONES ? 1.0f : 0.0f);
+        float value = how->init == PD_INIT_ONES ? 1.0f : 0.0f;
+        for (uint64_t i = 0; i < count; i++)
+            dst[i] = value;
         return;
     }
     struct pd_normal normal = {.seed = seed, .stream = pd_normal_stream(t->name), .std = how->std};

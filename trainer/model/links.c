@@ -73,14 +73,6 @@ static struct pd_view view_of(const struct search *s, unsigned how, uint64_t for
     return view;
 }
 
-/* K and v lie in the matrix of q where it has all three. */
-static const struct pd_source *source_of(const struct search *s)
-{
-    const struct pd_source *sources = s->dialect->sources, *q = &sources[PD_ROLE_Q];
-    const bool is_in_q = (s->role == PD_ROLE_K || s->role == PD_ROLE_V) && q->how & (PD_THIRDS | PD_BY_KV_HEAD);
-    return is_in_q ? q : &sources[s->role];
-}
-
 /* The pattern with or without its number. */
 static void name_of(const struct search *s, unsigned how, const char *pattern, bool is_stacked, char *ret)
 {
@@ -106,7 +98,10 @@ enum variant { FIRST, OTHER, AS_FUSED, VARIANTS };
 /* False: the dialect has no such name. */
 static bool place_of(const struct search *s, bool is_stacked, enum variant variant, struct place *ret)
 {
-    const struct pd_source *source = source_of(s);
+    /* K and v lie in the matrix of q where it has all three. */
+    const struct pd_source *sources = s->dialect->sources, *q = &sources[PD_ROLE_Q];
+    const bool is_in_q = (s->role == PD_ROLE_K || s->role == PD_ROLE_V) && q->how & (PD_THIRDS | PD_BY_KV_HEAD);
+    const struct pd_source *source = is_in_q ? q : &sources[s->role];
     const char *const patterns[VARIANTS] = {source->name, source->other, source->fused};
     const char *pattern = patterns[variant];
     const unsigned across = s->tensor->ndim == 2 ? 0 : PD_ACROSS; /* a vector is not */

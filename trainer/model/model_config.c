@@ -46,46 +46,6 @@ static uint32_t nearest_divisor(uint32_t of, uint32_t wanted)
     return of;
 }
 
-static pd_status check_sizes(const struct pd_model_config *c, struct pd_error *err)
-{
-    PD_TRY(check_range("vocab", c->vocab, 2, 1u << 24, err));
-    PD_TRY(check_range("context", c->context, 1, 1u << 20, err));
-    PD_TRY(check_range("layers", c->layers, 1, 4096, err));
-    PD_TRY(check_range("hidden", c->hidden, 1, 1u << 20, err));
-    PD_TRY(check_range("heads", c->heads, 1, 4096, err));
-    PD_TRY(check_range("kv_heads", c->kv_heads, 1, c->heads, err));
-    if (!c->head_size)
-        PD_FAIL(err, PD_INVALID,
-                "model.hidden %u is no multiple of model.heads %u; take model.heads %u, or name model.head_size", c->hidden,
-                c->heads, nearest_divisor(c->hidden, c->heads));
-    PD_TRY(check_range("head_size", c->head_size, 1, 256, err));
-    return check_range("ffn", c->ffn, 1, 1u << 22, err);
-}
-
-static pd_status check_heads(const struct pd_model_config *c, struct pd_error *err)
-{
-    const struct pd_family *f = pd_family_at(c->family);
-    if (c->heads % c->kv_heads)
-        PD_FAIL(err, PD_INVALID, "model.kv_heads %u does not divide model.heads %u; the nearest that does is %u",
-                c->kv_heads, c->heads, nearest_divisor(c->heads, c->kv_heads));
-    if (c->heads / c->kv_heads > 64)
-        PD_FAIL(err, PD_INVALID, "model.kv_heads %u would serve %u query heads each, at most 64 can share one; set it to %u",
-                c->kv_heads, c->heads / c->kv_heads, nearest_divisor(c->heads, (c->heads + 63) / 64));
-    if (f->positions == PD_POSITIONS_ROPE && c->head_size % 2)
-        PD_FAIL(err, PD_INVALID, "model.head_size %u is odd, and RoPE rotates pairs; set model.head_size to %u",
-                c->head_size, c->head_size + 1);
-    if (f->heads_make_hidden && c->kv_heads != c->heads)
-        PD_FAIL(err, PD_INVALID, "model.kv_heads is %u, but family %s has as many as heads: %u", c->kv_heads,
-                pd_family_names[c->family], c->heads);
-    if (f->heads_make_hidden && (uint64_t)c->heads * c->head_size != c->hidden)
-        PD_FAIL(
-            err, PD_INVALID,
-            "model.heads %u times model.head_size %u is not model.hidden %u; take model.heads %u, which divides hidden, and "
-            "leave head_size out",
-            c->heads, c->head_size, c->hidden, nearest_divisor(c->hidden, c->heads));
-    return PD_OK;
-}
-
 /* Negations, so that NaN is refused too. */
 static pd_status check_floats(const struct pd_model_config *c, struct pd_error *err)
 {
@@ -114,7 +74,37 @@ pd_status pd_model_config_check(const struct pd_model_config *config, struct pd_
 {
     if (!pd_family_at(config->family))
         PD_FAIL(err, PD_INVALID, "model.family is %u, and there are fewer families", config->family);
-    PD_TRY(check_sizes(config, err));
-    PD_TRY(check_heads(config, err));
+    PD_TRY(check_range("vocab", config->vocab, 2, 1u << 24, err));
+    PD_TRY(check_range("context", config->context, 1, 1u << 20, err));
+    PD_TRY(check_range("layers", config->layers, 1, 4096, err));
+    PD_TRY(check_range("hidden", config->hidden, 1, 1u << 20, err));
+    PD_TRY(check_range("heads", config->heads, 1, 4096, err));
+    PD_TRY(check_range("kv_heads", config->kv_heads, 1, config->heads, err));
+    if (!config->head_size)
+        PD_FAIL(err, PD_INVALID,
+                "model.hidden %u is no multiple of model.heads %u; take model.heads %u, or name model.head_size",
+                config->hidden, config->heads, nearest_divisor(config->hidden, config->heads));
+    PD_TRY(check_range("head_size", config->head_size, 1, 256, err));
+    PD_TRY(check_range("ffn", config->ffn, 1, 1u << 22, err));
+    const struct pd_family *f = pd_family_at(config->family);
+    if (config->heads % config->kv_heads)
+        PD_FAIL(err, PD_INVALID, "model.kv_heads %u does not divide model.heads %u; the nearest that does is %u",
+                config->kv_heads, config->heads, nearest_divisor(config->heads, config->kv_heads));
+    if (config->heads / config->kv_heads > 64)
+        PD_FAIL(err, PD_INVALID, "model.kv_heads %u would serve %u query heads each, at most 64 can share one; set it to %u",
+                config->kv_heads, config->heads / config->kv_heads,
+                nearest_divisor(config->heads, (config->heads + 63) / 64));
+    if (f->positions == PD_POSITIONS_ROPE && config->head_size % 2)
+        PD_FAIL(err, PD_INVALID, "model.head_size %u is odd, and RoPE rotates pairs; set model.head_size to %u",
+                config->head_size, config->head_size + 1);
+    if (f->heads_make_hidden && config->kv_heads != config->heads)
+        PD_FAIL(err, PD_INVALID, "model.kv_heads is %u, but family %s has as many as heads: %u", config->kv_heads,
+                pd_family_names[config->family], config->heads);
+    if (f->heads_make_hidden && (uint64_t)config->heads * config->head_size != config->hidden)
+        PD_FAIL(
+            err, PD_INVALID,
+            "model.heads %u times model.head_size %u is not model.hidden %u; take model.heads %u, which divides hidden, and "
+            "leave head_size out",
+            config->heads, config->head_size, config->hidden, nearest_divisor(config->hidden, config->heads));
     return check_floats(config, err);
 }

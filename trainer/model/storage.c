@@ -52,32 +52,23 @@ static void take_products(const struct pd_transformer *t, struct pd_block_activa
     a->up = take_from(room, t->rows * s->up_columns, t->element_bytes);
 }
 
-static void take_norms(const struct pd_transformer *t, struct pd_block_activations *a, struct room *room)
-{
-    const uint64_t stream = t->rows * t->model->config.hidden;
-    a->mean1 = pd_norm_is_layer(t) ? take_from(room, t->rows, sizeof(float)) : NULL;
-    a->rstd1 = take_from(room, t->rows, sizeof(float));
-    a->norm1 = take_from(room, stream, t->element_bytes);
-    a->mean2 = pd_norm_is_layer(t) ? take_from(room, t->rows, sizeof(float)) : NULL;
-    a->rstd2 = take_from(room, t->rows, sizeof(float));
-    a->norm2 = take_from(room, stream, t->element_bytes);
-}
-
-/* Where ranks share rows, no rank keeps what norms make of them. */
-static void share_norms(const struct pd_transformer *t, struct pd_block_activations *a)
-{
-    a->mean1 = a->mean2 = t->shared.mean;
-    a->rstd1 = a->rstd2 = t->shared.rstd;
-    a->norm1 = a->norm2 = t->shared.norm;
-}
-
 /* Kept by none alone: norms and activation functions make it from the rest. */
 static void take_cheap(const struct pd_transformer *t, struct pd_block_activations *a, struct room *room)
 {
-    if (t->partition.tp == 1)
-        take_norms(t, a, room);
-    else
-        share_norms(t, a);
+    if (t->partition.tp == 1) {
+        const uint64_t stream = t->rows * t->model->config.hidden;
+        a->mean1 = pd_norm_is_layer(t) ? take_from(room, t->rows, sizeof(float)) : NULL;
+        a->rstd1 = take_from(room, t->rows, sizeof(float));
+        a->norm1 = take_from(room, stream, t->element_bytes);
+        a->mean2 = pd_norm_is_layer(t) ? take_from(room, t->rows, sizeof(float)) : NULL;
+        a->rstd2 = take_from(room, t->rows, sizeof(float));
+        a->norm2 = take_from(room, stream, t->element_bytes);
+    } else {
+        /* Where ranks share rows, no rank keeps what norms make of them. */
+        a->mean1 = a->mean2 = t->shared.mean;
+        a->rstd1 = a->rstd2 = t->shared.rstd;
+        a->norm1 = a->norm2 = t->shared.norm;
+    }
     a->hidden = take_from(room, t->rows * t->share.ffn_columns, t->element_bytes);
 }
 
@@ -177,22 +168,18 @@ static uint64_t columns_at_once(const struct pd_transformer *t, uint64_t columns
     return most_columns ? pd_min_u64(columns, pd_min_u64(most_columns, columns_of_chunk(t))) : columns;
 }
 
-/* A row of logits, and of chains of dnorm where these wait for all columns. On a GPU as if one rank had all chunks. */
-static uint64_t bytes_of_logits_row(const struct pd_transformer *t)
-{
-    const uint64_t vocab = t->model->config.vocab, hidden = t->model->config.hidden;
-    const uint64_t chunks = t->options.on_device ? t->partition.virtual_tp : t->tp.chunks;
-    const uint64_t columns = columns_at_once(t, pd_min_u64(vocab, columns_of_chunk(t) * chunks));
-    return (columns + (t->options.logits_columns ? chunks * hidden : 0)) * sizeof(float);
-}
-
 /* Rows of logits that exist at once, the same on all tp ranks. On a CPU they do not change a bit, since gradient chains go
  * on from one run of rows to the next. On a GPU they do, as tensor cores add a run's rows up before the sum so far: there no
  * layout changes them. And each run reads and writes the whole gradient of the output matrix, so runs are long; a
  * micro-batch that takes no more in one run than in several with the sum of these beside them goes in one. */
 static uint64_t rows_of_logits(const struct pd_transformer *t)
 {
-    const uint64_t row = bytes_of_logits_row(t), share = t->options.logits_columns ? LOGITS_SHARE_OF_COLUMNS : 1;
+    /* A row of logits, and of chains of dnorm where these wait for all columns. On a GPU as if one rank had all chunks. */
+    const uint64_t vocab = t->model->config.vocab, hidden = t->model->config.hidden;
+    const uint64_t chunks = t->options.on_device ? t->partition.virtual_tp : t->tp.chunks;
+    const uint64_t columns = columns_at_once(t, pd_min_u64(vocab, columns_of_chunk(t) * chunks));
+    const uint64_t row = (columns + (t->options.logits_columns ? chunks * hidden : 0)) * sizeof(float),
+                   share = t->options.logits_columns ? LOGITS_SHARE_OF_COLUMNS : 1;
     const uint64_t bytes = (t->options.on_device ? LOGITS_BYTES_MAX_DEVICE : LOGITS_BYTES_MAX) / share;
     const uint64_t sum = (uint64_t)t->model->config.vocab * t->model->config.hidden * sizeof(float);
     if (t->options.on_device && t->sp.largest * row <= bytes + sum) return t->sp.largest;
@@ -206,15 +193,6 @@ static uint64_t width_of_logits(const struct pd_transformer *t)
     return t->options.on_device ? (columns + 7) / 8 * 8 : columns;
 }
 
-/* What waits for the other columns, where logits exist for some at a time. */
-static void take_head_columns(struct pd_transformer *t, struct pd_arena *arena)
-{
-    const uint64_t rows = t->tp.chunks * t->logits_rows;
-    t->head_chunk_max = take(arena, rows, sizeof(float));
-    t->head_chunk_sum = take(arena, rows, sizeof(float));
-    if (t->options.backward) t->head_terms = take(arena, rows * t->model->config.hidden, sizeof(float));
-}
-
 static void take_head(struct pd_transformer *t, struct pd_arena *arena)
 {
     if (!t->has_head) return;
@@ -225,7 +203,13 @@ static void take_head(struct pd_transformer *t, struct pd_arena *arena)
     t->head_norm = t->partition.tp > 1 ? t->shared.norm : take(arena, t->rows * t->model->config.hidden, t->element_bytes);
     t->logits = take(arena, t->logits_rows * t->ld_logits, sizeof(float));
     t->losses = take(arena, t->rows, sizeof(float));
-    if (t->options.logits_columns) take_head_columns(t, arena);
+    if (t->options.logits_columns) {
+        /* What waits for the other columns, where logits exist for some at a time. */
+        const uint64_t rows = t->tp.chunks * t->logits_rows;
+        t->head_chunk_max = take(arena, rows, sizeof(float));
+        t->head_chunk_sum = take(arena, rows, sizeof(float));
+        if (t->options.backward) t->head_terms = take(arena, rows * t->model->config.hidden, sizeof(float));
+    }
     if (t->partition.tp == 1 && !t->options.logits_columns) return;
     const uint64_t all = t->logits_rows * t->partition.tp;
     const uint32_t peers = t->partition.tp - 1;
@@ -307,15 +291,6 @@ static void take_embedding(struct pd_transformer *t, struct pd_arena *arena)
     t->tp.looked_up = take(arena, t->rows * t->model->config.hidden, t->element_bytes);
     t->tp.embedded = take(arena, t->shared.kept_rows * t->model->config.hidden, t->element_bytes);
     pd_peer_transfer_init(&t->tp.embedding, t->options.tp, ranks - 1, ranks - 1, arena);
-}
-
-static pd_status take_input(struct pd_transformer *t, struct pd_arena *arena, struct pd_error *err)
-{
-    for (uint32_t i = 0; i < t->input_count; i++) {
-        t->inputs[i].host = input_of(take_host, arena, t->rows);
-        t->inputs[i].device = t->options.on_device ? input_of(take, arena, t->rows) : t->inputs[i].host;
-    }
-    return t->family->positions == PD_POSITIONS_ROPE ? take_rope(t, arena, err) : PD_OK;
 }
 
 /* ---- tensor parallel ---- */
@@ -486,7 +461,11 @@ uint32_t pd_transformer_place(const struct pd_transformer *t, uint32_t slot, uin
 
 pd_status pd_transformer_take(struct pd_transformer *t, struct pd_arena *arena, struct pd_error *err)
 {
-    PD_TRY(take_input(t, arena, err));
+    for (uint32_t i = 0; i < t->input_count; i++) {
+        t->inputs[i].host = input_of(take_host, arena, t->rows);
+        t->inputs[i].device = t->options.on_device ? input_of(take, arena, t->rows) : t->inputs[i].host;
+    }
+    PD_TRY(t->family->positions == PD_POSITIONS_ROPE ? take_rope(t, arena, err) : PD_OK);
     pd_rows_take(t, arena);
     take_blocks(t, arena);
     if (!pd_activations_are_away(t)) take_streams(t, arena);

@@ -179,18 +179,6 @@ static pd_status finish(struct pd_transformer *t, const struct pd_chunk_sum *s, 
     return pd_finish(t->math, &f, err);
 }
 
-/* One chain in all: the product rounds by itself. */
-static pd_status single_product(struct pd_transformer *t, const struct pd_chunk_sum *s, const struct pd_chunk_term *term,
-                                struct pd_error *err)
-{
-    struct pd_gemm g = product(t, s, term, 0, s->rows);
-    g.c = (struct pd_matrix){s->out, t->options.dtype, s->columns};
-    g.bias = s->bias;
-    g.bias_dtype = t->options.dtype;
-    g.residual = (struct pd_matrix){(void *)(uintptr_t)s->residual, t->options.dtype, s->columns};
-    return multiply(t, term, &g, 0, err);
-}
-
 static pd_status sum_alone(struct pd_transformer *t, const struct pd_chunk_sum *s, struct pd_error *err)
 {
     const struct pd_chunk_term *only = NULL;
@@ -200,7 +188,15 @@ static pd_status sum_alone(struct pd_transformer *t, const struct pd_chunk_sum *
         only = &t->tp.terms[i];
         products++;
     }
-    if (products == 1) return single_product(t, s, only, err);
+    if (products == 1) {
+        /* One chain in all: the product rounds by itself. */
+        struct pd_gemm g = product(t, s, only, 0, s->rows);
+        g.c = (struct pd_matrix){s->out, t->options.dtype, s->columns};
+        g.bias = s->bias;
+        g.bias_dtype = t->options.dtype;
+        g.residual = (struct pd_matrix){(void *)(uintptr_t)s->residual, t->options.dtype, s->columns};
+        return multiply(t, only, &g, 0, err);
+    }
     for (uint64_t row = 0; row < s->rows; row += t->shared.window_rows) {
         uint64_t rows = s->rows - row < t->shared.window_rows ? s->rows - row : t->shared.window_rows;
         PD_TRY(chains(t, s, row, rows, err));

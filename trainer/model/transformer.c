@@ -6,24 +6,6 @@
 
 /* ---- what lies where ---- */
 
-static void share_init(struct pd_transformer *t)
-{
-    const struct pd_model_config *c = &t->model->config;
-    struct pd_share *s = &t->share;
-    s->heads = pd_partition_units(&t->partition, c->heads);
-    s->kv_needed = pd_partition_kv_needed(c, s->heads);
-    s->kv_computed = pd_partition_kv_computed(c, s->heads);
-    s->ffn = pd_partition_units(&t->partition, c->ffn);
-    s->vocab = pd_partition_units(&t->partition, c->vocab);
-    s->q_columns = (s->heads.end - s->heads.begin) * c->head_size;
-    s->k_columns = (s->kv_needed.end - s->kv_needed.begin) * c->head_size;
-    s->dk_columns = (s->kv_computed.end - s->kv_computed.begin) * c->head_size;
-    s->ffn_columns = s->ffn.end - s->ffn.begin;
-    s->up_columns = t->family->up_matrices * s->ffn_columns;
-    s->vocab_columns = s->vocab.end - s->vocab.begin;
-    s->kv_is_shared = pd_partition_kv_is_shared(c, &t->partition);
-}
-
 static pd_status pieces_init(struct pd_transformer *t, struct pd_error *err)
 {
     struct pd_sequence_parallel *sp = &t->sp;
@@ -102,19 +84,6 @@ static pd_status chunks_init(struct pd_transformer *t, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status tensor_parallel_init(struct pd_transformer *t, struct pd_error *err)
-{
-    struct pd_tensor_parallel *tp = &t->tp;
-    tp->chunks = pd_partition_chunk_count(&t->partition);
-    tp->first_chunk = pd_partition_first_chunk(&t->partition);
-    uint32_t parts = tp->chunks > t->partition.tp ? tp->chunks : t->partition.tp;
-    tp->terms = calloc((uint64_t)tp->chunks * PD_CHUNK_TERMS, sizeof *tp->terms);
-    tp->parts = calloc(parts, sizeof *tp->parts);
-    if (!tp->terms || !tp->parts) PD_FAIL(err, PD_NO_MEMORY, "model: no memory for the tables of %u chunks", tp->chunks);
-    pd_rows_init(t);
-    return PD_OK;
-}
-
 /* A chunk has a part of queries and at most two of keys and of values, whose parts at the ends may be another chunk's. */
 static pd_status fp8_init(struct pd_transformer *t, struct pd_error *err)
 {
@@ -139,10 +108,30 @@ static pd_status tables_init(struct pd_transformer *t, struct pd_error *err)
 {
     t->held = calloc(t->model->config.layers + 1, sizeof *t->held);
     if (!t->held) PD_FAIL(err, PD_NO_MEMORY, "model: no memory for the tables of %u blocks", t->model->config.layers);
-    share_init(t);
+    const struct pd_model_config *c = &t->model->config;
+    struct pd_share *s = &t->share;
+    s->heads = pd_partition_units(&t->partition, c->heads);
+    s->kv_needed = pd_partition_kv_needed(c, s->heads);
+    s->kv_computed = pd_partition_kv_computed(c, s->heads);
+    s->ffn = pd_partition_units(&t->partition, c->ffn);
+    s->vocab = pd_partition_units(&t->partition, c->vocab);
+    s->q_columns = (s->heads.end - s->heads.begin) * c->head_size;
+    s->k_columns = (s->kv_needed.end - s->kv_needed.begin) * c->head_size;
+    s->dk_columns = (s->kv_computed.end - s->kv_computed.begin) * c->head_size;
+    s->ffn_columns = s->ffn.end - s->ffn.begin;
+    s->up_columns = t->family->up_matrices * s->ffn_columns;
+    s->vocab_columns = s->vocab.end - s->vocab.begin;
+    s->kv_is_shared = pd_partition_kv_is_shared(c, &t->partition);
     PD_TRY(pieces_init(t, err));
     PD_TRY(chunks_init(t, err));
-    PD_TRY(tensor_parallel_init(t, err));
+    struct pd_tensor_parallel *tp = &t->tp;
+    tp->chunks = pd_partition_chunk_count(&t->partition);
+    tp->first_chunk = pd_partition_first_chunk(&t->partition);
+    uint32_t parts = tp->chunks > t->partition.tp ? tp->chunks : t->partition.tp;
+    tp->terms = calloc((uint64_t)tp->chunks * PD_CHUNK_TERMS, sizeof *tp->terms);
+    tp->parts = calloc(parts, sizeof *tp->parts);
+    if (!tp->terms || !tp->parts) PD_FAIL(err, PD_NO_MEMORY, "model: no memory for the tables of %u chunks", tp->chunks);
+    pd_rows_init(t);
     PD_TRY(pd_activations_new(t, err));
     return fp8_init(t, err);
 }

@@ -66,24 +66,6 @@ void pd_embedding_order(struct pd_transformer *t, uint32_t slot)
     }
 }
 
-static pd_status exchange_rows(struct pd_transformer *t, const struct counts *c, struct pd_error *err)
-{
-    const uint32_t me = t->partition.tp_rank;
-    const uint64_t row_bytes = t->model->config.hidden * t->element_bytes;
-    struct pd_peer_transfer *x = &t->tp.embedding;
-    pd_peer_transfer_clear(x);
-    for (uint32_t r = 0; r < t->partition.tp; r++) {
-        char *to = t->tp.looked_up + c->to[r] * row_bytes, *from = t->tp.embedded + c->from[r] * row_bytes;
-        const uint64_t to_bytes = (c->to[r + 1] - c->to[r]) * row_bytes;
-        if (r == me && to_bytes) PD_TRY(pd_math_copy(t->math, from, to, to_bytes, err));
-        if (r == me) continue;
-        pd_peer_transfer_send(x, r, to, to_bytes);
-        pd_peer_transfer_recv(x, r, from, (c->from[r + 1] - c->from[r]) * row_bytes);
-    }
-    PD_TRY(pd_peer_transfer_start(x, err));
-    return pd_peer_transfer_wait(x, err);
-}
-
 pd_status pd_embedding_gather(struct pd_transformer *t, uint32_t slot, const struct pd_embedding *whole,
                               struct pd_error *err)
 {
@@ -97,7 +79,20 @@ pd_status pd_embedding_gather(struct pd_transformer *t, uint32_t slot, const str
     held.positions = order->positions;
     held.out = t->tp.looked_up;
     if (held.rows) PD_TRY(pd_embedding_forward(t->math, &held, err));
-    PD_TRY(exchange_rows(t, &c, err));
+    const uint32_t me = t->partition.tp_rank;
+    const uint64_t row_bytes = t->model->config.hidden * t->element_bytes;
+    struct pd_peer_transfer *x = &t->tp.embedding;
+    pd_peer_transfer_clear(x);
+    for (uint32_t r = 0; r < t->partition.tp; r++) {
+        char *to = t->tp.looked_up + c.to[r] * row_bytes, *from = t->tp.embedded + c.from[r] * row_bytes;
+        const uint64_t to_bytes = (c.to[r + 1] - c.to[r]) * row_bytes;
+        if (r == me && to_bytes) PD_TRY(pd_math_copy(t->math, from, to, to_bytes, err));
+        if (r == me) continue;
+        pd_peer_transfer_send(x, r, to, to_bytes);
+        pd_peer_transfer_recv(x, r, from, (c.from[r + 1] - c.from[r]) * row_bytes);
+    }
+    PD_TRY(pd_peer_transfer_start(x, err));
+    PD_TRY(pd_peer_transfer_wait(x, err));
     kept.rows = kept.vocab = c.from[ranks];
     kept.first_token = 0;
     kept.tokens = order->row;

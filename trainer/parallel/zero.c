@@ -113,15 +113,6 @@ static void size_sums(struct pd_zero *zero)
     zero->has.gradient_elements = 2 * zero->sums_elements;
 }
 
-/* Each set on 16 bytes, as where a micro-batch's are made: a GPU multiplies alike. */
-static void place_set(struct pd_zero *zero, uint32_t set)
-{
-    struct pd_zero_set *s = &zero->sets[set];
-    const bool is_filed = pd_zero_has_filed_sums(zero, set);
-    s->sums = (is_filed ? set % 2 * zero->sums_elements : zero->has.gradient_elements) / 2;
-    if (!is_filed) zero->has.gradient_elements += pd_round_up(sums_of_set(zero, set), 4);
-}
-
 static pd_status describe_sets(struct pd_zero *zero, struct pd_error *err)
 {
     const struct pd_model *model = zero->model;
@@ -139,21 +130,17 @@ static pd_status describe_sets(struct pd_zero *zero, struct pd_error *err)
     free(by_part);
     if (zero->options.gradients_in_files) size_sums(zero);
     for (uint32_t unit = 0; unit < model->unit_count; unit++)
-        if (zero->sets[unit].count) place_set(zero, unit);
+        if (zero->sets[unit].count) {
+            /* Each set on 16 bytes, as where a micro-batch's are made: a GPU multiplies alike. */
+            struct pd_zero_set *s = &zero->sets[unit];
+            const bool is_filed = pd_zero_has_filed_sums(zero, unit);
+            s->sums = (is_filed ? unit % 2 * zero->sums_elements : zero->has.gradient_elements) / 2;
+            if (!is_filed) zero->has.gradient_elements += pd_round_up(sums_of_set(zero, unit), 4);
+        }
     return PD_OK;
 }
 
 /* ---- held state ---- */
-
-/* Where the boxes of tensor t begin. A large matrix behind a vector begins a page, so that saves and loads move it by direct
- * I/O without a copy; matrices that are used as one (q, k, v) follow each other and stay together. */
-static uint64_t first_offset(const struct pd_zero *zero, uint32_t t, uint64_t elements)
-{
-    const struct pd_tensor *tensors = zero->model->tensors.tensors;
-    const uint64_t page = PD_ARENA_ALIGN / sizeof(float);
-    bool begins = tensors[t].ndim > 1 && t > 0 && tensors[t - 1].ndim == 1 && elements >= PAGE_ALIGNED_ELEMENTS_MIN;
-    return begins ? (zero->has.elements + page - 1) / page * page : zero->has.elements;
-}
 
 /* Rows [row, row_end) of a chunk of tensor t, which are held at `at` and summed at `gradient`. */
 static void add_box(struct pd_zero *zero, uint32_t t, const struct pd_zero_slab *held, uint64_t at, uint64_t gradient,
@@ -201,7 +188,12 @@ static pd_status describe_boxes(struct pd_zero *zero, struct pd_error *err)
             const uint32_t t = zero->sets[set].tensors[e];
             const uint64_t elements = pd_zero_held_elements(zero, t);
             if (!elements || (set && t == 0)) continue;
-            const uint64_t at = first_offset(zero, t, elements);
+            /* Where the boxes of tensor t begin. A large matrix behind a vector begins a page, so that saves and loads move it
+             * by direct I/O without a copy; matrices that are used as one (q, k, v) follow each other and stay together. */
+            const struct pd_tensor *tensors = zero->model->tensors.tensors;
+            const uint64_t page = PD_ARENA_ALIGN / sizeof(float);
+            bool begins = tensors[t].ndim > 1 && t > 0 && tensors[t - 1].ndim == 1 && elements >= PAGE_ALIGNED_ELEMENTS_MIN;
+            const uint64_t at = begins ? (zero->has.elements + page - 1) / page * page : zero->has.elements;
             add_boxes(zero, t, at, gradient);
             zero->has.elements = at + elements;
             gradient += elements;

@@ -75,22 +75,18 @@ static void place_copy(struct pd_zero *zero, struct pd_zero_box *b, uint32_t set
     }
 }
 
-static void describe_set(struct pd_zero *zero, uint32_t set)
-{
-    uint64_t landing = 0;
-    for (uint32_t b = zero->has.first_box[set]; b < zero->has.first_box[set + 1]; b++) {
-        place_copy(zero, &zero->has.boxes[b], set);
-        zero->files.landing_place[b] = landing;
-        if (is_span(zero, b)) landing += pd_round_up(zero->has.boxes[b].elements * element_bytes(zero), PD_VFS_ALIGN);
-    }
-    if (landing > zero->files.landing_bytes) zero->files.landing_bytes = landing;
-}
-
 void pd_zero_describe_files(struct pd_zero *zero)
 {
     zero->has.copies_away = pd_zero_first_away(zero, zero->options.parameters_budget / element_bytes(zero), copies_of_set);
-    for (uint32_t set = 0; set < zero->has.set_count; set++)
-        describe_set(zero, set);
+    for (uint32_t set = 0; set < zero->has.set_count; set++) {
+        uint64_t landing = 0;
+        for (uint32_t b = zero->has.first_box[set]; b < zero->has.first_box[set + 1]; b++) {
+            place_copy(zero, &zero->has.boxes[b], set);
+            zero->files.landing_place[b] = landing;
+            if (is_span(zero, b)) landing += pd_round_up(zero->has.boxes[b].elements * element_bytes(zero), PD_VFS_ALIGN);
+        }
+        if (landing > zero->files.landing_bytes) zero->files.landing_bytes = landing;
+    }
     if (!zero->options.parameters_in_files) zero->copy_elements = zero->has.elements;
     zero->files.update_set = PD_ZERO_NO_SET;
     for (int i = 0; i < 2; i++)

@@ -95,18 +95,6 @@ static void add(struct pd_device_remedy *r, const char *more)
     snprintf(r->words + at, sizeof r->words - at, "%s%s", at ? " " : "", more);
 }
 
-/* What layout: auto chose would be chosen again: all of it is given. */
-static void give_layout(const struct pd_config *c, struct pd_device_remedy *r)
-{
-    char recompute[64];
-    pd_recompute_text(c->layout.recompute, c->layout.recompute_layers, " layout.", recompute, sizeof recompute);
-    snprintf(r->words, sizeof r->words,
-             "layout.auto=false layout.dp=%u layout.tp=%u layout.pp=%u layout.sp=%u layout.interleave=%u "
-             "layout.zero_stage=%u layout.zero_shard=%u layout.%s",
-             c->layout.dp, c->layout.tp, c->layout.pp, c->layout.sp, c->layout.interleave, c->layout.zero_stage,
-             c->layout.zero_shard, recompute);
-}
-
 /* layers: that are recomputed, where one of the changes is to recompute. */
 static bool try_changes(const struct pd_engine_options *o, uint32_t which, uint32_t layers, struct pd_device_remedy *ret)
 {
@@ -123,7 +111,16 @@ static bool try_changes(const struct pd_engine_options *o, uint32_t which, uint3
         config.layout.recompute_layers = layers;
     }
     if (!plan_with(o, &config, &r.bytes)) return false;
-    if (config.layout.chosen) give_layout(&config, &r);
+    if (config.layout.chosen) {
+        /* What layout: auto chose would be chosen again: all of it is given. */
+        char recompute[64];
+        pd_recompute_text(config.layout.recompute, config.layout.recompute_layers, " layout.", recompute, sizeof recompute);
+        snprintf(r.words, sizeof r.words,
+                 "layout.auto=false layout.dp=%u layout.tp=%u layout.pp=%u layout.sp=%u layout.interleave=%u "
+                 "layout.zero_stage=%u layout.zero_shard=%u layout.%s",
+                 config.layout.dp, config.layout.tp, config.layout.pp, config.layout.sp, config.layout.interleave,
+                 config.layout.zero_stage, config.layout.zero_shard, recompute);
+    }
     for (uint32_t i = 0; i < CHANGES && config.layout.chosen; i++)
         if (which >> i & 1 && !recomputes(i) && i != ZERO_3) add(&r, words[i]); /* those are among give_layout's */
     *ret = r;

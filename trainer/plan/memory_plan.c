@@ -147,23 +147,6 @@ static pd_status append_boxes(struct survey *s, const struct pd_partition *p, ui
     return PD_OK;
 }
 
-/* What sums of gradients depend on besides: the largest part of every unit, and who owns the key-value heads. */
-static pd_status append_parts(struct survey *s, const struct pd_partition *p, struct pd_error *err)
-{
-    const struct pd_model_config *m = &s->model->config;
-    const struct pd_range owned = pd_partition_units(p, m->kv_heads),
-                          computed = pd_partition_kv_computed(m, pd_partition_units(p, m->heads));
-    uint64_t *by_part = calloc(s->laid_out->layout.zero_shard, sizeof *by_part);
-    if (!by_part) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
-    pd_status st = PD_OK;
-    for (uint32_t unit = 0; unit < s->model->unit_count && !st; unit++)
-        st = append(s, pd_zero_part_elements(s->model, &s->laid_out->layout, unit, p->tp_rank, by_part), err);
-    free(by_part);
-    PD_TRY(st);
-    PD_TRY(append(s, owned.end - owned.begin, err));
-    return append(s, owned.begin - computed.begin, err);
-}
-
 /* Sizes of a tensor-parallel part: those of every block are the first one's. */
 static pd_status describe_tp(struct survey *s, uint32_t tp_rank, uint32_t *ret_number, struct pd_error *err)
 {
@@ -175,7 +158,19 @@ static pd_status describe_tp(struct survey *s, uint32_t tp_rank, uint32_t *ret_n
             PD_TRY(append_boxes(s, &p, t, false, err));
             PD_TRY(append_boxes(s, &p, t, true, err));
         }
-    PD_TRY(append_parts(s, &p, err));
+    /* What sums of gradients depend on besides: the largest part of every unit, and who owns the key-value heads. */
+    const struct pd_model_config *m = &s->model->config;
+    const struct pd_range owned = pd_partition_units(&p, m->kv_heads),
+                          computed = pd_partition_kv_computed(m, pd_partition_units(&p, m->heads));
+    uint64_t *by_part = calloc(s->laid_out->layout.zero_shard, sizeof *by_part);
+    if (!by_part) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
+    pd_status st = PD_OK;
+    for (uint32_t unit = 0; unit < s->model->unit_count && !st; unit++)
+        st = append(s, pd_zero_part_elements(s->model, &s->laid_out->layout, unit, p.tp_rank, by_part), err);
+    free(by_part);
+    PD_TRY(st);
+    PD_TRY(append(s, owned.end - owned.begin, err));
+    PD_TRY(append(s, owned.begin - computed.begin, err));
     return number_text(s, &s->descriptions, ret_number, err);
 }
 
@@ -327,19 +322,6 @@ static uint64_t state_of(const struct survey *s, uint32_t q)
 
 /* ---- bytes ---- */
 
-static pd_status run_recipe(struct survey *s, uint32_t rank, struct pd_memory_plan *ret_bytes, struct pd_error *err)
-{
-    const struct pd_engine_options options = {.config = s->config,
-                                              .model = s->model,
-                                              .world = s->world,
-                                              .rank = rank,
-                                              .threads = s->threads,
-                                              .laid_out = s->laid_out,
-                                              .is_gpu = s->config->run.device == PD_DEVICE_GPU};
-    s->memory->recipes++;
-    return pd_engine_plan_of(&options, ret_bytes, err);
-}
-
 static struct pd_memory_plan sum_of(struct pd_memory_plan a, const struct pd_memory_plan *b, uint64_t sign)
 {
     for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++) {
@@ -379,7 +361,15 @@ static pd_status bytes_of(struct survey *s, uint32_t rank, struct key shape, uin
         *ret_bytes = sum_of(*p, z, 1);
         return PD_OK;
     }
-    PD_TRY(run_recipe(s, rank, ret_bytes, err));
+    const struct pd_engine_options options = {.config = s->config,
+                                              .model = s->model,
+                                              .world = s->world,
+                                              .rank = rank,
+                                              .threads = s->threads,
+                                              .laid_out = s->laid_out,
+                                              .is_gpu = s->config->run.device == PD_DEVICE_GPU};
+    s->memory->recipes++;
+    PD_TRY(pd_engine_plan_of(&options, ret_bytes, err));
     if (p) return remember(s, &state, sum_of(*ret_bytes, p, UINT64_MAX), err);
     if (z) return remember(s, &place, sum_of(*ret_bytes, z, UINT64_MAX), err);
     if (known(s, &origin)) return PD_OK; /* two unknowns and one sum: later ranks tell */

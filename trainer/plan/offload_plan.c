@@ -70,14 +70,6 @@ static struct pass pass_over(const struct pd_zero *zero)
     return pass;
 }
 
-static void plan_parameters(const struct pd_engine *e, struct pd_offload_plan *p)
-{
-    const struct pass pass = pass_over(e->zero);
-    const uint64_t micro_batches = e->is_breadth_first ? 1 : e->slots,
-                   read = 2 * micro_batches * pass.all - micro_batches * pass.last - (micro_batches - 1) * pass.first;
-    note(e, e->options.config->offload.parameters, read, pass.all, &p->parameter_traffic, p);
-}
-
 static void plan_gradients(const struct pd_engine *e, struct pd_offload_plan *p)
 {
     uint64_t bytes = 0;
@@ -105,7 +97,12 @@ static pd_status plan_engine(const struct pd_engine *e, struct pd_offload_plan *
     uint64_t heap;
     if (c->offload.optimizer == PD_PLACE_NVME) PD_TRY(plan_state(e, p, err));
     if (o->is_gpu && pd_leaves_device(o, c->offload.optimizer)) plan_update(e, p);
-    if (pd_leaves_device(o, c->offload.parameters)) plan_parameters(e, p);
+    if (pd_leaves_device(o, c->offload.parameters)) {
+        const struct pass pass = pass_over(e->zero);
+        const uint64_t micro_batches = e->is_breadth_first ? 1 : e->slots,
+                       read = 2 * micro_batches * pass.all - micro_batches * pass.last - (micro_batches - 1) * pass.first;
+        note(e, e->options.config->offload.parameters, read, pass.all, &p->parameter_traffic, p);
+    }
     if (pd_leaves_device(o, c->offload.gradients)) plan_gradients(e, p);
     PD_TRY(pd_scratch_plan(e, &heap, &p->scratch_bytes, err));
     if (pd_leaves_device(o, c->offload.activations)) {

@@ -5,9 +5,9 @@
 #include "ckpt/base/regular_file.h"
 #include "trainer/run/internal.h"
 #include "trainer/run/launched.h"
-#include "trainer/status/channel.h"
 #include "trainer/run/recorded.h"
 #include "trainer/run/resume.h"
+#include "trainer/status/channel.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -55,27 +55,6 @@ void pd_event_end(struct pd_json_writer *w, const char *run_dir)
     pd_json_writer_deinit(w);
 }
 
-static void add_layout(struct pd_json_writer *w, const struct run *r)
-{
-    const struct pd_layout *layout = &r->engine->grid.layout;
-    PD_JSON_U64S(w, {"ranks", r->comm->size}, {"hosts", r->comm->host_count}, {"threads", r->threads}, {"dp", layout->dp},
-                 {"tp", layout->tp}, {"pp", layout->pp}, {"sp", layout->sp}, {"zero_stage", layout->zero_stage});
-    pd_json_string(w, "device", r->device.dev ? r->device.dev->description : "CPU");
-}
-
-/* Of the process of rank 0: where ranks are threads, of all of them. */
-static void add_memory(struct pd_json_writer *w, const struct run *r)
-{
-    struct pd_memory_plan used;
-    const uint64_t ranks = r->is_thread ? r->comm->size : 1;
-    pd_arena_usage(r->arena, &used);
-    pd_json_u64(w, "planned_bytes", r->planned_bytes * ranks);
-    pd_json_object_begin(w, "memory");
-    for (int i = 0; i < PD_MEMORY_CATEGORY_COUNT; i++)
-        pd_json_u64(w, pd_memory_category_name((enum pd_memory_category)i), used.bytes[i] * ranks);
-    pd_json_object_end(w);
-}
-
 static void add_tiers(struct pd_json_writer *w, const struct run *r)
 {
     pd_json_array_begin(w, "tiers");
@@ -114,9 +93,20 @@ pd_status pd_event_open(struct run *r, const struct pd_resume_report *report, do
         pd_json_double(&w, "lost_seconds", report->whence.lost.seconds);
     }
     pd_json_u64(&w, "damaged", report->damaged);
-    add_layout(&w, r);
+    const struct pd_layout *layout = &r->engine->grid.layout;
+    PD_JSON_U64S(&w, {"ranks", r->comm->size}, {"hosts", r->comm->host_count}, {"threads", r->threads}, {"dp", layout->dp},
+                 {"tp", layout->tp}, {"pp", layout->pp}, {"sp", layout->sp}, {"zero_stage", layout->zero_stage});
+    pd_json_string(&w, "device", r->device.dev ? r->device.dev->description : "CPU");
     pd_json_u64(&w, "parameters", r->model->parameter_count);
-    add_memory(&w, r);
+    /* Of the process of rank 0: where ranks are threads, of all of them. */
+    struct pd_memory_plan used;
+    const uint64_t ranks = r->is_thread ? r->comm->size : 1;
+    pd_arena_usage(r->arena, &used);
+    pd_json_u64(&w, "planned_bytes", r->planned_bytes * ranks);
+    pd_json_object_begin(&w, "memory");
+    for (int i = 0; i < PD_MEMORY_CATEGORY_COUNT; i++)
+        pd_json_u64(&w, pd_memory_category_name((enum pd_memory_category)i), used.bytes[i] * ranks);
+    pd_json_object_end(&w);
     pd_json_u64(&w, "checkpoint_bytes", bytes);
     pd_json_double(&w, "gemm_flops_per_second", gemm_flops_per_second);
     pd_json_double(&w, "flops_per_token", pd_model_flops_per_token(r->model, r->config->batch.context));

@@ -39,16 +39,6 @@ static uint32_t rank_from_environment(void)
     return 0;
 }
 
-/* The parent of a worker is the launcher, or the starter of ranks, which dies with the launcher. */
-static pd_status die_with_parent(const struct pd_launched *launched, struct pd_error *err)
-{
-    if (prctl(PR_SET_PDEATHSIG, SIGKILL)) PD_FAIL_ERRNO(err, errno, "asking to end with the launcher");
-    pid_t parent = getppid(), launcher = (pid_t)number_of(PD_LAUNCH_ENV_PARENT, 0);
-    bool is_orphan = launched->transport == PD_TRANSPORT_LOCAL ? parent != launcher : parent == 1 && launcher != 1;
-    if (is_orphan) PD_FAIL(err, PD_PEER_LOST, "the launcher ended while this worker was starting");
-    return PD_OK;
-}
-
 /* Slurm's name of the step that srun started, whose tasks outlive a killed srun. */
 static void step_set(char ret_step[PD_MESSAGE_STEP_BYTES])
 {
@@ -82,7 +72,11 @@ pd_status pd_launched_begin(struct pd_launched *ret_launched, struct pd_error *e
         launched.rank = launched.transport == PD_TRANSPORT_LOCAL ? 0 : rank_from_environment();
         const char *layout = getenv(PD_LAUNCH_ENV_LAYOUT);
         snprintf(launched.layout, sizeof launched.layout, "%s", layout ? layout : "");
-        PD_TRY(die_with_parent(&launched, err));
+        /* The parent of a worker is the launcher, or the starter of ranks, which dies with the launcher. */
+        if (prctl(PR_SET_PDEATHSIG, SIGKILL)) PD_FAIL_ERRNO(err, errno, "asking to end with the launcher");
+        pid_t parent = getppid(), launcher = (pid_t)number_of(PD_LAUNCH_ENV_PARENT, 0);
+        bool is_orphan = launched.transport == PD_TRANSPORT_LOCAL ? parent != launcher : parent == 1 && launcher != 1;
+        if (is_orphan) PD_FAIL(err, PD_PEER_LOST, "the launcher ended while this worker was starting");
         if (launched.transport == PD_TRANSPORT_MPI) pd_signals_mind_parent();
         PD_TRY(report_begin(&launched, err));
     }

@@ -75,17 +75,6 @@ static bool are_tiers_removed(struct run *r)
     return pd_comm_all_reduce(r->comm, &any_is_there, 1, PD_REDUCE_MAX_U64, NULL) == PD_OK && !any_is_there;
 }
 
-static pd_status fail_removed(const struct run *r, struct pd_error *err)
-{
-    struct pd_tier_options tiers[PD_TIERS_MAX];
-    const uint32_t count = pd_config_tiers(r->config, tiers);
-    PD_FAIL(
-        err, PD_IO,
-        "%s%s was removed while the run used it: nothing can be saved, and what was saved there is gone. Put it back, then "
-        "run the same command again",
-        tiers[0].dir, count > 1 ? ", with the directories of the other tiers," : "");
-}
-
 /* Training goes on, unless it would do so in vain. */
 static pd_status take_failure(struct run *r, const struct pd_saver_outcome *o, struct pd_error *err)
 {
@@ -94,7 +83,15 @@ static pd_status take_failure(struct run *r, const struct pd_saver_outcome *o, s
     if (r->started_step == o->step) r->started_step = 0;
     if (r->state.identity.step >= r->config->run.steps) pd_save_failures_over(&r->failures, r->now_ns);
     pd_save_failures_add(&r->failures, st, o->step, r->now_ns, give_up_seconds(r));
-    if (!is_final && are_tiers_removed(r)) return fail_removed(r, err);
+    if (!is_final && are_tiers_removed(r)) {
+        struct pd_tier_options tiers[PD_TIERS_MAX];
+        const uint32_t count = pd_config_tiers(r->config, tiers);
+        PD_FAIL(err, PD_IO,
+                "%s%s was removed while the run used it: nothing can be saved, and what was saved there is gone. Put it "
+                "back, then "
+                "run the same command again",
+                tiers[0].dir, count > 1 ? ", with the directories of the other tiers," : "");
+    }
     if (is_final || pd_save_failures_is_too_long(&r->failures, r->now_ns, give_up_seconds(r))) {
         if (err) *err = o->error;
         pd_error_context(err, st, "saving step %llu", (unsigned long long)o->step);
@@ -220,13 +217,6 @@ static void log_kept(struct run *r)
     pd_step_log_write(&r->step_log);
 }
 
-static void log_step(struct run *r)
-{
-    r->step_log.line.step = r->state.identity.step;
-    r->step_log.line.time = (double)pd_clock_wall_ns(NULL) * 1e-9;
-    log_kept(r);
-}
-
 static pd_status save_and_leave(struct run *r, struct pd_error *err)
 {
     if (r->state.identity.step == 0)
@@ -278,7 +268,9 @@ static void write_metrics(struct run *r, struct pd_metrics_step *m)
     r->save_seconds = r->stall_seconds = 0;
     PD_ON_STORAGE(pd_tier_places_note(&r->places, r->tiers));
     if (r->metrics) pd_metrics_write(r->metrics, m);
-    log_step(r);
+    r->step_log.line.step = r->state.identity.step;
+    r->step_log.line.time = (double)pd_clock_wall_ns(NULL) * 1e-9;
+    log_kept(r);
 }
 
 static bool validation_is_due(const struct run *r)

@@ -97,14 +97,6 @@ static double gemm_share(const struct pd_metrics *m, const struct pd_metrics_ste
     return tokens_per_second(s) * m->options.flops_per_token / m->options.gemm_flops_per_second;
 }
 
-/* A step that is faster than its products alone says that something else ran while those were measured. */
-static void raise_bound(struct pd_metrics *m, const struct pd_metrics_step *s)
-{
-    if (m->options.gemm_flops_per_second > 0)
-        m->options.gemm_flops_per_second =
-            fmax(m->options.gemm_flops_per_second, tokens_per_second(s) * m->options.flops_per_token);
-}
-
 static double eta_seconds(const struct pd_metrics *m, const struct pd_metrics_step *s)
 {
     double done = fmax((double)(s->step - m->first_step + 1), 1);
@@ -166,15 +158,6 @@ static void fit(struct parts *parts, size_t columns)
         first->text[columns < sizeof first->text ? columns - 1 : sizeof first->text - 1] = '\0';
 }
 
-/* Why a step takes long: other programs want the cores too. */
-static void add_load(struct parts *parts)
-{
-    double load;
-    const uint32_t cores = pd_cpu_cores();
-    if (getloadavg(&load, 1) == 1 && load > 1.25 * cores + 1)
-        add(parts, 9, "(load %.0f on %s)", load, pd_counted(cores, "core").text);
-}
-
 static void make_parts(const struct pd_metrics *m, const struct pd_metrics_line *line, struct parts *parts)
 {
     const struct pd_metrics_step *s = &line->step;
@@ -187,7 +170,11 @@ static void make_parts(const struct pd_metrics *m, const struct pd_metrics_line 
     add(parts, 7, "lr %.2e", s->result.learning_rate);
     add(parts, 4, "%.0f tok/s", line->tokens_per_second);
     add(parts, 8, "%.0f%% of GEMM", 100 * line->gemm_share);
-    add_load(parts);
+    /* Why a step takes long: other programs want the cores too. */
+    double load;
+    const uint32_t cores = pd_cpu_cores();
+    if (getloadavg(&load, 1) == 1 && load > 1.25 * cores + 1)
+        add(parts, 9, "(load %.0f on %s)", load, pd_counted(cores, "core").text);
     if (m->options.has_stages)
         add(parts, 11, "bubble %.0f%% (theory %.0f%%)", 100 * s->result.bubble, 100 * s->result.bubble_theory);
     if (m->options.config->numerics.precision == PD_F16)
@@ -241,15 +228,6 @@ static void write_in_line(const struct pd_metrics_sink *sink, struct outlet *out
     }
 }
 
-static void write_sinks(struct pd_metrics *m)
-{
-    for (int i = 0; i < SINKS; i++) {
-        struct outlet *outlet = &m->outlets[i];
-        if (outlet->open) write_in_line(sinks[i], outlet, &m->line);
-        if (outlet->queue) pd_metrics_queue_push(outlet->queue, &m->line);
-    }
-}
-
 static void add_to_totals(struct pd_metrics_totals *t, const struct pd_metrics_step *s)
 {
     t->steps++;
@@ -281,10 +259,19 @@ void pd_metrics_write(struct pd_metrics *m, const struct pd_metrics_step *s)
 {
     const bool is_before = s->kind == PD_METRICS_VALIDATED; /* a step of an earlier start, where it is the first line */
     if (!m->first_step) m->first_step = s->step + is_before;
-    raise_bound(m, s);
+    /* A step that is faster than its products alone says that something else ran while those were measured. */
+    if (m->options.gemm_flops_per_second > 0)
+        m->options.gemm_flops_per_second =
+            fmax(m->options.gemm_flops_per_second, tokens_per_second(s) * m->options.flops_per_token);
     make_line(m, s);
     if (progress_due(m, s)) print_progress(m, &m->line);
-    const bool notable = s->step == m->options.config->run.steps || s->kind != PD_METRICS_STEP || !isnan(s->validation_loss) ||
-                         s->save_seconds > 0;
-    if (notable || s->step % m->options.config->run.log_every == 0) write_sinks(m);
+    const bool notable = s->step == m->options.config->run.steps || s->kind != PD_METRICS_STEP ||
+                         !isnan(s->validation_loss) || s->save_seconds > 0;
+    if (notable || s->step % m->options.config->run.log_every == 0) {
+        for (int i = 0; i < SINKS; i++) {
+            struct outlet *outlet = &m->outlets[i];
+            if (outlet->open) write_in_line(sinks[i], outlet, &m->line);
+            if (outlet->queue) pd_metrics_queue_push(outlet->queue, &m->line);
+        }
+    }
 }

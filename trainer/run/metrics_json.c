@@ -51,14 +51,6 @@ static void json_close(void *sink)
     free(j);
 }
 
-static void add_replicas(struct pd_json_writer *w, const struct pd_tier_report *report)
-{
-    pd_json_u64(w, "replicated", report->replicated_step);
-    if (report->replica_failures) pd_json_u64(w, "replica_failures", report->replica_failures);
-    if (report->replica_failures) pd_json_string(w, "replica_cause", report->replica_cause);
-    if (report->replicas_skipped) pd_json_u64(w, "replicas_skipped", report->replicas_skipped);
-}
-
 static void add_tiers(struct pd_json_writer *w, const struct pd_metrics_line *line)
 {
     if (!line->tier_count || (line->tier_count < 2 && !line->tiers[0].has_replicas)) return;
@@ -72,7 +64,12 @@ static void add_tiers(struct pd_json_writer *w, const struct pd_metrics_line *li
         if (report->failures) pd_json_u64(w, "failures", report->failures);
         if (report->failures) pd_json_string(w, "cause", report->cause);
         if (report->skipped) pd_json_u64(w, "skipped", report->skipped);
-        if (report->has_replicas) add_replicas(w, report);
+        if (report->has_replicas) {
+            pd_json_u64(w, "replicated", report->replicated_step);
+            if (report->replica_failures) pd_json_u64(w, "replica_failures", report->replica_failures);
+            if (report->replica_failures) pd_json_string(w, "replica_cause", report->replica_cause);
+            if (report->replicas_skipped) pd_json_u64(w, "replicas_skipped", report->replicas_skipped);
+        }
         pd_json_object_end(w);
     }
     pd_json_array_end(w);
@@ -91,14 +88,6 @@ static void add_stragglers(struct pd_json_writer *w, const struct pd_metrics_ste
         pd_json_object_end(w);
     }
     pd_json_array_end(w);
-}
-
-static void add_stages(struct pd_json_writer *w, const struct pd_step_result *result)
-{
-    pd_json_object_begin(w, "stages");
-    for (int i = 0; i < PD_STEP_STAGES; i++)
-        pd_json_double(w, pd_step_stage_names[i], result->stage_seconds[i]);
-    pd_json_object_end(w);
 }
 
 static void add_result(struct pd_json_writer *w, const struct pd_metrics_options *options, const struct pd_metrics_step *s)
@@ -135,7 +124,10 @@ static void add_line(struct pd_json_writer *w, const struct pd_metrics_options *
     add_result(w, options, s);
     pd_json_u64(w, "tokens", s->result.tokens);
     pd_json_double(w, "seconds", s->seconds);
-    add_stages(w, &s->result);
+    pd_json_object_begin(w, "stages");
+    for (int i = 0; i < PD_STEP_STAGES; i++)
+        pd_json_double(w, pd_step_stage_names[i], s->result.stage_seconds[i]);
+    pd_json_object_end(w);
     pd_json_double(w, "tokens_per_second", line->tokens_per_second);
     pd_json_double(w, "gemm_share", line->gemm_share);
     pd_json_u64(w, "memory_bytes", s->memory_bytes);

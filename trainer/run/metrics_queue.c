@@ -55,14 +55,6 @@ static void note_failure(struct pd_metrics_queue *q, const struct pd_error *erro
     q->open = NULL;
 }
 
-static void note_success(struct pd_metrics_queue *q)
-{
-    if (q->failures)
-        pd_log_info(MODULE, "%s works again; %llu lines of it are lost", q->sink->name, (unsigned long long)q->lost);
-    q->failures = 0;
-    q->lost = 0;
-}
-
 static void write_line(struct pd_metrics_queue *q)
 {
     struct pd_error error = {0};
@@ -73,7 +65,10 @@ static void write_line(struct pd_metrics_queue *q)
     pd_status st = q->open ? PD_OK : q->sink->open(&q->options, &q->open, &error);
     if (!st) st = q->sink->write(q->open, &q->line, &error);
     if (!st) {
-        note_success(q);
+        if (q->failures)
+            pd_log_info(MODULE, "%s works again; %llu lines of it are lost", q->sink->name, (unsigned long long)q->lost);
+        q->failures = 0;
+        q->lost = 0;
         return;
     }
     q->lost++;
@@ -119,16 +114,6 @@ static void *queue_main(void *context)
 
 /* ---- the caller ---- */
 
-static void init_lock(struct pd_metrics_queue *q)
-{
-    pthread_condattr_t attributes;
-    pthread_mutex_init(&q->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&q->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
-}
-
 pd_status pd_metrics_queue_open(const struct pd_metrics_sink *sink, const struct pd_metrics_options *options,
                                 struct pd_metrics_queue **ret_queue, struct pd_error *err)
 {
@@ -137,7 +122,12 @@ pd_status pd_metrics_queue_open(const struct pd_metrics_sink *sink, const struct
     q->sink = sink;
     q->options = *options;
     q->rank = pd_rank_current();
-    init_lock(q);
+    pthread_condattr_t attributes;
+    pthread_mutex_init(&q->lock, NULL);
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&q->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
     const int number = pd_thread_start(&q->thread, NULL, queue_main, q);
     if (number) {
         queue_free(q);
@@ -164,23 +154,18 @@ void pd_metrics_queue_push(struct pd_metrics_queue *q, const struct pd_metrics_l
             q->sink->name);
 }
 
-static bool wait_ended(struct pd_metrics_queue *q)
-{
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += PD_METRICS_DRAIN_SECONDS;
-    while (!q->is_ended && pthread_cond_timedwait(&q->changed, &q->lock, &until) != ETIMEDOUT)
-        continue;
-    return q->is_ended;
-}
-
 void pd_metrics_queue_close(struct pd_metrics_queue *q)
 {
     if (!q) return;
     pthread_mutex_lock(&q->lock);
     q->is_closing = true;
     pthread_cond_broadcast(&q->changed);
-    const bool ended = wait_ended(q);
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_sec += PD_METRICS_DRAIN_SECONDS;
+    while (!q->is_ended && pthread_cond_timedwait(&q->changed, &q->lock, &until) != ETIMEDOUT)
+        continue;
+    const bool ended = q->is_ended;
     q->is_left = !ended;
     const pthread_t thread = q->thread;
     const char *name = q->sink->name;

@@ -121,43 +121,12 @@ static void add_scalar(struct bytes *summary, const char *tag, double value)
     put_bytes(summary, 1, one.data, one.count);
 }
 
-static void add_step(struct bytes *summary, const struct pd_metrics_line *line)
-{
-    const struct pd_metrics_step *s = &line->step;
-    add_scalar(summary, "loss/train", s->result.loss);
-    if (!isnan(s->validation_loss)) add_scalar(summary, "loss/validation", s->validation_loss);
-    add_scalar(summary, "optimizer/gradient_norm", s->result.gradient_norm);
-    add_scalar(summary, "optimizer/learning_rate", s->result.learning_rate);
-    add_scalar(summary, "speed/tokens_per_second", line->tokens_per_second);
-    add_scalar(summary, "speed/gemm_share", line->gemm_share);
-    add_scalar(summary, "speed/step_seconds", s->seconds);
-    for (int i = 0; i < PD_STEP_STAGES; i++) {
-        char tag[64];
-        snprintf(tag, sizeof tag, "stages/%s_seconds", pd_step_stage_names[i]);
-        add_scalar(summary, tag, s->result.stage_seconds[i]);
-    }
-    add_scalar(summary, "memory/resident_bytes", (double)s->memory_bytes);
-    if (s->device_free_bytes) add_scalar(summary, "memory/device_free_bytes", (double)s->device_free_bytes);
-    add_scalar(summary, "checkpoint/newest_step", (double)s->last_checkpoint);
-    if (s->saves) add_scalar(summary, "checkpoint/save_seconds", s->save_seconds);
-    if (s->saves) add_scalar(summary, "checkpoint/stall_seconds", s->stall_seconds);
-}
-
 static pd_status write_session_start(struct tensorboard *t, const struct pd_metrics_line *line, struct pd_error *err)
 {
     static const uint8_t start[] = {1 << 3 | WIRE_VARINT, 1};
     struct bytes event;
     begin_event(&event, line->time, line->step.step);
     put_bytes(&event, 7, start, sizeof start);
-    return write_record(t, &event, err);
-}
-
-static pd_status write_version(struct tensorboard *t, struct pd_error *err)
-{
-    static const char version[] = "brain.Event:2";
-    struct bytes event;
-    begin_event(&event, (double)pd_clock_wall_ns(NULL) / 1e9, 0);
-    put_bytes(&event, 3, version, sizeof version - 1);
     return write_record(t, &event, err);
 }
 
@@ -180,7 +149,11 @@ static pd_status open_file(struct tensorboard *t, const struct pd_metrics_option
              (unsigned long long)(now_ns / 1000000000), (unsigned long long)(now_ns / 1000000 % 1000), host, (int)getpid());
     t->file = open(t->path, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
     if (t->file < 0) PD_FAIL_ERRNO(err, errno, "%s: making it", t->path);
-    const pd_status st = write_version(t, err);
+    static const char version[] = "brain.Event:2";
+    struct bytes event;
+    begin_event(&event, (double)pd_clock_wall_ns(NULL) / 1e9, 0);
+    put_bytes(&event, 3, version, sizeof version - 1);
+    const pd_status st = write_record(t, &event, err);
     if (st) close(t->file);
     return st;
 }
@@ -206,7 +179,24 @@ static pd_status tensorboard_write(void *sink, const struct pd_metrics_line *lin
     if (!t->has_started) PD_TRY(write_session_start(t, line, err));
     t->has_started = true;
     begin_event(&event, line->time, line->step.step);
-    add_step(&summary, line);
+    const struct pd_metrics_step *s = &line->step;
+    add_scalar(&summary, "loss/train", s->result.loss);
+    if (!isnan(s->validation_loss)) add_scalar(&summary, "loss/validation", s->validation_loss);
+    add_scalar(&summary, "optimizer/gradient_norm", s->result.gradient_norm);
+    add_scalar(&summary, "optimizer/learning_rate", s->result.learning_rate);
+    add_scalar(&summary, "speed/tokens_per_second", line->tokens_per_second);
+    add_scalar(&summary, "speed/gemm_share", line->gemm_share);
+    add_scalar(&summary, "speed/step_seconds", s->seconds);
+    for (int i = 0; i < PD_STEP_STAGES; i++) {
+        char tag[64];
+        snprintf(tag, sizeof tag, "stages/%s_seconds", pd_step_stage_names[i]);
+        add_scalar(&summary, tag, s->result.stage_seconds[i]);
+    }
+    add_scalar(&summary, "memory/resident_bytes", (double)s->memory_bytes);
+    if (s->device_free_bytes) add_scalar(&summary, "memory/device_free_bytes", (double)s->device_free_bytes);
+    add_scalar(&summary, "checkpoint/newest_step", (double)s->last_checkpoint);
+    if (s->saves) add_scalar(&summary, "checkpoint/save_seconds", s->save_seconds);
+    if (s->saves) add_scalar(&summary, "checkpoint/stall_seconds", s->stall_seconds);
     put_bytes(&event, 5, summary.data, summary.count);
     return write_record(t, &event, err);
 }

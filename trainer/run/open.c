@@ -112,28 +112,6 @@ static pd_status open_tiers(struct run *r, struct pd_error *err)
     return pd_tiers_open(r->vfs, &options, &r->tiers, err);
 }
 
-static pd_status open_data(struct run *r, struct pd_error *err)
-{
-    const struct pd_config *c = r->config;
-    struct pd_data_options options = pd_config_data(c);
-    char cache[4300], host[64] = "";
-    (void)gethostname(host, sizeof host - 1);
-    snprintf(cache, sizeof cache, "%s/" PD_SCAN_CACHE_PREFIX "%s", c->run.dir, host);
-    options.scan_cache = cache;
-    PD_TRY(pd_data_open(&options, &r->data, err));
-    if (c->validation.every && !pd_data_sample_count(r->data, PD_SPLIT_VALIDATION))
-        PD_FAIL(err, PD_INVALID,
-                "validation.every is %llu and there is no validation data: give data.validation or "
-                "data.validation_fraction, or set validation.every=0",
-                (unsigned long long)c->validation.every);
-    const uint64_t windows = pd_data_sample_count(r->data, PD_SPLIT_VALIDATION);
-    r->validation_sequences = (uint32_t)windows;
-    if (c->validation.every && windows < c->validation.sequences && r->comm->rank == 0)
-        pd_log_warn(MODULE, "validation.sequences is %u and the validation data holds %llu of %u tokens: each counts once",
-                    c->validation.sequences, (unsigned long long)windows, c->batch.context);
-    return PD_OK;
-}
-
 /* NCCL takes its buffers when it first needs them, after everything else has its place. */
 static void check_nccl_room(const struct run *r, const struct pd_memory_plan *plan)
 {
@@ -144,24 +122,6 @@ static void check_nccl_room(const struct run *r, const struct pd_memory_plan *pl
            "NCCL_BUFFSIZE=1048576%s",
            r->device.dev->index, (unsigned long long)memory.free_bytes >> 20, (unsigned long long)plan->library_bytes >> 20,
            r->config->batch.micro_batch > 1 ? " or lower batch.micro_batch" : "");
-}
-
-/* A stream of their own, as with NCCL: no gather waits for copies of gradients. */
-static pd_status part_gathers(struct run *r, struct pd_error *err)
-{
-    struct pd_comm_memory memory;
-    if (!r->device.dev || r->nccl || !r->engine->grid.gathers) return PD_OK;
-    PD_TRY(pd_rank_device_memory(&r->device, PD_STREAM_GATHERS, &memory, err));
-    pd_comm_use_memory(r->engine->grid.gathers, &memory);
-    return PD_OK;
-}
-
-static void log_kernels(const struct run *r)
-{
-    const struct pd_attention sizes = {.head_size = r->config->model.head_size, .dtype = r->config->numerics.precision};
-    char kernels[160];
-    pd_math_cuda_kernels(r->device.dev->capability, &sizes, kernels, sizeof kernels);
-    pd_log(PD_LOG_INFO, MODULE, "GPU kernels: %s", kernels);
 }
 
 /* The first file that differs from that of rank 0, where files do: what they are taken as may differ, too. theirs: (count) */
@@ -248,8 +208,18 @@ static pd_status build_engine(struct run *r, struct pd_error *err)
     r->engine->should_save = pd_signals_say_save;
     r->engine->save = pd_run_save_in_validation;
     r->engine->save_context = r;
-    if (is_gpu && rank == 0) log_kernels(r);
-    return part_gathers(r, err);
+    if (is_gpu && rank == 0) {
+        const struct pd_attention sizes = {.head_size = r->config->model.head_size, .dtype = r->config->numerics.precision};
+        char kernels[160];
+        pd_math_cuda_kernels(r->device.dev->capability, &sizes, kernels, sizeof kernels);
+        pd_log(PD_LOG_INFO, MODULE, "GPU kernels: %s", kernels);
+    }
+    /* A stream of their own, as with NCCL: no gather waits for copies of gradients. */
+    struct pd_comm_memory memory;
+    if (!r->device.dev || r->nccl || !r->engine->grid.gathers) return PD_OK;
+    PD_TRY(pd_rank_device_memory(&r->device, PD_STREAM_GATHERS, &memory, err));
+    pd_comm_use_memory(r->engine->grid.gathers, &memory);
+    return PD_OK;
 }
 
 static pd_status open_metrics(struct run *r, const struct pd_resume_report *report, struct pd_error *err)
@@ -311,7 +281,24 @@ static void log_device(const struct run *r)
 static pd_status set_up_local(struct run *r, struct pd_error *err)
 {
     PD_TRY(pd_config_model(r->config, &r->model, err));
-    return open_data(r, err);
+    const struct pd_config *c = r->config;
+    struct pd_data_options options = pd_config_data(c);
+    char cache[4300], host[64] = "";
+    (void)gethostname(host, sizeof host - 1);
+    snprintf(cache, sizeof cache, "%s/" PD_SCAN_CACHE_PREFIX "%s", c->run.dir, host);
+    options.scan_cache = cache;
+    PD_TRY(pd_data_open(&options, &r->data, err));
+    if (c->validation.every && !pd_data_sample_count(r->data, PD_SPLIT_VALIDATION))
+        PD_FAIL(err, PD_INVALID,
+                "validation.every is %llu and there is no validation data: give data.validation or "
+                "data.validation_fraction, or set validation.every=0",
+                (unsigned long long)c->validation.every);
+    const uint64_t windows = pd_data_sample_count(r->data, PD_SPLIT_VALIDATION);
+    r->validation_sequences = (uint32_t)windows;
+    if (c->validation.every && windows < c->validation.sequences && r->comm->rank == 0)
+        pd_log_warn(MODULE, "validation.sequences is %u and the validation data holds %llu of %u tokens: each counts once",
+                    c->validation.sequences, (unsigned long long)windows, c->batch.context);
+    return PD_OK;
 }
 
 /* What this rank was planned to take and does not hold yet. */
@@ -340,18 +327,6 @@ static pd_status open_transfers(struct run *r, struct pd_error *err)
         pd_log(is_meant ? PD_LOG_INFO : PD_LOG_WARN, MODULE, "what ranks exchange goes through the memory of the host: %s",
                why.message);
     return PD_OK;
-}
-
-static pd_status open_stragglers(struct run *r, struct pd_error *err)
-{
-    const struct pd_rank_place *place = &r->engine->grid.place;
-    const struct pd_lanes lanes = pd_lanes_of(r->config, r->engine->grid.layout.dp);
-    r->stragglers =
-        (struct pd_stragglers){.window_seconds = r->config->restart.straggler_seconds,
-                               .stage = place->pp,
-                               .micro_batches = pd_lanes_first(&lanes, place->dp + 1) - pd_lanes_first(&lanes, place->dp),
-                               .is_gpu = r->device.dev != NULL};
-    return pd_stragglers_init(&r->stragglers, &r->group, err);
 }
 
 static void unpin_state(void *saver)
@@ -468,7 +443,14 @@ pd_status pd_run_open(struct run *r, struct pd_error *err)
     PD_TRY(pd_group_agree(&r->group, st, err));
     PD_TRY(agree_data(r, err));
     PD_TRY(build_engine(r, err));
-    PD_TRY(pd_group_agree(&r->group, open_stragglers(r, err), err));
+    const struct pd_rank_place *place = &r->engine->grid.place;
+    const struct pd_lanes lanes = pd_lanes_of(r->config, r->engine->grid.layout.dp);
+    r->stragglers =
+        (struct pd_stragglers){.window_seconds = r->config->restart.straggler_seconds,
+                               .stage = place->pp,
+                               .micro_batches = pd_lanes_first(&lanes, place->dp + 1) - pd_lanes_first(&lanes, place->dp),
+                               .is_gpu = r->device.dev != NULL};
+    PD_TRY(pd_group_agree(&r->group, pd_stragglers_init(&r->stragglers, &r->group, err), err));
     PD_TRY(open_tiers(r, err));
     PD_TRY(publish_config(r, err));
     pd_tier_places_note(&r->places, r->tiers);

@@ -49,12 +49,6 @@ static void value(const struct text *t, double number)
         fprintf(t->f, " %.17g\n", number);
 }
 
-static void sample(const struct text *t, const char *name, double number)
-{
-    fprintf(t->f, "%s{run=\"%s\"}", name, t->run);
-    value(t, number);
-}
-
 static void labelled(const struct text *t, const char *name, const char *label, const char *of, double number)
 {
     fprintf(t->f, "%s{run=\"%s\",%s=\"%s\"}", name, t->run, label, of);
@@ -64,7 +58,8 @@ static void labelled(const struct text *t, const char *name, const char *label, 
 static void one(const struct text *t, const char *name, const char *type, const char *help, double number)
 {
     head(t, name, type, help);
-    sample(t, name, number);
+    fprintf(t->f, "%s{run=\"%s\"}", name, t->run);
+    value(t, number);
 }
 
 /* A summary without quantiles: rate(sum) / rate(count) is the mean of any window. */
@@ -74,35 +69,6 @@ static void summary(const struct text *t, const char *name, const char *help, do
     fprintf(t->f, "%s_sum{run=\"%s\"}", name, t->run);
     value(t, sum);
     fprintf(t->f, "%s_count{run=\"%s\"} %" PRIu64 "\n", name, t->run, count);
-}
-
-static void add_training(const struct text *t, const struct pd_prometheus *p, const struct pd_metrics_line *line)
-{
-    const struct pd_metrics_step *s = &line->step;
-    one(t, "perdure_step", "gauge", "Newest step.", (double)s->step);
-    one(t, "perdure_planned_steps", "gauge", "Steps of the whole run.", (double)p->steps);
-    one(t, "perdure_loss", "gauge", "Mean loss of the newest step, in nats a token.", s->result.loss);
-    if (!isnan(line->validation_loss))
-        one(t, "perdure_validation_loss", "gauge", "Newest validation loss, in nats a token.", line->validation_loss);
-    one(t, "perdure_gradient_norm", "gauge", "Global norm of the gradient before clipping.", s->result.gradient_norm);
-    one(t, "perdure_learning_rate", "gauge", "Learning rate of the newest step.", s->result.learning_rate);
-    one(t, "perdure_last_step_timestamp_seconds", "gauge", "When the newest step ended.", line->time);
-    one(t, "perdure_start_fence", "gauge", "Number of the start: it grows with every restart.", (double)s->fence);
-    one(t, "perdure_ranks", "gauge", "Ranks of this start.", p->ranks);
-    one(t, "perdure_stragglers", "gauge", "Ranks that are slower than others with the same work.", s->straggler_count);
-    one(t, "perdure_eta_seconds", "gauge", "Expected time to the last step.", line->eta_seconds);
-}
-
-static void add_speed(const struct text *t, const struct pd_metrics_line *line)
-{
-    const struct pd_metrics_totals *totals = &line->totals;
-    one(t, "perdure_tokens_total", "counter", "Tokens trained on since this start.", (double)totals->tokens);
-    one(t, "perdure_tokens_per_second", "gauge", "Tokens a second of the newest step.", line->tokens_per_second);
-    one(t, "perdure_gemm_ratio", "gauge", "Speed as a share of what bare matrix products reached.", line->gemm_share);
-    summary(t, "perdure_step_seconds", "Time of steps since this start.", totals->seconds, totals->steps);
-    head(t, "perdure_stage_seconds_total", "counter", "Time of rank 0 in each part of its steps since this start.");
-    for (int i = 0; i < PD_STEP_STAGES; i++)
-        labelled(t, "perdure_stage_seconds_total", "stage", pd_step_stage_names[i], totals->stage_seconds[i]);
 }
 
 static void add_memory(const struct text *t, const struct pd_prometheus *p, const struct pd_metrics_step *s)
@@ -145,8 +111,27 @@ pd_status pd_prometheus_text(const struct pd_prometheus *p, const struct pd_metr
     size_t bytes;
     const struct text t = {open_memstream(&text, &bytes), p->run};
     if (!t.f) PD_FAIL(err, PD_NO_MEMORY, "metrics: no memory");
-    add_training(&t, p, line);
-    add_speed(&t, line);
+    const struct pd_metrics_step *s = &line->step;
+    one(&t, "perdure_step", "gauge", "Newest step.", (double)s->step);
+    one(&t, "perdure_planned_steps", "gauge", "Steps of the whole run.", (double)p->steps);
+    one(&t, "perdure_loss", "gauge", "Mean loss of the newest step, in nats a token.", s->result.loss);
+    if (!isnan(line->validation_loss))
+        one(&t, "perdure_validation_loss", "gauge", "Newest validation loss, in nats a token.", line->validation_loss);
+    one(&t, "perdure_gradient_norm", "gauge", "Global norm of the gradient before clipping.", s->result.gradient_norm);
+    one(&t, "perdure_learning_rate", "gauge", "Learning rate of the newest step.", s->result.learning_rate);
+    one(&t, "perdure_last_step_timestamp_seconds", "gauge", "When the newest step ended.", line->time);
+    one(&t, "perdure_start_fence", "gauge", "Number of the start: it grows with every restart.", (double)s->fence);
+    one(&t, "perdure_ranks", "gauge", "Ranks of this start.", p->ranks);
+    one(&t, "perdure_stragglers", "gauge", "Ranks that are slower than others with the same work.", s->straggler_count);
+    one(&t, "perdure_eta_seconds", "gauge", "Expected time to the last step.", line->eta_seconds);
+    const struct pd_metrics_totals *totals = &line->totals;
+    one(&t, "perdure_tokens_total", "counter", "Tokens trained on since this start.", (double)totals->tokens);
+    one(&t, "perdure_tokens_per_second", "gauge", "Tokens a second of the newest step.", line->tokens_per_second);
+    one(&t, "perdure_gemm_ratio", "gauge", "Speed as a share of what bare matrix products reached.", line->gemm_share);
+    summary(&t, "perdure_step_seconds", "Time of steps since this start.", totals->seconds, totals->steps);
+    head(&t, "perdure_stage_seconds_total", "counter", "Time of rank 0 in each part of its steps since this start.");
+    for (int i = 0; i < PD_STEP_STAGES; i++)
+        labelled(&t, "perdure_stage_seconds_total", "stage", pd_step_stage_names[i], totals->stage_seconds[i]);
     add_memory(&t, p, &line->step);
     add_saves(&t, line);
     add_tiers(&t, p, line);

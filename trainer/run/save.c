@@ -160,15 +160,6 @@ static void run_save(struct pd_saver *s, struct save *save)
     pthread_cond_broadcast(&s->changed);
 }
 
-/* Called with the lock, which is open meanwhile. */
-static void make_file(struct pd_saver *s)
-{
-    s->is_file_due = false;
-    pthread_mutex_unlock(&s->lock);
-    pd_save_source_make_file(s->source);
-    pthread_mutex_lock(&s->lock);
-}
-
 static void *thread_main(void *argument)
 {
     struct pd_saver *s = argument;
@@ -177,9 +168,13 @@ static void *thread_main(void *argument)
     while (!s->is_closing || s->finished < s->started) {
         if (s->finished < s->started)
             run_save(s, &s->saves[s->finished % PLACES]);
-        else if (s->is_file_due)
-            make_file(s);
-        else
+        else if (s->is_file_due) {
+            /* Called with the lock, which is open meanwhile. */
+            s->is_file_due = false;
+            pthread_mutex_unlock(&s->lock);
+            pd_save_source_make_file(s->source);
+            pthread_mutex_lock(&s->lock);
+        } else
             pthread_cond_wait(&s->changed, &s->lock);
     }
     pthread_mutex_unlock(&s->lock);
@@ -277,21 +272,16 @@ void pd_saver_wait_turn(struct pd_saver *s, double seconds)
     pd_heartbeat_enter(before);
 }
 
-/* Until a place is free and the source may begin. */
-static void wait_for_turn(struct pd_saver *s)
+static void start(struct pd_saver *s, const struct save *what)
 {
+    const uint64_t start_ns = pd_clock_monotonic_ns(NULL);
+    pthread_mutex_lock(&s->lock);
+    /* Until a place is free and the source may begin. */
     const enum pd_save_order order = pd_save_source_order(s->source);
     PD_CHECK(s->started - s->collected < PLACES);
     while (s->started - s->finished >= pd_saver_in_flight(s) || (order == PD_SAVE_AFTER_COPY && has_pins(s)))
         wait_changed(s);
     if (order == PD_SAVE_AFTER_COPY) mark_overwritten(s);
-}
-
-static void start(struct pd_saver *s, const struct save *what)
-{
-    const uint64_t start_ns = pd_clock_monotonic_ns(NULL);
-    pthread_mutex_lock(&s->lock);
-    wait_for_turn(s);
     pthread_mutex_unlock(&s->lock);
     struct save *next = &s->saves[s->started % PLACES]; /* the thread does not look at it before `started` grows */
     *next = *what;

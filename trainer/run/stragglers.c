@@ -100,15 +100,6 @@ void pd_stragglers_judge(const struct pd_rank_window *ranks, uint32_t count, dou
 
 /* ---- windows ---- */
 
-static void take_spent(uint64_t ret_ns[PD_SPENT_KINDS])
-{
-    uint64_t ns[PD_HEARTBEAT_PLACES];
-    pd_heartbeat_spent(ns);
-    ret_ns[PD_SPENT_COMPUTING] = ns[PD_HEARTBEAT_COMPUTING];
-    ret_ns[PD_SPENT_READING] = ns[PD_HEARTBEAT_READING];
-    ret_ns[PD_SPENT_STORAGE] = ns[PD_HEARTBEAT_SAVING] + ns[PD_HEARTBEAT_UPDATING_FILES] + ns[PD_HEARTBEAT_STORAGE];
-}
-
 pd_status pd_stragglers_init(struct pd_stragglers *s, const struct pd_group *group, struct pd_error *err)
 {
     if (group->rank != 0) return PD_OK;
@@ -149,7 +140,11 @@ pd_status pd_stragglers_look(struct pd_stragglers *s, struct pd_group *group, ui
     struct pd_rank_window mine = {.stage = s->stage, .micro_batches = s->micro_batches};
     const double seconds = (double)(now_ns - s->began_ns) * 1e-9;
     if (group->size == 1 || s->window_seconds <= 0 || (s->began_ns && seconds < s->window_seconds)) return PD_OK;
-    take_spent(spent_ns);
+    uint64_t ns[PD_HEARTBEAT_PLACES];
+    pd_heartbeat_spent(ns);
+    spent_ns[PD_SPENT_COMPUTING] = ns[PD_HEARTBEAT_COMPUTING];
+    spent_ns[PD_SPENT_READING] = ns[PD_HEARTBEAT_READING];
+    spent_ns[PD_SPENT_STORAGE] = ns[PD_HEARTBEAT_SAVING] + ns[PD_HEARTBEAT_UPDATING_FILES] + ns[PD_HEARTBEAT_STORAGE];
     for (int i = 0; i < PD_SPENT_KINDS; i++)
         mine.seconds[i] = s->is_gpu && i == PD_SPENT_COMPUTING ? 0 : (double)(spent_ns[i] - s->spent_ns[i]) * 1e-9;
     const bool is_first = !s->began_ns;

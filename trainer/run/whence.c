@@ -43,14 +43,6 @@ static void name_hosts(const struct source *hosts, uint32_t count, char *ret_tex
     if (named < all) snprintf(ret_text + used, room - used, " and %u more", all - named);
 }
 
-static uint32_t hosts_that_saved(const struct pd_commit *commit)
-{
-    uint32_t count = 0;
-    for (uint32_t s = 0; s < commit->shard_count; s++)
-        if (commit->shards[s].host >= count) count = commit->shards[s].host + 1; /* numbered from 0 on */
-    return count;
-}
-
 pd_status pd_whence_find(struct pd_group *group, const char *directory, const struct pd_commit *commit, bool has_replicas,
                          uint64_t bytes_read, struct pd_whence *ret_whence, struct pd_error *err)
 {
@@ -66,7 +58,10 @@ pd_status pd_whence_find(struct pd_group *group, const char *directory, const st
     if (!st) add_up(ranks, group->size, hosts);
     for (uint32_t h = 0; !st && h < group->host_count; h++)
         holding += hosts[h].holds;
-    const uint32_t saved = hosts_that_saved(commit);
+    uint32_t count = 0;
+    for (uint32_t s = 0; s < commit->shard_count; s++)
+        if (commit->shards[s].host >= count) count = commit->shards[s].host + 1; /* numbered from 0 on */
+    const uint32_t saved = count;
     if (!st && has_replicas && holding < saved) ret_whence->lost_hosts = saved - holding;
     if (!st && (group->host_count > 1 || ret_whence->lost_hosts))
         name_hosts(hosts, group->host_count, ret_whence->hosts, sizeof ret_whence->hosts);

@@ -128,8 +128,10 @@ static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint
     return place;
 }
 
-static pd_status load(struct pd_inference *s, struct pd_error *err)
+pd_status pd_inference_begin(struct pd_inference *s, uint32_t length, uint32_t threads, struct pd_error *err)
 {
+    s->length = length;
+    PD_TRY(build(s, threads ? threads : pd_cpu_cores(), err));
     char path[4096];
     struct pd_layout whole;
     pd_layout_init_dp(&whole, 1);
@@ -148,13 +150,6 @@ static pd_status load(struct pd_inference *s, struct pd_error *err)
     PD_TRY(pd_load(s->vfs, &s->group, &request, NULL, err));
     if (s->config.numerics.precision == PD_F32) return PD_OK;
     return pd_cast(s->math, s->model->parameter_count, s->config.numerics.precision, s->compute, PD_F32, s->master, err);
-}
-
-pd_status pd_inference_begin(struct pd_inference *s, uint32_t length, uint32_t threads, struct pd_error *err)
-{
-    s->length = length;
-    PD_TRY(build(s, threads ? threads : pd_cpu_cores(), err));
-    return load(s, err);
 }
 
 pd_status pd_inference_blocks(struct pd_inference *s, struct pd_error *err)

@@ -102,9 +102,11 @@ static void push(struct sampler *s, int32_t token)
     s->window[s->filled++] = token;
 }
 
-/* What the model will not have seen is said before the first token. */
-static void log_forgotten(const struct sampler *s)
+static pd_status generate(struct sampler *s, struct pd_error *err)
 {
+    for (uint32_t i = 0; i < s->options->prompt_count; i++)
+        push(s, s->options->prompt[i]);
+    /* What the model will not have seen is said before the first token. */
     const uint32_t prompt = s->options->prompt_count;
     if (prompt > s->length)
         pd_log_warn("sample", "the prompt has %u tokens and the model's context %u: only its last %u are seen", prompt,
@@ -114,13 +116,6 @@ static void log_forgotten(const struct sampler *s)
                     "the model's context is %u tokens: each time it is full, the older half is dropped, the prompt first; "
                     "--count=%u is the most that drops nothing",
                     s->length, s->length + 1 - prompt);
-}
-
-static pd_status generate(struct sampler *s, struct pd_error *err)
-{
-    for (uint32_t i = 0; i < s->options->prompt_count; i++)
-        push(s, s->options->prompt[i]);
-    log_forgotten(s);
     for (uint32_t i = 0; i < s->options->count; i++) {
         PD_TRY(forward(s, err));
         int32_t token = draw(s, i);
@@ -130,24 +125,18 @@ static pd_status generate(struct sampler *s, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status check_prompt(const struct sampler *s, struct pd_error *err)
-{
-    if (!s->options->prompt_count) PD_FAIL(err, PD_INVALID, "the prompt is empty: give at least one token with --prompt");
-    for (uint32_t i = 0; i < s->options->prompt_count; i++)
-        if (s->options->prompt[i] < 0 || (uint32_t)s->options->prompt[i] >= s->vocab)
-            PD_FAIL(err, PD_INVALID,
-                    "token %d of the prompt is not in the model's vocabulary of %u; give smaller numbers with --tokens",
-                    s->options->prompt[i], s->vocab);
-    return PD_OK;
-}
-
 static pd_status begin(struct sampler *s, struct pd_error *err)
 {
     const uint64_t wanted = (uint64_t)s->options->prompt_count + s->options->count;
     const uint32_t context = s->inference.config.model.context;
     s->vocab = s->inference.config.model.vocab;
     s->length = wanted < context ? (uint32_t)wanted : context;
-    PD_TRY(check_prompt(s, err));
+    if (!s->options->prompt_count) PD_FAIL(err, PD_INVALID, "the prompt is empty: give at least one token with --prompt");
+    for (uint32_t i = 0; i < s->options->prompt_count; i++)
+        if (s->options->prompt[i] < 0 || (uint32_t)s->options->prompt[i] >= s->vocab)
+            PD_FAIL(err, PD_INVALID,
+                    "token %d of the prompt is not in the model's vocabulary of %u; give smaller numbers with --tokens",
+                    s->options->prompt[i], s->vocab);
     s->logits = calloc(s->vocab, sizeof *s->logits);
     s->window = calloc(s->length, sizeof *s->window);
     if (!s->logits || !s->window) PD_FAIL(err, PD_NO_MEMORY, "sample: no memory for %u logits", s->vocab);

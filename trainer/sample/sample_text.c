@@ -41,9 +41,10 @@ static const char *choose_path(const struct pd_sample_text_options *options, cha
     return options->is_over_bytes ? "byte" : NULL;
 }
 
-static pd_status check(const struct pd_sample_text *text, const char *path, const struct pd_sample_text_options *options,
-                       struct pd_error *err)
+static pd_status open_all(struct pd_sample_text *text, const char *path, const struct pd_sample_text_options *options,
+                          struct pd_error *err)
 {
+    PD_TRY(pd_tokenizer_open(path, &text->tokenizer, err));
     const uint64_t digest = pd_tokenizer_digest(text->tokenizer);
     const uint32_t vocab = pd_tokenizer_vocab(text->tokenizer);
     if (!pd_tokenizer_is_bytes(text->tokenizer) && vocab > options->vocab)
@@ -56,14 +57,6 @@ static pd_status check(const struct pd_sample_text *text, const char *path, cons
                     "%016llx): "
                     "what it writes may be nonsense",
                     path, (unsigned long long)digest, (unsigned long long)options->digest);
-    return PD_OK;
-}
-
-static pd_status open_all(struct pd_sample_text *text, const char *path, const struct pd_sample_text_options *options,
-                          struct pd_error *err)
-{
-    PD_TRY(pd_tokenizer_open(path, &text->tokenizer, err));
-    PD_TRY(check(text, path, options, err));
     PD_TRY(pd_tokenizer_scratch_new(text->tokenizer, &text->scratch, err));
     return pd_decode_stream_new(text->tokenizer, true, &text->stream, err);
 }

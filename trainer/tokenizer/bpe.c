@@ -154,25 +154,6 @@ pd_status pd_bpe_encode(const struct pd_bpe *bpe, struct pd_bpe_scratch *scratch
 
 /* ---- making one ---- */
 
-static pd_status fill_direct(struct pd_bpe *bpe, struct pd_error *err)
-{
-    const uint32_t codes = bpe->options.byte_level ? 256 : DIRECT_CODES;
-    bpe->direct = malloc(codes * sizeof *bpe->direct);
-    if (!bpe->direct) PD_FAIL(err, PD_NO_MEMORY, "no memory for a tokenizer");
-    for (uint32_t code = 0; code < codes; code++) {
-        char text[4];
-        const uint32_t written = bpe->options.byte_level ? pd_byte_level_char((unsigned char)code) : code;
-        const bool is_code = written < 0xd800 || written > 0xdfff;
-        bpe->direct[code] = is_code ? pd_vocab_find(bpe->vocab, text, pd_unicode_put(written, text)) : -1;
-    }
-    for (unsigned byte = 0; byte < 256; byte++) {
-        char name[8];
-        snprintf(name, sizeof name, "<0x%02X>", byte);
-        bpe->byte_tokens[byte] = pd_vocab_find(bpe->vocab, name, 6);
-    }
-    return PD_OK;
-}
-
 static pd_status fill_words(struct pd_bpe *bpe, struct pd_error *err)
 {
     struct pd_string word = {0};
@@ -209,7 +190,20 @@ static bool may_cut(const struct pd_bpe *bpe, const struct pd_merge *merges, uin
 
 static pd_status build(struct pd_bpe *bpe, const struct pd_merge *merges, uint32_t count, struct pd_error *err)
 {
-    PD_TRY(fill_direct(bpe, err));
+    const uint32_t codes = bpe->options.byte_level ? 256 : DIRECT_CODES;
+    bpe->direct = malloc(codes * sizeof *bpe->direct);
+    if (!bpe->direct) PD_FAIL(err, PD_NO_MEMORY, "no memory for a tokenizer");
+    for (uint32_t code = 0; code < codes; code++) {
+        char text[4];
+        const uint32_t written = bpe->options.byte_level ? pd_byte_level_char((unsigned char)code) : code;
+        const bool is_code = written < 0xd800 || written > 0xdfff;
+        bpe->direct[code] = is_code ? pd_vocab_find(bpe->vocab, text, pd_unicode_put(written, text)) : -1;
+    }
+    for (unsigned byte = 0; byte < 256; byte++) {
+        char name[8];
+        snprintf(name, sizeof name, "<0x%02X>", byte);
+        bpe->byte_tokens[byte] = pd_vocab_find(bpe->vocab, name, 6);
+    }
     PD_TRY(fill_words(bpe, err));
     if (may_cut(bpe, merges, count)) PD_TRY(pd_joins_new(bpe->vocab, merges, count, &bpe->joins, err));
     return pd_merge_table_new(merges, count, &bpe->merges, err);

@@ -159,8 +159,10 @@ static uint64_t heap_pop(struct pd_merge_scratch *s)
     return top;
 }
 
-static pd_status link_symbols(const struct pd_merge_table *table, struct pd_merge_scratch *s, struct pd_error *err)
+/* An entry is stale when its symbol is gone or its pair is another by now; then the rank kept for the symbol is another. */
+static pd_status merge_by_heap(const struct pd_merge_table *table, struct pd_merge_scratch *s, struct pd_error *err)
 {
+    const size_t count = s->count;
     PD_TRY(grow(&s->previous, s->capacity, err));
     PD_TRY(grow(&s->next, s->capacity, err));
     s->heap_count = 0;
@@ -171,14 +173,6 @@ static pd_status link_symbols(const struct pd_merge_table *table, struct pd_merg
         if (i + 1 < s->count) look_up(table, s, i, s->symbols[i], s->symbols[i + 1]);
         PD_TRY(heap_push(s, i, err));
     }
-    return PD_OK;
-}
-
-/* An entry is stale when its symbol is gone or its pair is another by now; then the rank kept for the symbol is another. */
-static pd_status merge_by_heap(const struct pd_merge_table *table, struct pd_merge_scratch *s, struct pd_error *err)
-{
-    const size_t count = s->count;
-    PD_TRY(link_symbols(table, s, err));
     while (s->heap_count) {
         const uint64_t top = heap_pop(s);
         const uint32_t at = (uint32_t)top;

@@ -127,14 +127,6 @@ static pd_status fall_back(const struct pd_pieces *in, struct pd_string *bytes, 
     return end_bytes(bytes, out, err);
 }
 
-static pd_status decode_byte_fallback(const struct pd_pieces *in, struct pd_pieces *out, struct pd_error *err)
-{
-    struct pd_string bytes = {0};
-    pd_status status = fall_back(in, &bytes, out, err);
-    pd_string_deinit(&bytes);
-    return status;
-}
-
 static pd_status decode_strip(const struct pd_decoder_step *step, const struct pd_pieces *in, struct pd_pieces *out,
                               struct pd_error *err)
 {
@@ -178,7 +170,10 @@ static pd_status run_step(const struct pd_decoder_step *step, struct pd_pattern_
     case PD_DECODE_REPLACE:
         return decode_replace(step, patterns, most, in, out, err);
     case PD_DECODE_BYTE_FALLBACK:
-        return decode_byte_fallback(in, out, err);
+        struct pd_string bytes = {0};
+        pd_status status = fall_back(in, &bytes, out, err);
+        pd_string_deinit(&bytes);
+        return status;
     case PD_DECODE_STRIP:
         return decode_strip(step, in, out, err);
     case PD_DECODE_METASPACE:

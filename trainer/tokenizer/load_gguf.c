@@ -38,25 +38,6 @@ static pd_status fill_vocab(struct gguf *g, struct pd_error *err)
     return PD_OK;
 }
 
-/* Control tokens are special; those that a user defined are found in text too. */
-static pd_status fill_added(struct gguf *g, struct pd_error *err)
-{
-    struct pd_added *added = &g->tokenizer->added;
-    added->tokens = calloc((size_t)g->arrays->token_count + 1, sizeof *added->tokens);
-    if (!added->tokens) PD_FAIL(err, PD_NO_MEMORY, "no memory for added tokens");
-    for (uint32_t id = 0; id < g->arrays->token_count; id++) {
-        const int32_t type = type_of(g, id);
-        if ((type != CONTROL && type != USER && type != UNKNOWN) || !g->arrays->tokens[id].bytes) continue;
-        if (added->count == PD_LOAD_ADDED_MAX) PD_FAIL(err, PD_INVALID, "more than %u added tokens", PD_LOAD_ADDED_MAX);
-        struct pd_added_token *token = &added->tokens[added->count];
-        *token = (struct pd_added_token){.id = id, .special = type != USER};
-        token->content = strndup(g->arrays->tokens[id].text, g->arrays->tokens[id].bytes);
-        if (!token->content) PD_FAIL(err, PD_NO_MEMORY, "no memory for added tokens");
-        added->count++;
-    }
-    return PD_OK;
-}
-
 static pd_status add_merge(struct gguf *g, struct pd_merge merge, struct pd_error *err)
 {
     if (!pd_grow(&g->merges, g->merge_count, sizeof *g->merges))
@@ -89,15 +70,6 @@ static pd_status fill_merges(struct gguf *g, struct pd_error *err)
     return status;
 }
 
-static pd_status add_words(struct pd_splitter *splitter, const char *expression, struct pd_error *err)
-{
-    struct pd_split_step *step = &splitter->steps[splitter->count];
-    *step = (struct pd_split_step){.kind = PD_SPLIT_MATCHES, .behavior = PD_SPLIT_ISOLATED};
-    PD_TRY(pd_matcher_init(PD_MATCH_REGEX, expression, &step->matcher, err));
-    splitter->count++;
-    return PD_OK;
-}
-
 static pd_status fill_gpt2(struct gguf *g, struct pd_error *err)
 {
     struct pd_tokenizer *t = g->tokenizer;
@@ -107,8 +79,14 @@ static pd_status fill_gpt2(struct gguf *g, struct pd_error *err)
         PD_FAIL(err, PD_UNSUPPORTED, "tokenizer.ggml.pre: %.40s is not known; name its tokenizer.json with --tokenizer=PATH",
                 pre);
     if (known->nfc) t->normalizer.steps[t->normalizer.count++].kind = PD_NORMALIZE_NFC;
-    for (unsigned i = 0; known->words[i]; i++)
-        PD_TRY(add_words(&t->splitter, known->words[i], err));
+    for (unsigned i = 0; known->words[i]; i++) {
+        struct pd_splitter *splitter = &t->splitter;
+        const char *expression = known->words[i];
+        struct pd_split_step *step = &splitter->steps[splitter->count];
+        *step = (struct pd_split_step){.kind = PD_SPLIT_MATCHES, .behavior = PD_SPLIT_ISOLATED};
+        PD_TRY(pd_matcher_init(PD_MATCH_REGEX, expression, &step->matcher, err));
+        splitter->count++;
+    }
     t->bpe_options.ignore_merges = known->ignore_merges;
     t->decoder.steps[t->decoder.count++] = (struct pd_decoder_step){.kind = PD_DECODE_BYTE_LEVEL};
     PD_TRY(pd_load_byte_level(&t->splitter, !known->words[0], false, err));
@@ -170,8 +148,14 @@ static pd_status add_normalizer(struct pd_tokenizer *t, enum pd_normalizer_kind 
     return kind == PD_NORMALIZE_REPLACE ? pd_matcher_init(PD_MATCH_LITERAL, " ", &step->matcher, err) : PD_OK;
 }
 
-static pd_status fill_decoder(struct gguf *g, struct pd_error *err)
+static pd_status fill_llama(struct gguf *g, struct pd_error *err)
 {
+    struct pd_tokenizer *t = g->tokenizer;
+    if (!g->arrays->scores) PD_FAIL(err, PD_INVALID, "tokenizer.ggml.scores is missing, and model llama needs it");
+    t->bpe_options.byte_fallback = t->bpe_options.fuse_unknown = true;
+    if (g->arrays->unknown >= 0) t->bpe_options.unknown = (int32_t)g->arrays->unknown;
+    if (g->arrays->add_space_prefix) PD_TRY(add_normalizer(t, PD_NORMALIZE_PREPEND, err));
+    PD_TRY(add_normalizer(t, PD_NORMALIZE_REPLACE, err));
     struct pd_decoder *decoder = &g->tokenizer->decoder;
     static const enum pd_decoder_kind kinds[] = {PD_DECODE_REPLACE, PD_DECODE_BYTE_FALLBACK, PD_DECODE_FUSE,
                                                  PD_DECODE_STRIP};
@@ -182,18 +166,6 @@ static pd_status fill_decoder(struct gguf *g, struct pd_error *err)
         if (kinds[i] == PD_DECODE_REPLACE) PD_TRY(pd_matcher_init(PD_MATCH_LITERAL, MARK, &step->matcher, err));
         if (kinds[i] == PD_DECODE_STRIP) PD_TRY(pd_matcher_init(PD_MATCH_LITERAL, " ", &step->matcher, err));
     }
-    return PD_OK;
-}
-
-static pd_status fill_llama(struct gguf *g, struct pd_error *err)
-{
-    struct pd_tokenizer *t = g->tokenizer;
-    if (!g->arrays->scores) PD_FAIL(err, PD_INVALID, "tokenizer.ggml.scores is missing, and model llama needs it");
-    t->bpe_options.byte_fallback = t->bpe_options.fuse_unknown = true;
-    if (g->arrays->unknown >= 0) t->bpe_options.unknown = (int32_t)g->arrays->unknown;
-    if (g->arrays->add_space_prefix) PD_TRY(add_normalizer(t, PD_NORMALIZE_PREPEND, err));
-    PD_TRY(add_normalizer(t, PD_NORMALIZE_REPLACE, err));
-    PD_TRY(fill_decoder(g, err));
     struct scored *scored = calloc((size_t)g->arrays->token_count + 1, sizeof *scored);
     if (!scored) PD_FAIL(err, PD_NO_MEMORY, "no memory for the scores of %u tokens", g->arrays->token_count);
     pd_status status = rank_tokens(g, scored, err);
@@ -227,7 +199,20 @@ static pd_status fill(struct gguf *g, struct pd_error *err)
     PD_TRY(add_to_template(g, a->add_bos, a->bos, "bos_token_id", &t->before, err));
     PD_TRY(add_to_template(g, a->add_eos, a->eos, "eos_token_id", &t->behind, err));
     PD_TRY(fill_vocab(g, err));
-    PD_TRY(fill_added(g, err));
+    /* Control tokens are special; those that a user defined are found in text too. */
+    struct pd_added *added = &g->tokenizer->added;
+    added->tokens = calloc((size_t)g->arrays->token_count + 1, sizeof *added->tokens);
+    if (!added->tokens) PD_FAIL(err, PD_NO_MEMORY, "no memory for added tokens");
+    for (uint32_t id = 0; id < g->arrays->token_count; id++) {
+        const int32_t type = type_of(g, id);
+        if ((type != CONTROL && type != USER && type != UNKNOWN) || !g->arrays->tokens[id].bytes) continue;
+        if (added->count == PD_LOAD_ADDED_MAX) PD_FAIL(err, PD_INVALID, "more than %u added tokens", PD_LOAD_ADDED_MAX);
+        struct pd_added_token *token = &added->tokens[added->count];
+        *token = (struct pd_added_token){.id = id, .special = type != USER};
+        token->content = strndup(g->arrays->tokens[id].text, g->arrays->tokens[id].bytes);
+        if (!token->content) PD_FAIL(err, PD_NO_MEMORY, "no memory for added tokens");
+        added->count++;
+    }
     PD_TRY(!strcmp(a->model, "gpt2") ? fill_gpt2(g, err) : fill_llama(g, err));
     return pd_tokenizer_finish(t, g->merges, g->merge_count, err);
 }

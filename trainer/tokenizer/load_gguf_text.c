@@ -32,29 +32,6 @@ static pd_status take_number(const char *name, const struct pd_json_value *array
     PD_FAIL(err, PD_INVALID, "%s: %s[%zu] is no number that it may be", name, key, i);
 }
 
-/* Scores and types are there for every token, or not at all. */
-static pd_status take_numbers(const char *name, const struct pd_json_value *root, uint32_t count, struct owned *o,
-                              struct pd_error *err)
-{
-    const struct pd_json_value *scores = pd_json_member(root, "ggml.scores"),
-                               *types = pd_json_member(root, "ggml.token_type");
-    double number = 0;
-    if ((scores && pd_json_count(scores) != count) || (types && pd_json_count(types) != count))
-        PD_FAIL(err, PD_INVALID, "%s: ggml.scores or ggml.token_type has not one number a token", name);
-    if (scores) o->scores = calloc((size_t)count + 1, sizeof *o->scores);
-    if (types) o->types = calloc((size_t)count + 1, sizeof *o->types);
-    if ((scores && !o->scores) || (types && !o->types)) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory", name);
-    for (uint32_t i = 0; scores && i < count; i++) {
-        PD_TRY(take_number(name, scores, i, "ggml.scores", &number, err));
-        o->scores[i] = (float)number;
-    }
-    for (uint32_t i = 0; types && i < count; i++) {
-        PD_TRY(take_number(name, types, i, "ggml.token_type", &number, err));
-        o->types[i] = (int32_t)number;
-    }
-    return PD_OK;
-}
-
 static int64_t id_of(const struct pd_json_value *root, const char *key)
 {
     uint64_t id = 0;
@@ -102,7 +79,24 @@ static pd_status make(const char *name, const struct pd_json_value *root, struct
     PD_TRY(take_texts(name, merges, "ggml.merges", &o->merges, err));
     a.token_count = (uint32_t)pd_json_count(tokens);
     a.merge_count = (uint32_t)pd_json_count(merges);
-    PD_TRY(take_numbers(name, root, a.token_count, o, err));
+    /* Scores and types are there for every token, or not at all. */
+    uint32_t count = a.token_count;
+    const struct pd_json_value *scores = pd_json_member(root, "ggml.scores"),
+                               *types = pd_json_member(root, "ggml.token_type");
+    double number = 0;
+    if ((scores && pd_json_count(scores) != count) || (types && pd_json_count(types) != count))
+        PD_FAIL(err, PD_INVALID, "%s: ggml.scores or ggml.token_type has not one number a token", name);
+    if (scores) o->scores = calloc((size_t)count + 1, sizeof *o->scores);
+    if (types) o->types = calloc((size_t)count + 1, sizeof *o->types);
+    if ((scores && !o->scores) || (types && !o->types)) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory", name);
+    for (uint32_t i = 0; scores && i < count; i++) {
+        PD_TRY(take_number(name, scores, i, "ggml.scores", &number, err));
+        o->scores[i] = (float)number;
+    }
+    for (uint32_t i = 0; types && i < count; i++) {
+        PD_TRY(take_number(name, types, i, "ggml.token_type", &number, err));
+        o->types[i] = (int32_t)number;
+    }
     a.tokens = o->tokens, a.merges = o->merges, a.scores = o->scores, a.types = o->types;
     a.bos = id_of(root, "ggml.bos_token_id");
     a.eos = id_of(root, "ggml.eos_token_id");

@@ -138,28 +138,6 @@ static pd_status load_special(const struct pd_loader *l, const struct pd_json_va
     return PD_OK;
 }
 
-static pd_status load_template(const struct pd_loader *l, const struct pd_json_value *processor, struct pd_error *err)
-{
-    const struct pd_json_value *single = pd_load_member(processor, "single");
-    bool seen = false;
-    if (!single) PD_FAIL(err, PD_CORRUPT, "%s: post_processor.single is missing", l->name);
-    for (size_t i = 0; i < pd_json_count(single); i++) {
-        const struct pd_json_value *piece = pd_json_at(single, i), *special = pd_load_member(piece, "SpecialToken");
-        const struct pd_json_value *sequence = pd_load_member(piece, "Sequence");
-        const char *id;
-        PD_TRY(pd_load_text(l, special ? special : sequence ? sequence : piece, "post_processor.single", "id", &id, err));
-        if (special) {
-            PD_TRY(load_special(l, processor, id, seen ? &l->tokenizer->behind : &l->tokenizer->before, err));
-            continue;
-        }
-        if (seen || strcmp(id, "A") != 0)
-            PD_FAIL(err, PD_UNSUPPORTED, "%s: post_processor.single takes its text twice, or another", l->name);
-        seen = true;
-    }
-    if (!seen) PD_FAIL(err, PD_UNSUPPORTED, "%s: post_processor.single leaves its text out", l->name);
-    return PD_OK;
-}
-
 static pd_status load_processor(const struct pd_loader *l, const struct pd_json_value *value, const char *path,
                                 const char *type, struct pd_error *err)
 {
@@ -169,7 +147,24 @@ static pd_status load_processor(const struct pd_loader *l, const struct pd_json_
                 type);
     if (l->tokenizer->before.count || l->tokenizer->behind.count)
         PD_FAIL(err, PD_UNSUPPORTED, "%s: %s is a second template", l->name, path);
-    return load_template(l, value, err);
+    const struct pd_json_value *single = pd_load_member(value, "single");
+    bool seen = false;
+    if (!single) PD_FAIL(err, PD_CORRUPT, "%s: post_processor.single is missing", l->name);
+    for (size_t i = 0; i < pd_json_count(single); i++) {
+        const struct pd_json_value *piece = pd_json_at(single, i), *special = pd_load_member(piece, "SpecialToken");
+        const struct pd_json_value *sequence = pd_load_member(piece, "Sequence");
+        const char *id;
+        PD_TRY(pd_load_text(l, special ? special : sequence ? sequence : piece, "post_processor.single", "id", &id, err));
+        if (special) {
+            PD_TRY(load_special(l, value, id, seen ? &l->tokenizer->behind : &l->tokenizer->before, err));
+            continue;
+        }
+        if (seen || strcmp(id, "A") != 0)
+            PD_FAIL(err, PD_UNSUPPORTED, "%s: post_processor.single takes its text twice, or another", l->name);
+        seen = true;
+    }
+    if (!seen) PD_FAIL(err, PD_UNSUPPORTED, "%s: post_processor.single leaves its text out", l->name);
+    return PD_OK;
 }
 
 /* ---- the file ---- */

@@ -1,22 +1,5 @@
 #include "trainer/tokenizer/load.h"
 
-static pd_status load_vocab(const struct pd_loader *l, const struct pd_json_value *model, struct pd_error *err)
-{
-    const struct pd_json_value *vocab = pd_json_member(model, "vocab"), *value;
-    void *cursor = NULL;
-    const char *text;
-    uint64_t id;
-    if (!vocab || pd_json_type(vocab) != PD_JSON_OBJECT)
-        PD_FAIL(err, PD_CORRUPT, "%s: model.vocab is no object of tokens", l->name);
-    while (pd_json_next(vocab, &cursor, &text, &value)) {
-        if (!pd_json_is_u64(value, &id)) PD_FAIL(err, PD_CORRUPT, "%s: model.vocab: \"%.80s\" has no number", l->name, text);
-        pd_status status = pd_vocab_add(&l->tokenizer->vocab, text, strlen(text), id, err);
-        if (status) return pd_error_context(err, status, "%s: model.vocab: \"%.80s\"", l->name, text);
-    }
-    if (!l->tokenizer->vocab.count) PD_FAIL(err, PD_CORRUPT, "%s: model.vocab is empty", l->name);
-    return PD_OK;
-}
-
 /* A merge is written "left right", or ["left", "right"] in newer files. */
 static bool halves_of(const struct pd_json_value *merge, const char *halves[2], size_t bytes[2])
 {
@@ -111,7 +94,18 @@ pd_status pd_load_model(const struct pd_loader *l, const struct pd_json_value *m
     if (!name || strcmp(name, "BPE") != 0)
         PD_FAIL(err, PD_UNSUPPORTED, "%s: model.type %.40s is not supported; BPE is", l->name, name ? name : "");
     if (!list || pd_json_type(list) != PD_JSON_ARRAY) PD_FAIL(err, PD_CORRUPT, "%s: model.merges is no list", l->name);
-    PD_TRY(load_vocab(l, model, err));
+    const struct pd_json_value *vocab = pd_json_member(model, "vocab"), *value;
+    void *cursor = NULL;
+    const char *text;
+    uint64_t id;
+    if (!vocab || pd_json_type(vocab) != PD_JSON_OBJECT)
+        PD_FAIL(err, PD_CORRUPT, "%s: model.vocab is no object of tokens", l->name);
+    while (pd_json_next(vocab, &cursor, &text, &value)) {
+        if (!pd_json_is_u64(value, &id)) PD_FAIL(err, PD_CORRUPT, "%s: model.vocab: \"%.80s\" has no number", l->name, text);
+        pd_status status = pd_vocab_add(&l->tokenizer->vocab, text, strlen(text), id, err);
+        if (status) return pd_error_context(err, status, "%s: model.vocab: \"%.80s\"", l->name, text);
+    }
+    if (!l->tokenizer->vocab.count) PD_FAIL(err, PD_CORRUPT, "%s: model.vocab is empty", l->name);
     PD_TRY(load_options(l, model, err));
     *ret_merges = calloc(pd_json_count(list) + 1, sizeof **ret_merges);
     if (!*ret_merges) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for its merges", l->name);

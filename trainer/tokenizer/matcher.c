@@ -46,14 +46,6 @@ void pd_matcher_digest(const struct pd_matcher *matcher, struct pd_digest_stream
     pd_digest_text(stream, matcher->source, matcher->source_bytes);
 }
 
-static void next_literal(const struct pd_matcher *matcher, const char *text, size_t bytes, size_t from, size_t *ret_start,
-                         size_t *ret_end)
-{
-    const char *found = memmem(text + from, bytes - from, matcher->source, matcher->source_bytes);
-    *ret_start = found ? (size_t)(found - text) : SIZE_MAX;
-    *ret_end = found ? *ret_start + matcher->source_bytes : 0;
-}
-
 static void next_numeric(const char *text, size_t bytes, size_t from, size_t *ret_start, size_t *ret_end)
 {
     *ret_start = SIZE_MAX;
@@ -102,7 +94,10 @@ pd_status pd_matcher_next(const struct pd_matcher *matcher, struct pd_pattern_sc
 {
     switch (matcher->kind) {
     case PD_MATCH_LITERAL:
-        next_literal(matcher, text, bytes, cursor->at, ret_start, ret_end);
+        size_t from = cursor->at;
+        const char *found = memmem(text + from, bytes - from, matcher->source, matcher->source_bytes);
+        *ret_start = found ? (size_t)(found - text) : SIZE_MAX;
+        *ret_end = found ? *ret_start + matcher->source_bytes : 0;
         break;
     case PD_MATCH_NUMERIC:
         next_numeric(text, bytes, cursor->at, ret_start, ret_end);

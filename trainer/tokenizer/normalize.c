@@ -33,24 +33,6 @@ static pd_status put_form(enum pd_normal_form form, struct pd_stretch *stretch, 
     return PD_OK;
 }
 
-static pd_status put_lowercase(struct pd_stretch *stretch, struct pd_string *out, struct pd_error *err)
-{
-    unsigned first;
-    PD_TRY(pd_unicode_lowercase(stretch->text, stretch->bytes, out, err));
-    (void)pd_unicode_at(out->bytes, &first);
-    *stretch = (struct pd_stretch){out->bytes, out->count, stretch->origin_bytes ? first : 0};
-    return PD_OK;
-}
-
-static pd_status put_prepended(const char *content, struct pd_stretch *stretch, struct pd_string *out, struct pd_error *err)
-{
-    const size_t more = strlen(content);
-    PD_TRY(pd_string_add(out, content, more, err));
-    PD_TRY(pd_string_add(out, stretch->text, stretch->bytes, err));
-    *stretch = (struct pd_stretch){out->bytes, out->count, stretch->origin_bytes ? stretch->origin_bytes + more : 0};
-    return PD_OK;
-}
-
 /* What takes the place of a match comes from the match's last character. */
 static size_t origin_behind(const struct pd_stretch *stretch, size_t start, size_t end, size_t content_bytes)
 {
@@ -95,9 +77,18 @@ static pd_status run_step(const struct pd_normalizer_step *step, struct pd_patte
     case PD_NORMALIZE_NFKC:
         return put_form(PD_NFKC, stretch, out, err);
     case PD_NORMALIZE_LOWERCASE:
-        return put_lowercase(stretch, out, err);
+        unsigned first;
+        PD_TRY(pd_unicode_lowercase(stretch->text, stretch->bytes, out, err));
+        (void)pd_unicode_at(out->bytes, &first);
+        *stretch = (struct pd_stretch){out->bytes, out->count, stretch->origin_bytes ? first : 0};
+        return PD_OK;
     case PD_NORMALIZE_PREPEND:
-        return put_prepended(step->content, stretch, out, err);
+        const char *content = step->content;
+        const size_t more = strlen(content);
+        PD_TRY(pd_string_add(out, content, more, err));
+        PD_TRY(pd_string_add(out, stretch->text, stretch->bytes, err));
+        *stretch = (struct pd_stretch){out->bytes, out->count, stretch->origin_bytes ? stretch->origin_bytes + more : 0};
+        return PD_OK;
     case PD_NORMALIZE_REPLACE:
         return put_replaced(step, patterns, most, stretch, out, err);
     case PD_NORMALIZE_STRIP:

@@ -12,15 +12,6 @@ uint64_t pd_tokenizer_digest_of_bytes(void)
     return pd_digest64("byte", 4, 1);
 }
 
-static pd_status new_bytes(struct pd_tokenizer **ret_tokenizer, struct pd_error *err)
-{
-    struct pd_tokenizer *tokenizer = calloc(1, sizeof *tokenizer);
-    if (!tokenizer) PD_FAIL(err, PD_NO_MEMORY, "no memory for a tokenizer");
-    *tokenizer = (struct pd_tokenizer){.is_bytes = true, .limit = 256, .digest = pd_tokenizer_digest_of_bytes()};
-    *ret_tokenizer = tokenizer;
-    return PD_OK;
-}
-
 static pd_status read_all(const char *path, int fd, size_t bytes, char *text, struct pd_error *err)
 {
     for (size_t at = 0; at < bytes;) {
@@ -59,24 +50,6 @@ static pd_status read_file(const char *path, struct pd_tokenizer_text *ret, stru
     return status;
 }
 
-/* A tokenizer.json with the files that may lie beside it, or another file alone. */
-static pd_status parse_file(const char *path, struct pd_tokenizer **ret_tokenizer, struct pd_error *err)
-{
-    struct pd_tokenizer_text texts[1 + PD_TOKENIZER_BESIDE] = {{0}};
-    const char *slash = strrchr(path, '/');
-    const bool is_json = strcmp(slash ? slash + 1 : path, PD_TOKENIZER_FILE) == 0;
-    pd_status status = read_file(path, &texts[0], err);
-    for (uint32_t i = 0; i < PD_TOKENIZER_BESIDE && !status && is_json; i++) {
-        char beside[4200];
-        snprintf(beside, sizeof beside, "%.*s%s", slash ? (int)(slash + 1 - path) : 0, path, pd_tokenizer_beside[i]);
-        if (access(beside, F_OK) == 0) status = read_file(beside, &texts[i + 1], err);
-    }
-    if (!status) status = pd_tokenizer_parse_with(path, &texts[0], &texts[1], ret_tokenizer, err);
-    for (uint32_t i = 0; i <= PD_TOKENIZER_BESIDE; i++)
-        free((char *)(uintptr_t)texts[i].text);
-    return status;
-}
-
 static bool has_file(const char *directory, const char *name)
 {
     char path[4096];
@@ -95,10 +68,29 @@ pd_status pd_tokenizer_open(const char *path, struct pd_tokenizer **ret_tokenize
 {
     struct stat st;
     char inside[4096];
-    if (!strcmp(path, "byte")) return new_bytes(ret_tokenizer, err);
+    if (!strcmp(path, "byte")) {
+        struct pd_tokenizer *tokenizer = calloc(1, sizeof *tokenizer);
+        if (!tokenizer) PD_FAIL(err, PD_NO_MEMORY, "no memory for a tokenizer");
+        *tokenizer = (struct pd_tokenizer){.is_bytes = true, .limit = 256, .digest = pd_tokenizer_digest_of_bytes()};
+        *ret_tokenizer = tokenizer;
+        return PD_OK;
+    }
     const bool is_directory = stat(path, &st) == 0 && S_ISDIR(st.st_mode);
     const int length =
         snprintf(inside, sizeof inside, "%s%s%s", path, is_directory ? "/" : "", is_directory ? file_in(path) : "");
     if (length < 0 || (size_t)length >= sizeof inside) PD_FAIL(err, PD_INVALID, "%.80s...: the path is too long", path);
-    return parse_file(inside, ret_tokenizer, err);
+    /* A tokenizer.json with the files that may lie beside it, or another file alone. */
+    struct pd_tokenizer_text texts[1 + PD_TOKENIZER_BESIDE] = {{0}};
+    const char *slash = strrchr(inside, '/');
+    const bool is_json = strcmp(slash ? slash + 1 : inside, PD_TOKENIZER_FILE) == 0;
+    pd_status status = read_file(inside, &texts[0], err);
+    for (uint32_t i = 0; i < PD_TOKENIZER_BESIDE && !status && is_json; i++) {
+        char beside[4200];
+        snprintf(beside, sizeof beside, "%.*s%s", slash ? (int)(slash + 1 - inside) : 0, inside, pd_tokenizer_beside[i]);
+        if (access(beside, F_OK) == 0) status = read_file(beside, &texts[i + 1], err);
+    }
+    if (!status) status = pd_tokenizer_parse_with(inside, &texts[0], &texts[1], ret_tokenizer, err);
+    for (uint32_t i = 0; i <= PD_TOKENIZER_BESIDE; i++)
+        free((char *)(uintptr_t)texts[i].text);
+    return status;
 }

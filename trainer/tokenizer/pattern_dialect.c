@@ -44,16 +44,6 @@ static pd_status put_added(struct dialect *d, const char *category)
     return PD_OK;
 }
 
-/* The list of a class, without brackets. */
-static pd_status put_words(struct dialect *d)
-{
-    static const char *const categories[] = {"L", "M", "Nd", "Nl", "Pc"};
-    PD_TRY(put(d, WORDS));
-    for (unsigned i = 0; i < sizeof categories / sizeof categories[0]; i++)
-        PD_TRY(put_added(d, categories[i]));
-    return PD_OK;
-}
-
 static const char *short_category(const char *name)
 {
     static const char *const names[][2] = {{"Letter", "L"}, {"Mark", "M"},   {"Number", "N"}, {"Punctuation", "P"},
@@ -98,21 +88,16 @@ static pd_status put_list(struct dialect *d, char letter)
     case 'h':
         return put(d, "0-9a-fA-F");
     case 'w':
-        return put_words(d);
+        /* The list of a class, without brackets. */
+        static const char *const categories[] = {"L", "M", "Nd", "Nl", "Pc"};
+        PD_TRY(put(d, WORDS));
+        for (unsigned i = 0; i < sizeof categories / sizeof categories[0]; i++)
+            PD_TRY(put_added(d, categories[i]));
+        return PD_OK;
     default: /* 'd' */
         PD_TRY(put(d, "\\p{Nd}"));
         return put_added(d, "Nd");
     }
-}
-
-static pd_status put_unicode_escape(struct dialect *d)
-{
-    char text[16];
-    for (unsigned i = 0; i < 4; i++)
-        if (!isxdigit((unsigned char)d->at[i])) REFUSE(d, "\\u takes four hexadecimal digits");
-    snprintf(text, sizeof text, "\\x{%.4s}", d->at);
-    d->at += 4;
-    return put(d, text);
 }
 
 static pd_status put_escape(struct dialect *d, bool in_class)
@@ -120,7 +105,14 @@ static pd_status put_escape(struct dialect *d, bool in_class)
     const char letter = d->at[1], same[] = {'\\', letter, '\0'};
     d->at += letter ? 2 : 1;
     if (letter == 'p' || letter == 'P') return put_property(d, letter == 'P', in_class);
-    if (letter == 'u') return put_unicode_escape(d);
+    if (letter == 'u') {
+        char text[16];
+        for (unsigned i = 0; i < 4; i++)
+            if (!isxdigit((unsigned char)d->at[i])) REFUSE(d, "\\u takes four hexadecimal digits");
+        snprintf(text, sizeof text, "\\x{%.4s}", d->at);
+        d->at += 4;
+        return put(d, text);
+    }
     if (letter == 'v') return put(d, "\\x0b");
     if (letter && strchr("sShwd", letter)) {
         if (!in_class) PD_TRY(put(d, "["));
@@ -165,20 +157,6 @@ static pd_status put_class(struct dialect *d)
     return put(d, "]");
 }
 
-/* Letters of (?imx-imx) up to : or ). Oniguruma's m is PCRE2's s. */
-static pd_status put_options(struct dialect *d)
-{
-    const bool at_start = d->at == d->source;
-    PD_TRY(put(d, "(?"));
-    for (d->at += 2; *d->at && strchr("imx-", *d->at); d->at++) {
-        const char letter[] = {*d->at == 'm' ? 's' : *d->at, '\0'};
-        PD_TRY(put(d, letter));
-    }
-    if (*d->at != ':' && *d->at != ')') REFUSE(d, "this kind of group is not supported");
-    if (*d->at == ')' && !at_start) REFUSE(d, "options stand at the start, or before a colon");
-    return pd_string_add(d->out, d->at++, 1, d->err);
-}
-
 static pd_status put_group(struct dialect *d)
 {
     static const char *const plain[] = {"(?:", "(?=", "(?!", "(?>", "(?<=", "(?<!"};
@@ -189,7 +167,16 @@ static pd_status put_group(struct dialect *d)
             d->at += strlen(plain[i]);
             return put(d, plain[i]);
         }
-    return put_options(d);
+    /* Letters of (?imx-imx) up to : or ). Oniguruma's m is PCRE2's s. */
+    const bool at_start = d->at == d->source;
+    PD_TRY(put(d, "(?"));
+    for (d->at += 2; *d->at && strchr("imx-", *d->at); d->at++) {
+        const char letter[] = {*d->at == 'm' ? 's' : *d->at, '\0'};
+        PD_TRY(put(d, letter));
+    }
+    if (*d->at != ':' && *d->at != ')') REFUSE(d, "this kind of group is not supported");
+    if (*d->at == ')' && !at_start) REFUSE(d, "options stand at the start, or before a colon");
+    return pd_string_add(d->out, d->at++, 1, d->err);
 }
 
 /* {n}, {n,}, {n,m}, and {,m} which PCRE2 writes {0,m}; anything else is text. */

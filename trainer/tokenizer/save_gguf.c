@@ -125,25 +125,6 @@ static pd_status describe(struct saving *s, uint32_t id, const char **ret_text, 
     return PD_OK;
 }
 
-static pd_status put_tokens(struct saving *s, struct pd_error *err)
-{
-    const char *text = NULL;
-    int type = 0;
-    pd_json_array_begin(&s->json, "ggml.tokens");
-    for (uint32_t id = 0; id < s->vocab; id++) {
-        PD_TRY(describe(s, id, &text, &type, err));
-        pd_json_string(&s->json, NULL, text);
-    }
-    pd_json_array_end(&s->json);
-    pd_json_array_begin(&s->json, "ggml.token_type");
-    for (uint32_t id = 0; id < s->vocab; id++) {
-        PD_TRY(describe(s, id, &text, &type, err));
-        pd_json_i64(&s->json, NULL, type);
-    }
-    pd_json_array_end(&s->json);
-    return PD_OK;
-}
-
 /* ---- merges, or scores ---- */
 
 static pd_status load_merges(struct saving *s, struct pd_error *err)
@@ -208,9 +189,27 @@ static pd_status put_scores(struct saving *s, struct pd_error *err)
 
 /* ---- the whole ---- */
 
-/* bos and eos are those of the template, or else those that were named. */
-static pd_status put_template(struct saving *s, struct pd_error *err)
+static pd_status put_all(struct saving *s, struct pd_error *err)
 {
+    pd_json_object_begin(&s->json, NULL);
+    pd_json_string(&s->json, "ggml.model", s->kind->model);
+    if (s->kind->pre) pd_json_string(&s->json, "ggml.pre", s->kind->pre);
+    const char *text = NULL;
+    int type = 0;
+    pd_json_array_begin(&s->json, "ggml.tokens");
+    for (uint32_t id = 0; id < s->vocab; id++) {
+        PD_TRY(describe(s, id, &text, &type, err));
+        pd_json_string(&s->json, NULL, text);
+    }
+    pd_json_array_end(&s->json);
+    pd_json_array_begin(&s->json, "ggml.token_type");
+    for (uint32_t id = 0; id < s->vocab; id++) {
+        PD_TRY(describe(s, id, &text, &type, err));
+        pd_json_i64(&s->json, NULL, type);
+    }
+    pd_json_array_end(&s->json);
+    PD_TRY(is_llama(s) ? put_scores(s, err) : put_merges(s, err));
+    /* bos and eos are those of the template, or else those that were named. */
     const struct pd_tokens *before = &s->tokenizer->before, *behind = &s->tokenizer->behind;
     if (before->count > 1 || behind->count > 1)
         PD_FAIL(err, PD_UNSUPPORTED, "its template has %zu tokens before a text and %zu behind; GGUF has one each",
@@ -224,31 +223,7 @@ static pd_status put_template(struct saving *s, struct pd_error *err)
     pd_json_bool(&s->json, "ggml.add_bos_token", before->count == 1);
     pd_json_bool(&s->json, "ggml.add_eos_token", behind->count == 1);
     if (is_llama(s)) pd_json_bool(&s->json, "ggml.add_space_prefix", s->kind->add_space_prefix);
-    return PD_OK;
-}
-
-static pd_status put_all(struct saving *s, struct pd_error *err)
-{
-    pd_json_object_begin(&s->json, NULL);
-    pd_json_string(&s->json, "ggml.model", s->kind->model);
-    if (s->kind->pre) pd_json_string(&s->json, "ggml.pre", s->kind->pre);
-    PD_TRY(put_tokens(s, err));
-    PD_TRY(is_llama(s) ? put_scores(s, err) : put_merges(s, err));
-    PD_TRY(put_template(s, err));
     pd_json_object_end(&s->json);
-    return PD_OK;
-}
-
-static pd_status check_added(const struct saving *s, struct pd_error *err)
-{
-    for (uint32_t i = 0; i < s->tokenizer->added.count; i++) {
-        const struct pd_added_token *t = &s->tokenizer->added.tokens[i];
-        if (t->single_word || t->lstrip || t->rstrip || (t->normalized && strcmp(t->normalized, t->content) != 0))
-            PD_FAIL(err, PD_UNSUPPORTED,
-                    "added token \"%.40s\" is found with single_word, lstrip, rstrip or normalized, and GGUF "
-                    "has no such thing",
-                    t->content);
-    }
     return PD_OK;
 }
 
@@ -289,7 +264,14 @@ static pd_status save(struct saving *s, char **ret_text, struct pd_error *err)
     if (s->tokenizer->limit > s->vocab)
         PD_FAIL(err, PD_UNSUPPORTED, "it has %u tokens, and the model %u", s->tokenizer->limit, s->vocab);
     PD_TRY(find_kind(s, err));
-    PD_TRY(check_added(s, err));
+    for (uint32_t i = 0; i < s->tokenizer->added.count; i++) {
+        const struct pd_added_token *t = &s->tokenizer->added.tokens[i];
+        if (t->single_word || t->lstrip || t->rstrip || (t->normalized && strcmp(t->normalized, t->content) != 0))
+            PD_FAIL(err, PD_UNSUPPORTED,
+                    "added token \"%.40s\" is found with single_word, lstrip, rstrip or normalized, and GGUF "
+                    "has no such thing",
+                    t->content);
+    }
     PD_TRY(load_merges(s, err));
     PD_TRY(put_all(s, err));
     PD_TRY(pd_json_writer_finish(&s->json, &text, &bytes, err));

@@ -126,23 +126,6 @@ static pd_status put_steps(struct saving *s, const char *key, const char *list, 
 
 /* ---- tokens that no text has ---- */
 
-static void put_added(struct saving *s)
-{
-    const struct pd_added *added = &s->tokenizer->added;
-    pd_json_array_begin(&s->json, "added_tokens");
-    for (uint32_t i = 0; i < added->count; i++) {
-        pd_json_object_begin(&s->json, NULL);
-        pd_json_u64(&s->json, "id", added->tokens[i].id);
-        pd_json_string(&s->json, "content", added->tokens[i].content);
-        for (const char *const *key = (const char *const[]){"single_word", "lstrip", "rstrip", "normalized", NULL}; *key;
-             key++)
-            pd_json_bool(&s->json, *key, false);
-        pd_json_bool(&s->json, "special", added->tokens[i].special);
-        pd_json_object_end(&s->json);
-    }
-    pd_json_array_end(&s->json);
-}
-
 static pd_status put_special(struct saving *s, const struct pd_tokens *tokens, uint64_t type, struct pd_error *err)
 {
     for (size_t i = 0; i < tokens->count; i++) {
@@ -271,7 +254,19 @@ static pd_status put_all(struct saving *s, struct pd_error *err)
     pd_json_string(&s->json, "version", "1.0");
     pd_json_null(&s->json, "truncation");
     pd_json_null(&s->json, "padding");
-    put_added(s);
+    const struct pd_added *added = &s->tokenizer->added;
+    pd_json_array_begin(&s->json, "added_tokens");
+    for (uint32_t i = 0; i < added->count; i++) {
+        pd_json_object_begin(&s->json, NULL);
+        pd_json_u64(&s->json, "id", added->tokens[i].id);
+        pd_json_string(&s->json, "content", added->tokens[i].content);
+        for (const char *const *key = (const char *const[]){"single_word", "lstrip", "rstrip", "normalized", NULL}; *key;
+             key++)
+            pd_json_bool(&s->json, *key, false);
+        pd_json_bool(&s->json, "special", added->tokens[i].special);
+        pd_json_object_end(&s->json);
+    }
+    pd_json_array_end(&s->json);
     PD_TRY(put_steps(s, "normalizer", "normalizers", t->normalizer.count, put_normalizer, err));
     PD_TRY(put_steps(s, "pre_tokenizer", "pretokenizers", t->splitter.count, put_splitter, err));
     PD_TRY(put_template(s, err));

@@ -234,16 +234,6 @@ pd_status pd_tokenizer_encode(const struct pd_tokenizer *tokenizer, struct pd_to
 
 /* ---- decoding ---- */
 
-static pd_status decode_bytes(const int32_t *ids, size_t count, struct pd_string *out, struct pd_error *err)
-{
-    for (size_t i = 0; i < count; i++)
-        if (ids[i] >= 0 && ids[i] < 256) {
-            const char byte = (char)ids[i];
-            PD_TRY(pd_string_add(out, &byte, 1, err));
-        }
-    return PD_OK;
-}
-
 static pd_status list_pieces(const struct pd_tokenizer *tokenizer, struct pd_pieces *pieces, const int32_t *ids,
                              size_t count, bool skip_special, struct pd_error *err)
 {
@@ -264,7 +254,14 @@ pd_status pd_tokenizer_decode(const struct pd_tokenizer *tokenizer, struct pd_to
                               size_t count, bool skip_special, struct pd_string *out, struct pd_error *err)
 {
     struct pd_pieces *pieces = &scratch->pieces;
-    if (tokenizer->is_bytes) return decode_bytes(ids, count, out, err);
+    if (tokenizer->is_bytes) {
+        for (size_t i = 0; i < count; i++)
+            if (ids[i] >= 0 && ids[i] < 256) {
+                const char byte = (char)ids[i];
+                PD_TRY(pd_string_add(out, &byte, 1, err));
+            }
+        return PD_OK;
+    }
     PD_TRY(list_pieces(tokenizer, pieces, ids, count, skip_special, err));
     PD_TRY(pd_decoder_run(&tokenizer->decoder, scratch->patterns, pieces, &scratch->spare, err));
     return pd_string_add(out, pieces->text.bytes, pieces->text.count, err);

@@ -221,23 +221,6 @@ template <enum pd_dtype D> static __global__ void scatter_kernel(scatter s)
     }
 }
 
-static pd_status set_pieces(const struct pd_embedding *e, scatter *s, struct pd_error *err)
-{
-    uint64_t end = 0;
-    s->pieces = e->pieces ? e->pieces : 1;
-    if (s->pieces > PIECES_MAX)
-        PD_FAIL(err, PD_UNSUPPORTED, "gradients of %u pieces of a sequence on a GPU, at most %u: lower numerics.virtual_sp",
-                s->pieces, PIECES_MAX);
-    if (e->rows >= ROWS_MAX)
-        PD_FAIL(err, PD_UNSUPPORTED, "%llu tokens in one micro-batch on a GPU, at most %llu: lower batch.micro_batch",
-                static_cast<unsigned long long>(e->rows), static_cast<unsigned long long>(ROWS_MAX - 1));
-    for (uint32_t i = 0; i < s->pieces; i++) {
-        end = s->pieces == 1 ? e->rows : end + e->piece_rows[i];
-        s->piece_ends[i] = static_cast<uint32_t>(end);
-    }
-    return PD_OK;
-}
-
 static pd_status launch(void *stream, const struct pd_embedding *e, scatter *s, struct pd_error *err)
 {
     const uint64_t tokens = s->table_rows / BLOCKS_WANTED + 1;
@@ -253,7 +236,18 @@ static pd_status launch(void *stream, const struct pd_embedding *e, scatter *s, 
 pd_status pd_cuda_embedding_backward(void *stream, const struct pd_embedding *e, struct pd_error *err)
 {
     scatter s = {};
-    PD_TRY(set_pieces(e, &s, err));
+    uint64_t end = 0;
+    s.pieces = e->pieces ? e->pieces : 1;
+    if (s.pieces > PIECES_MAX)
+        PD_FAIL(err, PD_UNSUPPORTED, "gradients of %u pieces of a sequence on a GPU, at most %u: lower numerics.virtual_sp",
+                s.pieces, PIECES_MAX);
+    if (e->rows >= ROWS_MAX)
+        PD_FAIL(err, PD_UNSUPPORTED, "%llu tokens in one micro-batch on a GPU, at most %llu: lower batch.micro_batch",
+                static_cast<unsigned long long>(e->rows), static_cast<unsigned long long>(ROWS_MAX - 1));
+    for (uint32_t i = 0; i < s.pieces; i++) {
+        end = s.pieces == 1 ? e->rows : end + e->piece_rows[i];
+        s.piece_ends[i] = static_cast<uint32_t>(end);
+    }
     if (e->dtoken_table && e->vocab) {
         s.indices = e->tokens;
         s.first = e->first_token;

@@ -133,20 +133,17 @@ static uint32_t operand_alignment(const struct pd_matrix *matrix, enum pd_fp8 fo
     return alignment_of(matrix, format ? 1 : pd_dtype_bytes(matrix->dtype));
 }
 
-/* Of codes it takes rows of multiples of 16 alone, and no bias of fp32. */
-static bool takes_codes(const struct pd_gemm *g)
-{
-    if (g->k == 0 || g->k % 16 || g->n % 16 || (g->bias && g->c.dtype == PD_F32)) return false;
-    if (operand_alignment(&g->a, g->a_format) < 16 || operand_alignment(&g->b, g->b_format) < 16) return false;
-    if (alignment_of(&g->c, pd_dtype_bytes(g->c.dtype)) < 16) return false;
-    if (g->residual.data && alignment_of(&g->residual, pd_dtype_bytes(g->residual.dtype)) < 16) return false;
-    if (g->bias && g->bias_dtype != g->c.dtype) return false;
-    return !g->residual.data || (!g->accumulate && g->residual.dtype == g->c.dtype);
-}
-
 static bool is_for_cublaslt(const struct pd_gemm *g)
 {
-    if (g->a_format) return takes_codes(g);
+    if (g->a_format) {
+        /* Of codes it takes rows of multiples of 16 alone, and no bias of fp32. */
+        if (g->k == 0 || g->k % 16 || g->n % 16 || (g->bias && g->c.dtype == PD_F32)) return false;
+        if (operand_alignment(&g->a, g->a_format) < 16 || operand_alignment(&g->b, g->b_format) < 16) return false;
+        if (alignment_of(&g->c, pd_dtype_bytes(g->c.dtype)) < 16) return false;
+        if (g->residual.data && alignment_of(&g->residual, pd_dtype_bytes(g->residual.dtype)) < 16) return false;
+        if (g->bias && g->bias_dtype != g->c.dtype) return false;
+        return !g->residual.data || (!g->accumulate && g->residual.dtype == g->c.dtype);
+    }
     if (g->k == 0 || g->a.dtype != g->b.dtype) return false;
     if (g->c.dtype != PD_F32 && g->c.dtype != g->a.dtype) return false;
     if (g->bias && g->bias_dtype != g->c.dtype) return false;
@@ -197,22 +194,6 @@ static bool sums_fast(const struct pd_cuda_gemms *p, const struct key *key)
     return !p->options.invariant && key->a == CUDA_R_8F_E4M3 && key->b == CUDA_R_8F_E4M3;
 }
 
-static pd_status describe_operation(struct description *d, const struct key *key, bool fast, struct pd_error *err)
-{
-    const cublasOperation_t a = key->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, b = key->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const cublasLtEpilogue_t epilogue = key->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-    const cudaDataType_t bias = (cudaDataType_t)key->result;
-    const int8_t sums = fast;
-    LT_TRY(err,
-           pd_cublaslt.cublasLtMatmulDescInit_internal(&d->operation, sizeof d->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
-           "describing a GEMM");
-    PD_TRY(set(d, CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof a, err));
-    PD_TRY(set(d, CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof b, err));
-    PD_TRY(set(d, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue, err));
-    if (fast) PD_TRY(set(d, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &sums, sizeof sums, err));
-    return key->bias ? set(d, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias, sizeof bias, err) : PD_OK;
-}
-
 /* `stride`: elements from a part's matrix to the next one's. */
 static pd_status repeat(cublasLtMatrixLayoutOpaque_t *layout, const struct key *key, uint64_t stride, struct pd_error *err)
 {
@@ -235,7 +216,19 @@ static pd_status describe(const struct pd_cuda_gemms *p, struct description *d, 
     const uint64_t m = key->m, n = key->n, k = key->k;
     const uint64_t b_rows = key->trans_b ? k : n, b_columns = key->trans_b ? n : k;
     const uint64_t a_rows = key->trans_a ? m : k, a_columns = key->trans_a ? k : m;
-    PD_TRY(describe_operation(d, key, sums_fast(p, key), err));
+    bool fast = sums_fast(p, key);
+    const cublasOperation_t a = key->trans_b ? CUBLAS_OP_T : CUBLAS_OP_N, b = key->trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasLtEpilogue_t epilogue = key->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    const cudaDataType_t bias = (cudaDataType_t)key->result;
+    const int8_t sums = fast;
+    LT_TRY(err,
+           pd_cublaslt.cublasLtMatmulDescInit_internal(&d->operation, sizeof d->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
+           "describing a GEMM");
+    PD_TRY(set(d, CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof a, err));
+    PD_TRY(set(d, CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof b, err));
+    PD_TRY(set(d, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue, err));
+    if (fast) PD_TRY(set(d, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &sums, sizeof sums, err));
+    PD_TRY(key->bias ? set(d, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias, sizeof bias, err) : PD_OK);
     LT_TRY(err,
            pd_cublaslt.cublasLtMatrixLayoutInit_internal(&d->a, sizeof d->a, (cudaDataType_t)key->b, b_rows, b_columns,
                                                          (int64_t)key->ld_b),
