@@ -91,7 +91,7 @@ class Run:
             self.process.wait()
 
     def waited(self):
-        """Of ranks, of saves beside which training goes on, and of run.dir."""
+        """Of ranks, of saves beside which training goes on, of run.dir, and of the launcher itself."""
         return [line for line in harness.read(self.log_path).split("\n") if "Its storage is slow or stuck" in line]
 
     def fail(self, why):
@@ -165,6 +165,9 @@ def stalls(workspace, config, files):
                 if held_state == STALLS[0][0]:
                     start_until_begun(begins)
                     lines[begins] = "* /begins/run/.launch-*"
+                elif held_state == STALLS[1][0]:
+                    begins.start()
+                    lines[begins] = "* /begins/run/events.jsonl"  # the launcher itself
                 stall(files, seconds, lines)
                 steps(lines)
                 for run in lines:
@@ -186,7 +189,7 @@ def cannot_be_killed(run, files):
         for pid in starter + workers(run.process):
             os.kill(pid, signal.SIGKILL)
         wait_said("no other is started before it is gone", "restart 1:")
-        time.sleep(3)
+        time.sleep(1)
         if "restart 1:" in harness.read(run.log_path):
             run.fail("another rank is started beside one that is not gone")
         files.let_go()

@@ -2,6 +2,7 @@
 #include "tools/command.h"
 
 #include "ckpt/base/fault.h"
+#include "ckpt/base/heartbeat.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/parse.h"
 #include "ckpt/base/trace.h"
@@ -18,6 +19,7 @@
 #include "trainer/launch/hold.h"
 #include "trainer/launch/launcher.h"
 #include "trainer/launch/layout.h"
+#include "trainer/launch/own_waits.h"
 #include "trainer/launch/reach.h"
 #include "trainer/run/directories.h"
 #include "trainer/run/events.h"
@@ -322,7 +324,8 @@ static pd_status launch_claimed(const struct pd_config *config, struct pd_launch
         globfree(&stale);
     }
     snprintf(path, 4096, "%s/.config-%s-%d.yaml", config->run.dir, host, (int)getpid());
-    pd_status st = pd_config_write(config, path, err);
+    pd_status st;
+    PD_ON_STORAGE(st = pd_config_write(config, path, err));
     if (st) return pd_error_context(err, st, "run.dir cannot be written; make it so, or name another with run.dir=DIR");
     if (isatty(STDERR_FILENO)) setenv("PERDURE_PROGRESS", "bar", 0);
     const char *worker[] = {self, "worker", path, NULL};
@@ -350,7 +353,9 @@ static pd_status launch(const struct pd_config *config, const struct train *t, s
                         struct pd_error *err)
 {
     int claim = -1;
-    PD_TRY(pd_directories_make("run.dir", config->run.dir, err));
+    pd_status st;
+    PD_ON_STORAGE(st = pd_directories_make("run.dir", config->run.dir, err));
+    PD_TRY(st);
     PD_TRY(pd_launch_claim(config->run.dir, BUSY_WAIT_MS, &claim, err));
     setenv(PD_LAUNCH_ENV_VERIFY, t->verify_data ? "1" : "", 1); /* for hosts with a run.dir of their own */
     if (t->verify_data) forget_scans(config);
@@ -359,7 +364,7 @@ static pd_status launch(const struct pd_config *config, const struct train *t, s
         pd_event_begin(&w, "fresh");
         pd_event_end(&w, config->run.dir);
     }
-    const pd_status st = launch_claimed(config, chooser, err);
+    st = launch_claimed(config, chooser, err);
     pd_launch_claim_drop(claim);
     return st;
 }
@@ -452,6 +457,7 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
     if (!t.config_path && t.print_config) return print_keys(&t, err);
     if (!t.config_path)
         PD_FAIL(err, PD_USAGE, "train needs a configuration: perdure train run.yaml; perdure init writes one");
+    if (!t.print_config) pd_launch_own_waits_report();
     PD_TRY(pd_config_load(t.config_path, t.overrides, t.override_count, &config, err));
     pd_status st = pd_ckpt_take_model(&config, err);
     if (!st && t.print_config) {

@@ -1,5 +1,6 @@
 #include "trainer/launch/launcher.h"
 
+#include "ckpt/base/heartbeat.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/words.h"
 #include "trainer/launch/hold.h"
@@ -504,10 +505,12 @@ pd_status pd_launch_run(const struct pd_launch *launch, struct pd_error *err)
     state.requests = (struct pd_launch_requests){
         .has_grown = has_grown, .has_lost = has_lost, .has_silent = has_silent, .context = &state};
     PD_TRY(pd_outer_leave(err));
-    PD_TRY(pd_private_dir_make(launch->dir, &state.dir, err));
+    pd_status st;
+    PD_ON_STORAGE(st = pd_private_dir_make(launch->dir, &state.dir, err));
+    PD_TRY(st);
     state.placement.look.secret = state.dir.secret_text;
     state.placement.look.secret_dir = state.dir.path;
-    pd_status st = launch_in(&state, err);
+    st = launch_in(&state, err);
     pd_rank_table_deinit(&state.said);
     pd_private_dir_remove(&state.dir);
     pd_launch_placement_deinit(&state.placement);
