@@ -114,6 +114,12 @@ struct pd_family {
     const struct pd_model_class *classes; /* ended by one without a name */
 };
 
+/* What comes first of the matrices up. */
+static inline enum pd_role pd_up_role(const struct pd_family *family)
+{
+    return family->up_matrices == 2 ? PD_ROLE_GATE : PD_ROLE_UP;
+}
+
 /* The words of model.family and their rows, in the same order; both end with NULL. A configuration holds the place of its row. */
 extern const char *const pd_family_names[];
 extern const char pd_family_about[]; /* the words, as --print-config explains them */

@@ -17,7 +17,8 @@
 /* One pass over a block. */
 struct pass {
     struct pd_transformer *t;
-    const struct pd_block_roles *roles;
+    const int (*places)[2]; /* by role: struct pd_model */
+    enum pd_role up;
     const struct pd_micro_batch_input *input;
     struct pd_block_activations *a;
     enum pd_recompute recompute;
@@ -33,7 +34,8 @@ static struct pass pass_of(struct pd_transformer *t, uint32_t slot, uint32_t blo
     PD_CHECK(block < t->model->config.layers);
     pd_fp8_enter(t, block);
     return (struct pass){.t = t,
-                         .roles = &t->roles,
+                         .places = t->model->places,
+                         .up = pd_up_role(t->family),
                          .input = pd_transformer_device_input(t, slot),
                          .a = &t->blocks[place],
                          .recompute = t->held[block].recompute,
@@ -43,14 +45,25 @@ static struct pass pass_of(struct pd_transformer *t, uint32_t slot, uint32_t blo
                          .hidden = t->model->config.hidden};
 }
 
-static void *weight(const struct pass *p, int role)
+/* What a block has in that role, or NULL. */
+static void *weight(const struct pass *p, enum pd_role role)
 {
-    return role < 0 ? NULL : p->w[role];
+    return p->places[role][0] < 0 ? NULL : p->w[p->places[role][0]];
 }
 
-static float *gradient(const struct pass *p, int role)
+static void *bias_of(const struct pass *p, enum pd_role role)
 {
-    return role < 0 ? NULL : p->g[role];
+    return p->places[role][1] < 0 ? NULL : p->w[p->places[role][1]];
+}
+
+static float *dweight_of(const struct pass *p, enum pd_role role)
+{
+    return p->places[role][0] < 0 ? NULL : p->g[p->places[role][0]];
+}
+
+static float *dbias_of(const struct pass *p, enum pd_role role)
+{
+    return p->places[role][1] < 0 ? NULL : p->g[p->places[role][1]];
 }
 
 static struct pd_matrix matrix(const struct pd_transformer *t, const void *data, uint64_t ld)
@@ -86,7 +99,7 @@ static pd_status qkv_forward(const struct pass *p, struct pd_error *err)
 {
     const struct pd_transformer *t = p->t;
     const uint64_t q = t->share.q_columns, kv = 2 * t->share.k_columns;
-    const char *w = weight(p, p->roles->qkv), *bias = weight(p, p->roles->qkv_bias);
+    const char *w = weight(p, PD_ROLE_Q), *bias = bias_of(p, PD_ROLE_Q);
     struct pd_qkv y = pd_qkv_of(t, p->a->qkv, t->share.k_columns);
     if (t->fp8.is_on) {
         pd_fp8_qkv_parts(p->t, &y, false);
@@ -99,7 +112,7 @@ static pd_status qkv_forward(const struct pass *p, struct pd_error *err)
 
 static pd_status up_forward(const struct pass *p, struct pd_error *err)
 {
-    const void *w = weight(p, p->roles->up), *bias = weight(p, p->roles->up_bias);
+    const void *w = weight(p, p->up), *bias = bias_of(p, p->up);
     if (!p->t->fp8.is_on) return columns_forward(p, p->t->share.up_columns, p->a->norm2, w, bias, p->a->up, err);
     pd_fp8_up_parts(p->t, p->a->up);
     return pd_fp8_columns_forward(p->t, PD_FP8_UP, p->a->norm2, w, bias, err);
@@ -145,7 +158,7 @@ static pd_status qkv_weights(const struct pass *p, const struct pd_qkv *d, struc
 {
     struct pd_transformer *t = p->t;
     const uint64_t q = t->share.q_columns, kv = 2 * t->share.dk_columns;
-    float *dweight = gradient(p, p->roles->qkv), *dbias = gradient(p, p->roles->qkv_bias);
+    float *dweight = dweight_of(p, PD_ROLE_Q), *dbias = dbias_of(p, PD_ROLE_Q);
     if (t->fp8.is_on) return pd_fp8_columns_weights(t, p->a->norm1, dweight, dbias, err);
     struct weight_gradient all = {d->q, p->a->norm1, q + kv, d->ld_q, p->hidden, p->hidden};
     if (!t->sp.by_parts) return weight_backward(t, &all, dweight, dbias, err);
@@ -170,7 +183,7 @@ static pd_status qkv_input(const struct pass *p, const struct pd_qkv *d, const s
     struct pd_transformer *t = p->t;
     const struct pd_model_config *c = &t->model->config;
     const struct pd_share *s = &t->share;
-    const char *w = weight(p, p->roles->qkv);
+    const char *w = weight(p, PD_ROLE_Q);
     const uint64_t first_computed = (s->kv_computed.begin - s->kv_needed.begin) * c->head_size;
     for (uint32_t i = 0; i < t->tp.chunks; i++) {
         struct pd_chunk_term *terms = pd_chunk_terms(t, i);
@@ -195,7 +208,7 @@ static pd_status up_input(const struct pass *p, const struct pd_beside *beside, 
 {
     struct pd_transformer *t = p->t;
     const uint64_t ffn = t->model->config.ffn, columns = t->share.ffn_columns, ld = t->share.up_columns;
-    const void *w = weight(p, p->roles->up);
+    const void *w = weight(p, p->up);
     for (uint32_t i = 0; i < t->tp.chunks; i++) {
         struct pd_chunk_term *terms = pd_chunk_terms(t, i);
         struct pd_range r = pd_chunk_columns(t, ffn, 1, i);
@@ -219,25 +232,24 @@ struct row_parallel {
     uint64_t units, unit; /* unit elements make one that chunks cut */
     uint64_t in;          /* of this rank */
     const void *x;        /* (R,in) */
-    int weight, bias;
+    enum pd_role role;
 };
 
 static struct row_parallel out_projection(const struct pass *p)
 {
     const struct pd_model_config *c = &p->t->model->config;
-    return (struct row_parallel){PD_FP8_OUT,      c->heads,      c->head_size,      p->t->share.q_columns,
-                                 p->a->attention, p->roles->out, p->roles->out_bias};
+    return (struct row_parallel){PD_FP8_OUT, c->heads, c->head_size, p->t->share.q_columns, p->a->attention, PD_ROLE_OUT};
 }
 
 static struct row_parallel down_projection(const struct pass *p)
 {
-    return (struct row_parallel){PD_FP8_DOWN,    p->t->model->config.ffn, 1, p->t->share.ffn_columns, p->a->hidden,
-                                 p->roles->down, p->roles->down_bias};
+    return (struct row_parallel){PD_FP8_DOWN, p->t->model->config.ffn, 1, p->t->share.ffn_columns, p->a->hidden,
+                                 PD_ROLE_DOWN};
 }
 
 static struct pd_fp8_rows codes_of(const struct pass *p, const struct row_parallel *l)
 {
-    return (struct pd_fp8_rows){l->linear, l->units, l->unit, l->in, l->x, weight(p, l->weight)};
+    return (struct pd_fp8_rows){l->linear, l->units, l->unit, l->in, l->x, weight(p, l->role)};
 }
 
 /* y = x W^T + bias + residual, of the rows that this rank keeps. */
@@ -251,15 +263,15 @@ static pd_status rows_forward(const struct pass *p, const struct row_parallel *l
                                      .units = l->units,
                                      .trans_b = true,
                                      .by_rows = true,
-                                     .bias = weight(p, l->bias),
+                                     .bias = bias_of(p, l->role),
                                      .residual = residual,
                                      .out = y};
-    if (t->fp8.is_on) return pd_fp8_rows_forward(t, &codes, weight(p, l->bias), residual, y, err);
+    if (t->fp8.is_on) return pd_fp8_rows_forward(t, &codes, bias_of(p, l->role), residual, y, err);
     for (uint32_t i = 0; i < t->tp.chunks; i++) {
         struct pd_range r = pd_chunk_columns(t, l->units, l->unit, i);
         const uint64_t k = r.end - r.begin;
         *pd_chunk_terms(t, i) = (struct pd_chunk_term){.a = shift(t, l->x, r.begin),
-                                                       .b = shift(t, weight(p, l->weight), r.begin * p->hidden),
+                                                       .b = shift(t, weight(p, l->role), r.begin * p->hidden),
                                                        .lda = l->in,
                                                        .ldb = k,
                                                        .k = k};
@@ -272,7 +284,7 @@ static pd_status rows_backward(const struct pass *p, const struct row_parallel *
 {
     struct pd_transformer *t = p->t;
     const struct pd_fp8_rows codes = codes_of(p, l);
-    if (t->fp8.is_on) return pd_fp8_rows_backward(t, &codes, dx, gradient(p, l->weight), err);
+    if (t->fp8.is_on) return pd_fp8_rows_backward(t, &codes, dx, dweight_of(p, l->role), err);
     for (uint32_t i = 0; i < t->tp.chunks; i++) {
         struct pd_range r = pd_chunk_columns(t, l->units, l->unit, i);
         const uint64_t n = r.end - r.begin;
@@ -281,7 +293,7 @@ static pd_status rows_backward(const struct pass *p, const struct row_parallel *
                             .n = n,
                             .k = p->hidden,
                             .a = matrix(t, t->dstream, p->hidden),
-                            .b = matrix(t, shift(t, weight(p, l->weight), r.begin * p->hidden), n),
+                            .b = matrix(t, shift(t, weight(p, l->role), r.begin * p->hidden), n),
                             .c = matrix(t, shift(t, dx, r.begin), l->in)};
         PD_TRY(pd_gemm(t->math, &g, err));
     }
@@ -295,10 +307,10 @@ static pd_status rows_weights(const struct pass *p, const struct row_parallel *l
     for (uint32_t i = 0; i < t->tp.chunks && !t->fp8.is_on; i++) {
         const struct pd_range r = pd_chunk_columns(t, l->units, l->unit, i);
         struct weight_gradient w = {t->dstream, shift(t, l->x, r.begin), p->hidden, p->hidden, r.end - r.begin, l->in};
-        PD_TRY(weight_backward(t, &w, gradient(p, l->weight) + r.begin * p->hidden, NULL, err));
+        PD_TRY(weight_backward(t, &w, dweight_of(p, l->role) + r.begin * p->hidden, NULL, err));
     }
     struct weight_gradient bias = {.dy = t->dstream, .out = p->hidden, .ld_dy = p->hidden};
-    float *dbias = gradient(p, l->bias);
+    float *dbias = dbias_of(p, l->role);
     return dbias ? pd_vector_gradient(t, p->hidden, bias_piece, &bias, dbias, err) : PD_OK;
 }
 
@@ -307,13 +319,12 @@ static pd_status rows_weights(const struct pass *p, const struct row_parallel *l
 /* Of x: of all rows, or of those that this rank keeps. */
 static struct pd_norm norm1_of(const struct pass *p, const void *x)
 {
-    return pd_norm_of(p->t, x, weight(p, p->roles->norm1), weight(p, p->roles->norm1_bias), p->a->mean1, p->a->rstd1,
-                      p->a->norm1);
+    return pd_norm_of(p->t, x, weight(p, PD_ROLE_NORM1), bias_of(p, PD_ROLE_NORM1), p->a->mean1, p->a->rstd1, p->a->norm1);
 }
 
 static struct pd_norm norm2_of(const struct pass *p, const void *middle)
 {
-    return pd_norm_of(p->t, middle, weight(p, p->roles->norm2), weight(p, p->roles->norm2_bias), p->a->mean2, p->a->rstd2,
+    return pd_norm_of(p->t, middle, weight(p, PD_ROLE_NORM2), bias_of(p, PD_ROLE_NORM2), p->a->mean2, p->a->rstd2,
                       p->a->norm2);
 }
 
@@ -367,7 +378,8 @@ static pd_status run_forward(const struct pass *p, void *out, struct pd_error *e
     struct pd_transformer *t = p->t;
     PD_TRY(pd_rows_norm_wait(t, err));
     PD_TRY(qkv_forward(p, err));
-    if (p->roles->head_norms >= 0) PD_TRY(pd_head_norms_forward(t, p->input, p->a, p->w + p->roles->head_norms, err));
+    if (p->places[PD_ROLE_Q_NORM][0] >= 0)
+        PD_TRY(pd_head_norms_forward(t, p->input, p->a, p->w + p->places[PD_ROLE_Q_NORM][0], err));
     PD_TRY(pd_block_attention_forward(t, p->input, p->a, err));
     PD_TRY(rows_forward(p, &attention_out, p->x, p->a->middle, err));
     PD_TRY(norm2_start(p, err));
@@ -413,7 +425,7 @@ static pd_status up_weights(void *pass, struct pd_error *err)
 {
     const struct pass *p = pass;
     struct pd_transformer *t = p->t;
-    float *dweight = gradient(p, p->roles->up), *dbias = gradient(p, p->roles->up_bias);
+    float *dweight = dweight_of(p, p->up), *dbias = dbias_of(p, p->up);
     if (t->fp8.is_on) return pd_fp8_columns_weights(t, p->a->norm2, dweight, dbias, err);
     struct weight_gradient up = {t->dup, p->a->norm2, t->share.up_columns, t->share.up_columns, p->hidden, p->hidden};
     return weight_backward(t, &up, dweight, dbias, err);
@@ -433,7 +445,7 @@ static pd_status up_gradient(struct pass *p, struct pd_error *err)
     if (!t->fp8.is_on) return up_input(p, beside, err);
     PD_TRY(down_weights(p, err));
     pd_fp8_up_parts(t, t->dup);
-    return pd_fp8_columns_input(t, PD_FP8_UP, weight(p, p->roles->up), t->model->config.ffn, p->a->middle, err);
+    return pd_fp8_columns_input(t, PD_FP8_UP, weight(p, p->up), t->model->config.ffn, p->a->middle, err);
 }
 
 /* t->dnorm */
@@ -444,7 +456,7 @@ static pd_status qkv_gradient(struct pass *p, const struct pd_qkv *d, struct pd_
     if (!t->fp8.is_on) return qkv_input(p, d, beside, err);
     PD_TRY(out_weights(p, err));
     pd_fp8_qkv_parts(t, d, true);
-    return pd_fp8_columns_input(t, PD_FP8_QKV, weight(p, p->roles->qkv), t->model->config.heads, p->x, err);
+    return pd_fp8_columns_input(t, PD_FP8_QKV, weight(p, PD_ROLE_Q), t->model->config.heads, p->x, err);
 }
 
 static pd_status mlp_backward(struct pass *p, struct pd_error *err)
@@ -457,13 +469,13 @@ static pd_status mlp_backward(struct pass *p, struct pd_error *err)
     PD_TRY(up_gradient(p, err));
     PD_TRY(norm_again(p, &n, err));
     if (t->fp8.is_on) PD_TRY(up_weights(p, err));
-    return pd_norm_gradient(t, &n, t->dstream, gradient(p, p->roles->norm2), gradient(p, p->roles->norm2_bias), err);
+    return pd_norm_gradient(t, &n, t->dstream, dweight_of(p, PD_ROLE_NORM2), dbias_of(p, PD_ROLE_NORM2), err);
 }
 
 static pd_status attention_backward(struct pass *p, struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
-    const int heads = p->roles->head_norms;
+    const int heads = p->places[PD_ROLE_Q_NORM][0];
     const struct row_parallel out = out_projection(p);
     const struct pd_qkv d = pd_qkv_of(t, t->dqkv, t->share.dk_columns);
     const struct pd_norm n = norm1_of(p, pd_rows_whole(t, p->x));
@@ -473,7 +485,7 @@ static pd_status attention_backward(struct pass *p, struct pd_error *err)
     PD_TRY(qkv_gradient(p, &d, err));
     PD_TRY(norm_again(p, &n, err));
     PD_TRY(qkv_weights(p, &d, err));
-    return pd_norm_gradient(t, &n, t->dstream, gradient(p, p->roles->norm1), gradient(p, p->roles->norm1_bias), err);
+    return pd_norm_gradient(t, &n, t->dstream, dweight_of(p, PD_ROLE_NORM1), dbias_of(p, PD_ROLE_NORM1), err);
 }
 
 pd_status pd_transformer_block_backward(struct pd_transformer *t, uint32_t slot, uint32_t block, void *const *w,

@@ -41,6 +41,7 @@ static void model_add(struct builder *b, enum pd_role role, bool is_bias, uint64
                                               .role = role,
                                               .is_bias = is_bias};
     model->parameter_count += pd_tensor_elements(t);
+    if (b->unit == 1) model->places[role][is_bias] = (int)(at - model->unit_first[1]);
 }
 
 static void add_bias(struct builder *b, enum pd_role role, uint64_t rows, enum split split, uint64_t tp_unit)
@@ -66,7 +67,7 @@ static void add_output(struct builder *b, enum pd_role role, uint64_t columns, u
 static void add_block(struct builder *b)
 {
     const struct pd_model_config *c = &b->model->config;
-    const enum pd_role up = b->family->up_matrices == 2 ? PD_ROLE_GATE : PD_ROLE_UP;
+    const enum pd_role up = pd_up_role(b->family);
     const uint64_t head = c->head_size, q = head * c->heads, kv = head * c->kv_heads;
     add_norm(b, PD_ROLE_NORM1);
     for (enum pd_role r = PD_ROLE_Q; r <= PD_ROLE_V; r++)
@@ -117,7 +118,6 @@ static void build_unit(struct builder *b, uint32_t unit)
     } else if (unit <= c->layers) {
         number_block(b->family->block, unit - 1, b->prefix, sizeof b->prefix);
         add_block(b);
-        PD_CHECK(b->model->tensors.count - b->model->unit_first[unit] == (uint32_t)pd_block_roles_of(c).count);
     } else {
         add_head(b);
     }
@@ -132,6 +132,7 @@ pd_status pd_model_new(const struct pd_model_config *config, struct pd_model **r
     if (!model) PD_FAIL(err, PD_NO_MEMORY, "no memory for a tensor table");
     model->config = resolved;
     model->unit_count = resolved.layers + 2;
+    memset(model->places, -1, sizeof model->places);
     size_t tensors_max = ((size_t)resolved.layers + 1) * 2 * PD_ROLE_COUNT;
     model->tensors.tensors = calloc(tensors_max, sizeof *model->tensors.tensors);
     model->init = calloc(tensors_max, sizeof *model->init);
@@ -148,39 +149,6 @@ pd_status pd_model_new(const struct pd_model_config *config, struct pd_model **r
     PD_CHECK(model->tensors.count <= tensors_max);
     *ret_model = model;
     return PD_OK;
-}
-
-/* The next `tensors` places, where there are any. */
-static int take_places(int *at, bool is_there, int tensors)
-{
-    const int first = *at;
-    if (is_there) *at += tensors;
-    return is_there ? first : -1;
-}
-
-/* The order in which add_block adds them. */
-struct pd_block_roles pd_block_roles_of(const struct pd_model_config *config)
-{
-    const struct pd_family *f = pd_family_at(config->family);
-    const bool norm_bias = f->norm == PD_NORM_LAYER, bias = f->has_linear_biases;
-    const int up = (int)f->up_matrices;
-    struct pd_block_roles r;
-    int at = 0;
-    r.norm1 = take_places(&at, true, 1);
-    r.norm1_bias = take_places(&at, norm_bias, 1);
-    r.qkv = take_places(&at, true, 3);
-    r.qkv_bias = take_places(&at, bias || config->qkv_bias, 3);
-    r.head_norms = take_places(&at, f->has_head_norms, 2);
-    r.out = take_places(&at, true, 1);
-    r.out_bias = take_places(&at, bias, 1);
-    r.norm2 = take_places(&at, true, 1);
-    r.norm2_bias = take_places(&at, norm_bias, 1);
-    r.up = take_places(&at, true, up);
-    r.up_bias = take_places(&at, bias, up);
-    r.down = take_places(&at, true, 1);
-    r.down_bias = take_places(&at, bias, 1);
-    r.count = at;
-    return r;
 }
 
 void pd_model_set_moments(struct pd_model *model, enum pd_dtype moments)

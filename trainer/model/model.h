@@ -39,6 +39,9 @@ struct pd_model {
     struct pd_tensor_init *init;    /* (tensors.count), owned */
     uint32_t unit_count;  /* layers + 2: embedding, blocks, head (final norm and, unless tied, the output matrix) */
     uint32_t *unit_first; /* (unit_count + 1) first tensor of each unit, owned */
+    /* Of a block's weights and biases, counted from its first tensor; -1: there is none. q, k, v follow one another, so do their
+     * biases, so do gate and up, and the weights of the norms of q and of k. */
+    int places[PD_ROLE_COUNT][2];
     uint64_t parameter_count;
 };
 
@@ -52,13 +55,6 @@ PD_MUST_USE pd_status pd_model_new(const struct pd_model_config *config, struct 
 void pd_model_free(struct pd_model *model);
 /* How optimizer state of its tensors is kept: PD_F32, as new has it, or PD_BF16. */
 void pd_model_set_moments(struct pd_model *model, enum pd_dtype moments);
-
-/* Places of a block's tensors, counted from its first; -1: there is none. q, k, v follow one another, so do their biases, so do
- * gate and up, and the weights of the norms of q and of k. */
-struct pd_block_roles {
-    int norm1, norm1_bias, qkv, qkv_bias, head_norms, out, out_bias, norm2, norm2_bias, up, up_bias, down, down_bias, count;
-};
-struct pd_block_roles pd_block_roles_of(const struct pd_model_config *config);
 
 /* Named sizes, from "byte-1m" to "gpt3-175b". PD_INVALID lists the nearest names. */
 PD_MUST_USE pd_status pd_model_preset(const char *name, struct pd_model_config *ret_config, struct pd_error *err);

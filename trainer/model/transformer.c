@@ -147,7 +147,6 @@ pd_status pd_transformer_new(const struct pd_model *model, struct pd_math *math,
     t->options = *options;
     t->partition = options->partition;
     t->family = pd_family_at(model->config.family);
-    t->roles = pd_block_roles_of(&model->config);
     t->element_bytes = pd_dtype_bytes(options->dtype);
     pd_status st = tables_init(t, err);
     if (st) {

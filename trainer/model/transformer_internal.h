@@ -145,7 +145,6 @@ struct pd_transformer {
     struct pd_fp8_linears fp8;
     struct pd_head_norms head_norms;
     const struct pd_family *family;
-    struct pd_block_roles roles;
     bool has_embedding, has_head, has_blocks;
     uint64_t rows, element_bytes, logits_rows, ld_logits;
     uint32_t input_count, place_count;
