@@ -150,7 +150,7 @@ static pd_status verify_block(const struct pd_spill_file *s, uint32_t span, uint
 {
     if (matches(s, span, block, data, bytes)) return PD_OK;
     PD_FAIL(err, PD_CORRUPT,
-            "%s: span %u, block %llu is not what was written there; the drive is not to be trusted: set "
+            "%s: span %u, block %llu differs from what was written there; do not trust this drive: set "
             "checkpoint.dir to another one and run the same command again",
             s->options.path, span, (unsigned long long)block);
 }

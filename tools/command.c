@@ -295,7 +295,8 @@ pd_status pd_command_dispatch(const struct pd_command *commands, const char *par
     }
     const char *word = argv[1];
     char room[64];
-    if (word[0] == '-') PD_FAIL(err, PD_USAGE, "a command comes first, and %s is none; %s --help lists them", word, parent);
+    if (word[0] == '-')
+        PD_FAIL(err, PD_USAGE, "a command comes first, and %s is not one; %s --help lists them", word, parent);
     const char *meant = pd_suggest_command(commands, parent, word, room, sizeof room);
     if (meant)
         PD_FAIL(err, PD_USAGE, "%s has no command %s; did you mean %s? %s --help lists all", parent, word, meant, parent);

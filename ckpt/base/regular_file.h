@@ -4,7 +4,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-/* open(2) with close-on-exec and mode 0666. 0, or the errno; ENXIO: it is there and is no regular file, EISDIR: a directory. */
+/* open(2) with close-on-exec and mode 0666. 0, or the errno; ENXIO: not a regular file, EISDIR: a directory. */
 int pd_regular_open(const char *path, int flags, int *ret_fd);
 /* Appends a line with one write to what was opened with O_RDWR | O_APPEND. Behind a line that was cut off (a full disk, a power
  * loss) it begins a new one; what the disk takes only a part of is taken back. 0, or the errno. */

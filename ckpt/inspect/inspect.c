@@ -172,7 +172,8 @@ static pd_status find_record(struct pd_inspect *in, const char *path, struct pd_
     pd_status st = pd_commit_read(in->vfs, record, &in->commit, err);
     if (st == PD_NOT_FOUND)
         PD_FAIL(err, PD_NOT_FOUND,
-                "%s is no checkpoint: it has no commit.h5; perdure ckpt ls lists the checkpoints of a run", in->directory);
+                "%s is not a checkpoint: it has no commit.h5; perdure ckpt ls lists the checkpoints of a run",
+                in->directory);
     return st;
 }
 

@@ -13,6 +13,6 @@ pd_status pd_vfs_new_auto(struct pd_vfs **ret_vfs, struct pd_error *err)
     if (wish && strcmp(wish, "threads") == 0)
         return pd_vfs_new_threads(AUTO_QUEUE_DEPTH, PD_IO_THREADS_DEFAULT, ret_vfs, err);
     if (wish && *wish && strcmp(wish, "uring") != 0 && strcmp(wish, "auto") != 0)
-        PD_FAIL(err, PD_INVALID, "PERDURE_IO=%s is none of uring, threads, auto", wish);
+        PD_FAIL(err, PD_INVALID, "PERDURE_IO=%s must be uring, threads or auto", wish);
     return pd_vfs_new_uring(AUTO_QUEUE_DEPTH, ret_vfs, err);
 }

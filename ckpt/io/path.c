@@ -172,7 +172,7 @@ pd_status pd_vfs_lock(struct pd_vfs *vfs, const char *path, struct pd_lock **ret
     if (result) {
         free(lock);
         free(copy);
-        if (result == ENXIO) PD_FAIL(err, PD_IO, "lock %s: it is no regular file", path);
+        if (result == ENXIO) PD_FAIL(err, PD_IO, "lock %s: it is not a regular file", path);
         if (result == ENOLCK) /* what file systems without locks answer */
             return pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, result, "lock %s", path);
         if (result == EAGAIN) PD_FAIL(err, PD_BUSY, "lock %s: held by somebody else", path);

@@ -148,7 +148,7 @@ pd_status pd_file_open(struct pd_vfs *vfs, const char *path, unsigned flags, str
     if (result) {
         free(file);
         free(copy);
-        if (result == ENXIO) PD_FAIL(err, PD_IO, "open %s: it is no regular file", path);
+        if (result == ENXIO) PD_FAIL(err, PD_IO, "open %s: it is not a regular file", path);
         const pd_status st = flags & PD_OPEN_EXCLUSIVE ? pd_vfs_name_status(result) : pd_status_from_errno(result);
         return pd_error_set(err, st, PD_WHERE, result, "open %s%s", path, flags & PD_OPEN_CREATE ? " for writing" : "");
     }

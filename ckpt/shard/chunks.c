@@ -47,7 +47,7 @@ pd_status pd_shard_codec_parse(const char *text, struct pd_shard_codec *ret_code
         codec = (struct pd_shard_codec){.codec = PD_CODEC_ZSTD, .level = (int)level};
         PD_TRY(check_level(codec.level, err));
     } else if (strcmp(text, "none") != 0) {
-        PD_FAIL(err, PD_INVALID, "compression \"%s\" is not known; it is none, or zstd:1 to zstd:%d", text,
+        PD_FAIL(err, PD_INVALID, "compression \"%s\" is not known: use none, or zstd:1 to zstd:%d", text,
                 PD_SHARD_LEVEL_MAX);
     }
     *ret_codec = codec;

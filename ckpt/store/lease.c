@@ -76,7 +76,7 @@ static pd_status busy(const struct store_lease *lease, struct pd_error *err)
     struct owner owner;
     (void)!read_owner(lease, &owner, NULL);
     PD_FAIL(err, PD_BUSY, "another launch is using this directory (%s): wait for it, stop it, or choose another directory",
-            owner.who[0] ? owner.who : "it has not said who it is");
+            owner.who[0] ? owner.who : "it left no name");
 }
 
 /* The highest fence that the directory shows; with `any` also in the names of checkpoints and pools, so that a fence never
@@ -140,7 +140,7 @@ static pd_status lock_first(struct store_lease *lease, uint32_t wait_ms, struct 
         struct owner owner;
         (void)!read_owner(lease, &owner, NULL);
         pd_log_info("store", "waiting for another launch that is using %s (%s), %u seconds at most", lease->dir->root,
-                    owner.who[0] ? owner.who : "it has not said who it is", wait_ms / 1000);
+                    owner.who[0] ? owner.who : "it left no name", wait_ms / 1000);
         st = lock_here(lease, wait_ms, err);
     }
     return st == PD_BUSY ? busy(lease, err) : st;

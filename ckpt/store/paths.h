@@ -29,7 +29,7 @@ bool pd_recycle_name_parse(const char *text, uint32_t *ret_rank, uint32_t *ret_k
 /* "generation-00007-2.h5": the file that rank 7 uses in slot 2. */
 struct pd_store_name pd_generation_name(uint32_t rank, uint32_t slot);
 bool pd_generation_name_parse(const char *text, uint32_t *ret_rank, uint32_t *ret_slot);
-/* What removing renames commit.h5 to: the directory is no checkpoint any more, by this store's will. */
+/* What removing renames commit.h5 to: the directory is not a checkpoint any more, by this store's will. */
 #define PD_STORE_REMOVED "removed.h5"
 /* Why a directory lies in the quarantine. */
 #define PD_STORE_DAMAGED_NOTE "reason.txt"

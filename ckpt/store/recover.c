@@ -62,7 +62,7 @@ static pd_status find_ours(struct recovery *r, struct pd_error *err)
         const struct store_state *state = &r->scan->states[i];
         if (!has_record(state) || is_same_run(state, r->ours) || count_of_run(r->scan, state) < most) continue;
         PD_FAIL(err, PD_INVALID,
-                "%s and %s are checkpoints of two runs, and it holds as many of each: move those of the other run away",
+                "%s and %s are checkpoints of two runs, with equally many of each: move the other run's checkpoints away",
                 store_state_name(state, false).text, store_state_name(r->ours, false).text);
     }
     return PD_OK;
@@ -251,7 +251,7 @@ static void pass_over_misnamed(const struct recovery *r, const struct store_stat
 {
     struct pd_store_unusable row = unusable_of(state, PD_STORE_MISNAMED);
     const bool is_ours = !r->ours || is_same_run(state, r->ours);
-    snprintf(row.cause, sizeof row.cause, "its record is that of %s%s", row.right_name,
+    snprintf(row.cause, sizeof row.cause, "its record is of %s%s", row.right_name,
              is_ours ? ": rename it to that" : " of another run: move it to where that run keeps its own");
     warn(r, store_catalog_note(r->catalog, &row), "is passed over");
 }

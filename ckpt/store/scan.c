@@ -412,7 +412,7 @@ static void explain_shards(const struct shards_seen *seen, struct store_state *s
     if (seen->first_bytes == SIZE_ABSENT)
         snprintf(state->cause, sizeof state->cause, "%.32s is absent%s", name.text, more);
     else if (seen->first_bytes == SIZE_OF_NO_FILE)
-        snprintf(state->cause, sizeof state->cause, "%.32s is no regular file%s", name.text, more);
+        snprintf(state->cause, sizeof state->cause, "%.32s is not a regular file%s", name.text, more);
     else
         snprintf(state->cause, sizeof state->cause, "%.32s has %" PRIu64 " bytes where the commit record says %" PRIu64 "%s",
                  name.text, seen->first_bytes, seen->first_right, more);

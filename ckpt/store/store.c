@@ -102,7 +102,7 @@ static pd_status remove_oldest(struct pd_store *store, bool *ret_any, struct pd_
         *ret_any = removed == PD_OK;
         if (removed == PD_PEER_LOST) st = removed;
         if (removed == PD_OK && root->leads_share)
-            pd_log_warn("ckpt", "%s has no room: %s is removed, which retention would not keep", root->root, names[i]);
+            pd_log_warn("ckpt", "%s is full: removing %s, which retention would not keep", root->root, names[i]);
     }
     free(names);
     store_catalog_deinit(&catalog);
@@ -522,7 +522,7 @@ void pd_store_set_index(struct pd_store *store, const void *data, uint64_t bytes
     store->save.index_version++;
 }
 
-/* What cannot be removed keeps nothing else from going. Without its record it is no checkpoint any more: the rest of it is
+/* What cannot be removed keeps nothing else from going. Without its record it is not a checkpoint any more: the rest of it is
  * tried again at the next pruning. Returns the first failure. */
 static pd_status remove_all(struct pd_store *store, char (*names)[PD_STORE_NAME_MAX], uint32_t count, struct pd_error *err)
 {

@@ -64,7 +64,7 @@ PD_MUST_USE pd_status pd_store_read_commit(struct pd_store *store, const struct 
 PD_MUST_USE pd_status pd_store_has_gone(struct pd_store *store, const struct pd_store_entry *entry, bool *ret_has_gone,
                                         struct pd_error *err);
 
-/* What the open saw that is no checkpoint to go on from, the same on every rank. A fresh start beside any of it would bury a
+/* What the open saw that is not a checkpoint to go on from, the same on every rank. A fresh start beside any of it would bury a
  * run that may still be saved. */
 enum pd_store_flaw {
     PD_STORE_INCOMPLETE,     /* committed, and shards are absent or of another size */

@@ -192,8 +192,8 @@ static pd_status check_kind(struct tier *tier, struct pd_error *err)
     struct pd_space space = {0};
     PD_TRY(pd_vfs_space(tier->tiers->vfs, tier->dir, &space, err));
     if (!space.in_memory || tier->in_memory) return PD_OK;
-    PD_FAIL(err, PD_NO_SPACE, "%s is in memory (%s) by now, and its room was not looked at: start the run again", tier->dir,
-            space.type_name);
+    PD_FAIL(err, PD_NO_SPACE, "%s is in memory (%s) now, and its free memory was not checked: start the run again",
+            tier->dir, space.type_name);
 }
 
 pd_status tier_make_writable(struct tier *tier, struct pd_error *err)

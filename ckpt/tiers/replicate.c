@@ -112,7 +112,7 @@ static pd_status verify_file(const struct transfer *v, const struct incoming *in
     pd_status st = pd_shard_open(v->tier->tiers->vfs, in->path, &v->commit.state.identity, expect, &made, &own);
     if (!st) st = pd_shard_verify_made(made, v->tier->staging, v->tier->staging_bytes, &own);
     pd_shard_close(made);
-    if (st == PD_CORRUPT) PD_FAIL(err, PD_IO, "what was written to %s reads back otherwise: %s", in->path, own.message);
+    if (st == PD_CORRUPT) PD_FAIL(err, PD_IO, "what was written to %s reads back differently: %s", in->path, own.message);
     return pd_error_pass(err, st, &own);
 }
 

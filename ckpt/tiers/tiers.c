@@ -37,7 +37,7 @@ static pd_status check_run(struct pd_tiers *t, struct tier *tier, struct pd_comm
     if (memcmp(a->run_id, b->run_id, sizeof a->run_id) != 0)
         st = pd_error_set(err, PD_INVALID, PD_WHERE, 0,
                           "%s holds checkpoints of run %016" PRIx64 " and %s of run %016" PRIx64
-                          ": give each run directories of its own, or move those of the other run away",
+                          ": give each run directories of its own, or move the other run's checkpoints away",
                           (*ret_first)->dir, a->run_id[0], tier->dir, b->run_id[0]);
     pd_commit_deinit(&commit);
     (void)t;

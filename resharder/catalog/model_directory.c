@@ -106,7 +106,7 @@ pd_status pd_formats_path(const char *directory, const char *name, char ret_path
 pd_status pd_formats_explain_above(pd_status st, const char *path, struct pd_error *err)
 {
     if (st == PD_IO && err && err->sys_errno == ENOTDIR)
-        PD_FAIL(err, PD_INVALID, "what stands above %s is no directory; name another place", path);
+        PD_FAIL(err, PD_INVALID, "the parent of %s is not a directory; name another place", path);
     if (st != PD_NOT_FOUND) return st;
     PD_FAIL(err, st, "the directory above %s does not exist; make it first: mkdir -p \"$(dirname \"%s\")\"", path, path);
 }

@@ -111,8 +111,9 @@ static pd_status check_space(struct pd_export *e, struct pd_error *err)
         bytes += e->wanted->files[f].bytes;
     PD_TRY(pd_vfs_space(e->vfs, e->directory, &space, err));
     if (space.available_bytes >= bytes) return PD_OK;
-    PD_FAIL(err, PD_NO_SPACE, "%s needs %.1f MiB, and %.1f are free there; make room, or name a place on another drive",
-            e->destination, (double)bytes / 0x1p20, (double)space.available_bytes / 0x1p20);
+    PD_FAIL(err, PD_NO_SPACE,
+            "%s needs %.1f MiB, and %.1f are free there; free some space, or name a place on another drive", e->destination,
+            (double)bytes / 0x1p20, (double)space.available_bytes / 0x1p20);
 }
 
 static pd_status plan(struct pd_export *e, struct pd_error *err)
@@ -170,7 +171,7 @@ static void remove_written(const struct pd_export *e, pd_status st, struct pd_er
     const pd_status removed = clear_directory(e->vfs, e->directory, &why);
     if (st == PD_STOPPED) (void)pd_error_set(err, PD_STOPPED, PD_WHERE, 0, "asked to leave");
     if (removed)
-        pd_error_append(err, "; what was written stays in %s, and the next export to %s removes it: %s", e->directory,
+        pd_error_append(err, "; the unfinished output stays in %s, and the next export to %s removes it: %s", e->directory,
                         e->destination, why.message);
     else if (st == PD_STOPPED)
         pd_error_append(err, ": what was written of %s is removed", e->destination);
@@ -394,7 +395,8 @@ static pd_status compare_pair(struct comparing *c, const struct pair *pair, stru
             PD_TRY(pd_reader_expect_stored(c->reader, c->pairs[c->ahead].tensor, c->pairs[c->ahead].there, &fits, err));
     }
     if (pd_digest_stream_value(&digest) == pd_digest_stream_value(&c->e->digests[pair->mine])) return PD_OK;
-    PD_FAIL(err, PD_CORRUPT, "%s: tensor %s is not what was written", c->there->files[piece->file].path, foreign->name);
+    PD_FAIL(err, PD_CORRUPT, "%s: tensor %s differs from what was written", c->there->files[piece->file].path,
+            foreign->name);
 }
 
 static pd_status compare(struct pd_export *e, struct pd_reader *reader, const struct pd_catalog *there,

@@ -364,7 +364,7 @@ static bool recognizes(struct pd_vfs *vfs, const char *path)
 
 const struct pd_format pd_format_deepspeed = {
     .name = "deepspeed",
-    .about = "DeepSpeed's ZeRO checkpoint: a directory with `latest`, or that of one tag",
+    .about = "DeepSpeed's ZeRO checkpoint: a directory with `latest`, or one tag's directory",
     .recognizes = recognizes,
     .read = read_checkpoint,
     .plan = pd_format_not_written,

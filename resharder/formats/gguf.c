@@ -22,7 +22,7 @@
 
 static const unsigned type_bytes[PD_GGUF_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 
-/* A value of metadata that is no tokenizer's. */
+/* A value of metadata that is not a tokenizer's. */
 struct pair {
     char key[256];
     enum pd_gguf_type type;
@@ -229,7 +229,7 @@ static pd_status keep_pair(struct gguf *g, const char *key, enum pd_gguf_type ty
     }
     if (is_about_file(key)) return PD_OK;
     if (g->pair_count == KEYS_MAX)
-        PD_FAIL(err, PD_UNSUPPORTED, "%s: more than %u keys of metadata, of which %s is one", g->path, KEYS_MAX, key);
+        PD_FAIL(err, PD_UNSUPPORTED, "%s: more than %u metadata keys; %s is one of them", g->path, KEYS_MAX, key);
     g->pairs[g->pair_count++] = pair;
     return PD_OK;
 }

@@ -243,7 +243,7 @@ static pd_status check_model(struct writer *w, struct pd_error *err)
         pd_digest_stream_add(&there, w->chunk, n);
     }
     if (pd_digest_stream_value(&there) == pd_digest_stream_value(&w->digest)) return PD_OK;
-    PD_FAIL(err, PD_CORRUPT, "%s is not what was written", w->model_path);
+    PD_FAIL(err, PD_CORRUPT, "%s differs from what was written", w->model_path);
 }
 
 /* ---- the end ---- */

@@ -83,10 +83,11 @@ static pd_status add_tensors(struct pd_catalog *catalog, const struct pd_torch_a
     if (model) PD_TRY(add_items(catalog, archive, file, model, NULL, err));
     if (root->type == PD_PICKLE_DICT) PD_TRY(add_items(catalog, archive, file, root, model, err));
     if (catalog->tensor_count > before) return PD_OK;
-    PD_FAIL(err, PD_INVALID,
-            "%s is no dictionary of tensors; what is read is torch.save(model.state_dict(), \"pytorch_model.bin\"), or that "
-            "as \"model\", \"state_dict\", \"model_state_dict\" or \"module\" of a dictionary",
-            archive->path);
+    PD_FAIL(
+        err, PD_INVALID,
+        "%s is not a dictionary of tensors; what is read is torch.save(model.state_dict(), \"pytorch_model.bin\"), or that "
+        "as \"model\", \"state_dict\", \"model_state_dict\" or \"module\" of a dictionary",
+        archive->path);
 }
 
 static pd_status check_age(struct pd_file *file, const char *path, uint64_t bytes, struct pd_error *err)

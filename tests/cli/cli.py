@@ -21,7 +21,7 @@ expect("unknown-command", ["doctr"], 64,
 result = perdure("train", "--print-config", "optimizer.lr=0.5")
 report("keys-without-configuration", [] if result[0] == 0 and re.search(r"^optimizer:\n  lr: 0\.5  +# peak learning rate\n", result[1], re.M) and
        subprocess.run([PERDURE, "plan", write("keys.yaml", result[1]), "--print-config"], capture_output=True, text=True, check=False).stdout == result[1] else
-       ["it is no configuration"], result)
+       ["it is not a configuration"], result)
 for word in ("version", "-v", "-V"):
     expect(f"version-as-{word}", [word], 64, err=said(f"perdure has no command {word}; perdure --version says which this is"))
 for words in (["train"], ["ckpt", "show"]):
@@ -30,9 +30,9 @@ expect("help-subcommand", ["ckpt", "help", "show"], 0, perdure("ckpt", "show", "
 expect("help-unknown", ["help", "trian"], 64, err=said("perdure has no command trian; did you mean perdure train? perdure --help lists all"))
 expect("unknown-subcommand", ["data", "inspekt"], 64,
        err=said("perdure data has no command inspekt; did you mean perdure data inspect? perdure data --help lists all"))
-expect("option-before-command", ["-x"], 64, err=said("a command comes first, and -x is none; perdure --help lists them"))
+expect("option-before-command", ["-x"], 64, err=said("a command comes first, and -x is not one; perdure --help lists them"))
 expect("option-before-subcommand", ["ckpt", "--json"], 64, ANY,
-       err=said("a command comes first, and --json is none; perdure ckpt --help lists them"))
+       err=said("a command comes first, and --json is not one; perdure ckpt --help lists them"))
 expect("unknown-option", ["doctor", "--jsn"], 64,
        err=said("perdure doctor has no option --jsn; did you mean --json? perdure doctor --help lists all"))
 expect("option-size", ["init", "--data=text.txt", "--model=byte-1m", "--memory=lots"], 64, err=said("--memory=lots: expected a size such as 512M or 2G"))
@@ -114,7 +114,7 @@ expect("pack", ["data", "pack", "text.txt", "-o", "t.bin", "--separator", "\\n\\
 expect("pack-again", ["data", "pack", "text.txt", "-o", "t.bin"], 64, err=said("t.bin is there already; --overwrite replaces it"))
 os.mkfifo("pipe")
 expect("pack-over-a-pipe", ["data", "pack", "text.txt", "-o", "pipe", "--overwrite"], 78,
-       err=said("pipe is no regular file, and would be replaced by one; name another"))
+       err=said("pipe is not a regular file, and would be replaced by one; name another"))
 report("pack-leaves-the-pipe", [] if stat.S_ISFIFO(os.stat("pipe").st_mode) else ["it was replaced"], result)
 os.unlink("pipe")
 expect("pack-overwrite", ["data", "pack", "text.txt", "-o", "t.bin", "--overwrite"], 0,
@@ -134,7 +134,7 @@ expect("pack-directory", ["data", "pack", "corpus", "-o", "c.bin", "--document-t
        "corpus/a.txt had a byte order mark, which was dropped\n"
        "corpus/a.txt had lines that end in CRLF: LF was written\n")
 expect("pack-glob", ["data", "pack", "corpus/*.none", "-o", "g.bin"], 78,
-       err=said("no file matches corpus/*.none; ls shows what is there"))
+       err=said("no file matches corpus/*.none; check with ls"))
 write("corpus/cut.txt.gz", gzip.compress(b"words " * 1000)[:-9])
 expect("pack-cut", ["data", "pack", "corpus/cut.txt.gz", "-o", "g.bin"], 65,
        err=said("corpus/cut.txt.gz ends in the midst of its compressed data: it was cut off; copy it again "
@@ -226,7 +226,7 @@ if not ONLY:
 write("options", "localhost\n-oProxyCommand=touch${IFS}obeyed\n")
 for name, source in (("file", "options"), ("command", "tail -n1 options")):
     expect(f"train-host-is-an-option-of-ssh-{name}", ["train", ONE, "run.dir=unmade", "layout.transport=auto", f"launch.hosts={source}"], 78,
-           err=re.compile(rf'^perdure: launch.hosts \({source}\): line [12], "-oProxyCommand=touch\$.*", is none of: name, name:4, '))
+           err=re.compile(rf'^perdure: launch.hosts \({source}\): line [12], "-oProxyCommand=touch\$.*", must be: name, name:4 '))
 report("train-host-is-obeyed", ["obeyed is there"] if os.path.exists("obeyed") else [], (0, "", ""))
 expect("train-of-one-done", ["train", ONE], 0, err=re.compile("nothing to train: run.steps is 1, and step 1 is saved; a larger run.steps goes on\n$"))
 expect("train-of-one-again", ["train", ONE, "--fresh"], 78, err=re.compile("one/checkpoints holds 1 checkpoint, the newest of step 1; "))
@@ -298,7 +298,7 @@ for command in ("show", "stats", "verify"):
 expect("ckpt-strange-ls", ["ckpt", "ls", "strange"], 0, re.compile("^" + STRANGE))
 write("strange.gguf", b"GGUF\3\0\0\0" + bytes(16))
 expect("ckpt-ls-gguf", ["ckpt", "ls", "strange.gguf"], 78, err=said(
-    "strange.gguf is a checkpoint of another system (gguf), and this command takes those of perdure: perdure ckpt import converts it; ckpt show, stats "
+    "strange.gguf is a checkpoint of another system (gguf), and this command reads only perdure's: perdure ckpt import converts it; ckpt show, stats "
     "and diff read it as it is"))
 expect("ckpt-no-path", ["ckpt", "show"], 64, err=said("name a run or a directory of checkpoints; see perdure ckpt show --help"))
 expect("ckpt-two-paths", ["ckpt", "show", "run", "run"], 64, err=said('"run" is one path too many: at most 1; see perdure ckpt show --help'))
@@ -364,18 +364,18 @@ if rows:
            re.compile(r"^steps 2 and 6, both under dp 2, .*\nTENSOR .*\n(.* different .*\n)+(\d+) of \d+ arrays differ\n$"),
            re.compile("hold different state"))
     os.rename(os.path.join("run/checkpoints", rows[1]["name"]), "run/checkpoints/step-000000000005-1")
-    renamed = "step-000000000005-1 is passed over: its record is that of step-000000000004-1: rename it to that\n"
+    renamed = "step-000000000005-1 is passed over: its record is of step-000000000004-1: rename it to that\n"
     expect("ckpt-ls-renamed", ["ckpt", "ls", "run"], 0, ANY, re.compile(rf"^\S+ warn ckpt: /\S+/run/checkpoints/{renamed}$"))
     expect("ckpt-diff-renamed", ["ckpt", "diff", "run", "run"], 0, ANY, re.compile(rf"^\S+ warn ckpt: /\S+/run/checkpoints/{renamed}$"))
     expect("ckpt-diff-renamed-other", ["ckpt", "diff", older, newest], 65, ANY, re.compile(r"^perdure: \S+ and \S+ hold different state\n$"))
     expect("ckpt-verify-renamed", ["ckpt", "verify", "run"], 65,
-           re.compile("\nstep-000000000005-1: its record is that of step-000000000004-1: rename it to that\nMISNAMED: "), ANY)
+           re.compile("\nstep-000000000005-1: its record is of step-000000000004-1: rename it to that\nMISNAMED: "), ANY)
     os.rename("run/checkpoints/step-000000000005-1", "run/checkpoints/old")
     expect("ckpt-ls-other-name", ["ckpt", "ls", "run"], 0, ANY,
-           re.compile(r"checkpoints/old is passed over: its record is that of step-000000000004-1: rename it to that\n$"))
+           re.compile(r"checkpoints/old is passed over: its record is of step-000000000004-1: rename it to that\n$"))
     expect("ckpt-verify-other-name", ["ckpt", "verify", "run"], 65,
-           re.compile(r"\nold: its record is that of step-000000000004-1: rename it to that\nMISNAMED: old: .*, 0 findings\n"),
-           re.compile(r"^perdure: .*/checkpoints/old: its record is that of step-000000000004-1: rename it to that\n$"))
+           re.compile(r"\nold: its record is of step-000000000004-1: rename it to that\nMISNAMED: old: .*, 0 findings\n"),
+           re.compile(r"^perdure: .*/checkpoints/old: its record is of step-000000000004-1: rename it to that\n$"))
     expect("ckpt-show-other-name", ["ckpt", "show", "run/checkpoints/old"], 65,
            err=re.compile("/checkpoints/old is a checkpoint without the name that its save gave it: rename it to step-000000000004-1\n$"))
     os.rename("run/checkpoints/old", os.path.join("run/checkpoints", rows[1]["name"]))
@@ -466,10 +466,10 @@ expect("ckpt-reshard-compression-unknown", ["ckpt", "reshard", "run", "refused",
 expect("ckpt-reshard-no-parent", ["ckpt", "reshard", "run", "no/such", "--layout=dp=1"], 78,
        err=said('the directory above no/such does not exist; make it first: mkdir -p "$(dirname "no/such")"'))
 expect("ckpt-reshard-onto-file", ["ckpt", "reshard", "run", "text.txt", "--layout=dp=1"], 78,
-       err=said("text.txt is no directory; name one to put the new checkpoint in"))
+       err=said("text.txt is not a directory; name one to put the new checkpoint in"))
 expect("ckpt-reshard-no-destination", ["ckpt", "reshard", "run", "", "--layout=dp=1"], 64, err=re.compile("one of the arguments is empty"))
 expect("train-onto-file", ["train", MINIMAL, "run.dir=text.txt/run"], 78,
-       err=re.compile("perdure: run.dir: text.txt is no directory, and text.txt/run is to be one; give another directory for it\n$"))
+       err=re.compile("perdure: run.dir: text.txt is not a directory, so text.txt/run cannot be created; give another directory for it\n$"))
 expect("train-nowhere", ["train", MINIMAL, "run.dir=/proc/xx"], 78,
        err=said("run.dir: /proc/xx: making the directory: No such file or directory; see to it that it can be made, or name another "
                 "directory with run.dir=DIR"))
@@ -479,7 +479,7 @@ expect("plan-nested", ["plan", MINIMAL, "--world=1", "checkpoint.tiers[0].dir=/x
        err=said("checkpoint.tiers[1].dir, /x/a/b, lies inside checkpoint.tiers[0].dir, /x/a: each holds checkpoints of its own; name "
                 "another directory with checkpoint.tiers[1].dir=DIR"))
 expect("sample-absent", ["sample", "nowhere"], 78, err=said("nowhere does not exist; name a run or its directory of checkpoints"))
-expect("sample-file", ["sample", "text.txt"], 78, err=said("text.txt is no directory; name a run or its directory of checkpoints"))
+expect("sample-file", ["sample", "text.txt"], 78, err=said("text.txt is not a directory; name a run or its directory of checkpoints"))
 expect("sample-count", ["sample", "run", "--count=x"], 64,
        err=said("--count=x: expected a whole number; see perdure sample --help"))
 expect("sample-temperature", ["sample", "run", "--temperature=-1"], 64,
@@ -506,7 +506,7 @@ for name, layout, code, words in (("zero", "dp=0", 78, "--layout: dp is 0 and mu
                                   ("empty", "", 64, '"" is not understood'),
                                   ("comma", "dp=2,", 64, '"" is not understood'),
                                   ("world", "dp=300,tp=300", 78, "dp=300,tp=300 are 90000 ranks, and there are 65536 at most; take smaller"),
-                                  ("number", "dp=x", 64, '"x" is no number'),
+                                  ("number", "dp=x", 64, '"x" is not a number'),
                                   ("twice", "dp=2,tp=1,dp=3", 64, "--layout: dp is given twice, 2 and then 3; leave one of them out")):
     expect(f"ckpt-reshard-refuses-{name}", ["ckpt", "reshard", "run", "refused", f"--layout={layout}"], code,
            err=re.compile(re.escape(words)))
@@ -570,7 +570,7 @@ if rows:  # one bit of the middle of a shard of step 4
         expect(f"ckpt-verify-index-{name}", ["ckpt", "verify", "run", "--step=6"], 65,
                re.compile(r"^warning: step-000000000006-\d+: index.h5 is damaged: other bytes than commit.h5 promises; .*"
                           r"perdure ckpt reshard writes the checkpoint again with one.*\nINDEX DAMAGED, state ok: step-000000000006-1: "),
-               re.compile(r"^perdure: index.h5 of /\S+/step-000000000006-1 is damaged, and the state beside it is whole: "))
+               re.compile(r"^perdure: index.h5 of /\S+/step-000000000006-1 is damaged; its state is whole, and a run goes on from it: "))
     text = expect("ckpt-verify-index-json", ["ckpt", "verify", "run", "--step=6", "--json"], 65, ANY, ANY)
     found = json.loads(text) if text else {}
     good = found and (found["ok"], found["damaged"], found["index_damaged"], found["checkpoints"][0]["damage"]) == (False, 0, 1, [])
@@ -581,7 +581,7 @@ if rows:
     shutil.copytree("run", "absent")
     lacking = os.path.join("absent/checkpoints", rows[0]["name"])
     os.unlink(os.path.join(lacking, "shard-00000.h5"))
-    absent = re.compile(r"(^|\n)perdure: /.*/step-000000000006-1 is no valid checkpoint: shard-00000.h5 is absent; perdure ckpt verify ")
+    absent = re.compile(r"(^|\n)perdure: /.*/step-000000000006-1 is not a valid checkpoint: shard-00000.h5 is absent; perdure ckpt verify ")
     for name, arguments in {"reshard": ["reshard", lacking, "refused", "--layout=dp=1"], "ls": ["ls", lacking], "show": ["show", lacking],
                             "reshard-step": ["reshard", "absent", "refused", "--layout=dp=1", "--step=6"]}.items():
         expect(f"ckpt-absent-shard-{name}", ["ckpt", *arguments], 65, err=absent)
@@ -592,10 +592,10 @@ if rows:
     expect("ckpt-prune-all-damaged", ["ckpt", "prune", "absent", "--keep-last=1"], 0,
            re.compile(r"^nothing is removed: /.*/absent/checkpoints holds 3 checkpoints, damaged or incomplete, and none that is whole; "), ANY)
     os.unlink(os.path.join(lacking, "commit.h5"))
-    expect("ckpt-absent-record", ["ckpt", "show", lacking], 65, err=re.compile(r"is no valid checkpoint: commit.h5 is absent; "))
+    expect("ckpt-absent-record", ["ckpt", "show", lacking], 65, err=re.compile(r"is not a valid checkpoint: commit.h5 is absent; "))
     os.makedirs("run/checkpoints/step-000000000009-1")
     expect("ckpt-no-record", ["ckpt", "show", "run/checkpoints/step-000000000009-1"], 65,
-           err=re.compile(r"step-000000000009-1 is no valid checkpoint: "))
+           err=re.compile(r"step-000000000009-1 is not a valid checkpoint: "))
     os.rmdir("run/checkpoints/step-000000000009-1")
 expect("ckpt-prune-nothing", ["ckpt", "prune", "empty", "--keep-last=1"], 0,
        re.compile(r"^nothing is removed: /.*/empty holds no checkpoint yet; a run saves its own in <run.dir>/checkpoints\n$"))

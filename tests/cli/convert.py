@@ -125,14 +125,14 @@ for name, layout, under in (("stages", "pp=6", "dp 1, tp 1, pp 6, sp 1"), ("rank
     expect(f"import-{name}", ["ckpt", "import", "deep-hf", f"deep-{name}", "--fresh-optimizer", f"--layout={layout}"], 0, re.compile(f", under {under}, "))
 expect("import-too-many-stages", ["ckpt", "import", "hf", "in", "--fresh-optimizer", "--layout=pp=4"], 78,
        err=re.compile("layout.pp is 4 pipeline stages, but the model has 2 blocks; use layout.pp=2 at most\n$"))
-expect("import-no-power", ["ckpt", "import", "hf", "in", "--fresh-optimizer", "--layout=tp=6"], 78, err=said("--layout: tp=6 is no power of two; the nearest are 4 and 8"))
+expect("import-no-power", ["ckpt", "import", "hf", "in", "--fresh-optimizer", "--layout=tp=6"], 78, err=said("--layout: tp=6 is not a power of two; the nearest are 4 and 8"))
 expect("reshard-no-power", ["ckpt", "reshard", "run", "in", "--layout=tp=3"], 78, err=re.compile("--layout: tp=3 "))
 expect("reshard-beyond", ["ckpt", "reshard", "deep-stages", "in", "--layout=tp=2"], 78, err=said(
     "--layout: tp=2 is more than numerics.virtual_tp of the checkpoint, 1, on which its bits depend; take tp=1 at most"))
 for command, words in (("import", ["--fresh-optimizer"]), ("export", ["--format=dcp", "--fresh-optimizer"]), ("reshard", ["--layout=dp=1"])):
     source = "run" if command == "reshard" else "hf"
     expect(f"{command}-under-a-file", ["ckpt", command, source, "text.txt/in", *words], 78,
-           err=said("what stands above text.txt/in is no directory; name another place"))
+           err=said("the parent of text.txt/in is not a directory; name another place"))
 shard = glob.glob("run/checkpoints/step-*/shard-00000.h5")[-1]
 for name, file, form in (("distcp", glob.glob("dcp/*.distcp")[0], "dcp"), ("config", "hf/config.json", "safetensors"), ("shard", shard, "perdure")):
     expect(f"import-one-file-{name}", ["ckpt", "import", file, "in"], 78, err=said(
@@ -145,8 +145,8 @@ expect("import-no-model", ["ckpt", "import", "bare", "in"], 78,
        err=said("bare does not say which model it is; give the config.json of transformers, or a configuration of a run with its model section: --config=run.yaml"))
 expect("import-part", ["ckpt", "import", "norms", "in", "--fresh-optimizer"], 78, err=re.compile("^perdure: norms"))
 expect("import-onto-file", ["ckpt", "import", "hf", "text.txt", "--fresh-optimizer"], 64,
-       err=said("text.txt is no directory; name one where the checkpoint is to lie"))
-expect("import-layout", ["ckpt", "import", "hf", "in", "--fresh-optimizer", "--layout=dp=x"], 64, err=said('--layout: "x" is no number up to 65536; write --layout=dp=4,tp=2'))
+       err=said("text.txt is not a directory; name one for the checkpoint"))
+expect("import-layout", ["ckpt", "import", "hf", "in", "--fresh-optimizer", "--layout=dp=x"], 64, err=said('--layout: "x" is not a number up to 65536; write --layout=dp=4,tp=2'))
 report("import-refused-makes-nothing", ["in is there"] if os.path.exists("in") else [], (0, "", ""))
 expect("import", ["ckpt", "import", "hf", "in", "--fresh-optimizer", "--layout=dp=2,tp=2"], 0,
        re.compile(r"^\S+/in/step-000000000000-1: step 0 from safetensors, under dp 2, tp 2, pp 1, sp 1, .* in 4 shards, .* s\n"

@@ -103,7 +103,7 @@ def on_a_full_disk(name):
     check(f"{name}-names-left", ["fence", "lock", "owner"], names(run))
     check(f"{name}-steps-left", [2, 4, 6, 8, 10], steps(run))
     expect(f"{name}-prune", ["ckpt", "prune", "--keep-last=3", run], 0, out=re.compile("^2 of 5 checkpoints removed, 3 kept$", re.M),
-           err=re.compile("has no room: step-000000000002-.* is removed, which retention would not keep"))
+           err=re.compile("is full: removing step-000000000002-.*, which retention would not keep"))
     check(f"{name}-pruned", [6, 8, 10], steps(run))
     os.unlink(f"{name}/fill")
     check(f"{name}-is-full-again", True, fill(name))

@@ -66,7 +66,7 @@ for kind in ("fully_reshardable", "dp_reshardable", "tp2_pp2"):
 
 # ---- what it needs, and says ----
 expect("no-moments", ["ckpt", "export", "llama.safetensors", "begins", "--format=universal"], 0, re.compile("^begins: universal, "),
-       "llama.safetensors has no moments: those of the export are zero\n")
+       "llama.safetensors has no moments: the export's are zero\n")
 expect("no-moments-needed", ["ckpt", "export", "llama.safetensors", "weights.gguf", "--format=gguf"], 0, re.compile(r"^weights.gguf: gguf, "))
 text = expect("weights-alone", ["ckpt", "export", "llama.universal", "weights", "--format=safetensors", "--json"], 0, re.compile('"bytes_read": '),
               "not exported: moments of the optimizer, which safetensors has no place for\n")

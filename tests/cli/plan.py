@@ -180,8 +180,8 @@ REFUSED = {
     "sp": (["numerics.virtual_sp=2", "layout.sp=4"],
            "layout.sp is 4, and it must divide numerics.virtual_sp, which is 2: the number of parts in which sums are made, so that bits do "
            "not depend on layout.sp; use layout.sp=2, or set numerics.virtual_sp=4 as well, which gives other bits"),
-    "virtual-tp": (["numerics.virtual_tp=6"], "numerics.virtual_tp 6 is no power of two; the nearest are 4 and 8"),
-    "virtual-sp": (["numerics.virtual_sp=3"], "numerics.virtual_sp 3 is no power of two; the nearest are 2 and 4"),
+    "virtual-tp": (["numerics.virtual_tp=6"], "numerics.virtual_tp 6 is not a power of two; the nearest are 4 and 8"),
+    "virtual-sp": (["numerics.virtual_sp=3"], "numerics.virtual_sp 3 is not a power of two; the nearest are 2 and 4"),
     "pieces": (["numerics.virtual_sp=256"],
                "numerics.virtual_sp 256 cuts a sequence into 512 pieces, but batch.context is only 256 tokens; use "
                "numerics.virtual_sp=128 at most"),
@@ -224,7 +224,7 @@ REFUSED = {
     "restart": (["restart.ranks=8,11"],
                 "restart.ranks[1] is 11, and no layout of 11 ranks is admitted; the next below is 10"),
     "loss-scale": (["numerics.precision=fp16", "numerics.loss_scale=1000"],
-                   "numerics.loss_scale 1000 is no power of two; the nearest are 512 and 1024"),
+                   "numerics.loss_scale 1000 is not a power of two; the nearest are 512 and 1024"),
     "loss-scale-bf16": (["numerics.loss_scale=2048"], "numerics.loss_scale is 2048, but only fp16 scales the loss; leave it "
                                                       "out, or set numerics.precision=fp16"),
 }

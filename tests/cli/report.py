@@ -245,7 +245,7 @@ def crowded(folder):
 
 
 def refused(folder, run):
-    for arguments, code, words in (([], 64, "report needs the run.dir"), ([os.path.join(folder, "none")], 78, "is no directory"),
+    for arguments, code, words in (([], 64, "report needs the run.dir"), ([os.path.join(folder, "none")], 78, "is not a directory"),
                                    ([folder], 78, "neither metrics.jsonl nor events.jsonl"),
                                    ([run, "-o", os.path.join(folder, "no", "way.html")], 78, "No such file or directory; name another file with -o FILE"),
                                    ([run] * 9, 64, f'"{run}" is one path too many: at most 8;'),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """What is wrong is named, and the exit code says what to do: limits of the system, full file systems, and directories in which
-something was removed, linked elsewhere, copied from another run, or is no regular file."""
+something was removed, linked elsewhere, copied from another run, or is not a regular file."""
 import glob
 import os
 import re
@@ -178,7 +178,7 @@ def names(bench):
 
 
 def links(bench):
-    """What is no file of ours is neither written nor waited for."""
+    """What is not a file of ours is neither written nor waited for."""
     treasure = bench.workspace.file("treasure", "precious" * 500)
     for name, code in (("checkpoints/owner", 0), ("checkpoints/lock", 74), ("metrics.jsonl", 0), ("config.yaml", 0), ("used-tiers", 0), ("last-steps", 0)):
         for kind in ("link", "dangling", "fifo", "device", "twin"):
@@ -208,7 +208,7 @@ def links(bench):
 
 def unreadable(bench):
     """The newest step that cannot be read is named with its own cause, and nothing older is taken."""
-    for kind, words in (("directory", "commit.h5: Is a directory"), ("fifo", "commit.h5: it is no regular file"),
+    for kind, words in (("directory", "commit.h5: Is a directory"), ("fifo", "commit.h5: it is not a regular file"),
                         ("loop", "commit.h5: Too many levels of symbolic links")):
         directory = bench.copy()
         path = os.path.join(steps_of(directory)[-1], "commit.h5")
@@ -238,9 +238,9 @@ def out_of_sight(bench):
     for n, name in enumerate(before):
         os.rename(os.path.join(root, name), os.path.join(root, f"old{n}"))
     for _ in range(2):
-        bench.ends("checkpoints renamed", 65, f"no checkpoint under its own name, but old{n} .step 8.: its record is that of {before[-1]}: rename it to that", directory)
+        bench.ends("checkpoints renamed", 65, f"no checkpoint under its own name, but old{n} .step 8.: its record is of {before[-1]}: rename it to that", directory)
     os.rename(os.path.join(root, "old0"), os.path.join(root, before[0]))
-    bench.ends("one of them renamed", 0, f"old{n} is passed over: its record is that of {before[-1]}: rename it to that(?s:.*)resumed at step 4,", directory, "run.steps=4")
+    bench.ends("one of them renamed", 0, f"old{n} is passed over: its record is of {before[-1]}: rename it to that(?s:.*)resumed at step 4,", directory, "run.steps=4")
     os.rename(os.path.join(root, f"old{n}"), os.path.join(root, before[-1]))
     bench.ends("named as before", 0, "resumed at step 8,", directory)
     shutil.rmtree(root)
@@ -288,7 +288,7 @@ def events_elsewhere(bench):
     os.unlink(os.path.join(directory, "events.jsonl"))
     os.mkfifo(os.path.join(directory, "events.jsonl"))
     result = bench.ends("events.jsonl is a fifo", 0, "resumed at step 8,", directory)
-    if len(re.findall("events.jsonl: starts and ends of this run are not recorded: it is no regular file; move it away", result.stderr)) != 1:
+    if len(re.findall("events.jsonl: starts and ends of this run are not recorded: it is not a regular file; move it away", result.stderr)) != 1:
         raise harness.Failure(f"said not once:\n{result.stderr}")
 
 

@@ -453,7 +453,7 @@ def launchers_copies_away(bench):
     run.wait(timeout=harness.PATIENCE)
     least = bench.copied()
     run = bench.start("c", "launch.wait_seconds=1")
-    said = rf"step (\d+) was copied to hosts of which too few take part \(without a, b\), and step {begun} is the newest that is whole here"
+    said = rf"too few of the hosts that hold step (\d+) take part \(without a, b\), and step {begun} is the newest that is whole here"
     harness.wait_for(lambda: run.poll() is not None or "resumed at" in bench.said(), "an end, or a start from what is there")
     if run.poll() != 75 or not (found := re.search(said, bench.said())) or int(found[1]) < least:
         bench.fail(f"step {least} was copied: exit {run.returncode}")

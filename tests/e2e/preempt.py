@@ -126,7 +126,7 @@ def grace(workspace, config):
         said = workspace.train(config, run, ["run.steps=6", *more]).stderr
         check("resumed at step 4" in said, f"the checkpoint before does not stand:\n{said}")
     said = workspace.train(config, workspace.directory(), [], {"PERDURE_GRACE_S": "long"}, expect=64).stderr
-    check("PERDURE_GRACE_S=long is no number of seconds" in said, said)
+    check("PERDURE_GRACE_S=long is not a number of seconds" in said, said)
 
 
 def body(workspace, arguments):

@@ -289,7 +289,7 @@ def broken(workspace, config, undisturbed):
         check(len(lines) == 1 and "the run goes on" in lines[0], f"of a broken metrics.{name} the log has {lines}\n{result.stderr}")
     check(harness.losses(directory) == undisturbed, "a broken sink changed the losses")
     said = workspace.train(config, workspace.directory(), ["metrics.prometheus_listen=192.0.2.1:9400"]).stderr
-    check("metrics.prometheus_listen: 192.0.2.1 is no address of this machine; name one of its own" in said, said)
+    check("metrics.prometheus_listen: 192.0.2.1 is not an address of this machine; name one of its own" in said, said)
     print("a broken sink costs one warning")
 
 

@@ -221,6 +221,20 @@ def check_circles():
             breach(path, 1, "files that call one another: " + ", ".join(os.path.basename(one) for one in circle))
 
 
+# Words that make a reader stop in a message.
+STILTED = re.compile(r"\b(?:(?:is|are|was|were) (?:told|said)|(?:those|that) of|(?:is|are) none|must be said)\b(?! of)")
+
+
+def check_words():
+    """Texts that users see: string literals of more than a word."""
+    for path in sources(CODE, (".c", ".h")):
+        for number, line in enumerate(without_comments(read(path), keep_strings=True).split("\n"), 1):
+            for literal in re.findall(r'"((?:\\.|[^"\\])*)"', line):
+                found = STILTED.search(literal)
+                if found and " " in literal and not line.startswith("#"):
+                    breach(path, number, f'"{found[0]}" in a text that users see: say who does what')
+
+
 def check_third_party():
     users = {}
     for path in sources(CODE):
@@ -288,6 +302,7 @@ for source in sources(CODE):
     check_file(source)
 check_families()
 check_circles()
+check_words()
 check_third_party()
 check_folders()
 check_writers()

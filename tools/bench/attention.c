@@ -299,7 +299,7 @@ pd_status pd_bench_attention(int argc, char **argv, struct pd_error *err)
     /* clang-format on */
     const struct pd_usage usage = {
         .doc = "Attention alone, forward and backward, in TFLOP/s of the pairs that causal attention looks at. "
-               "forward_tflops and backward_tflops are those of the longest sequences; forward_error and backward_error are "
+               "forward_tflops and backward_tflops are for the longest sequences; forward_error and backward_error are "
                "of some rows beside float64. "
                "PERDURE_ATTENTION=mma, wgmma, onepass or plain asks for other kernels.",
         .options = options,

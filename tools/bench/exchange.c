@@ -59,7 +59,7 @@ static pd_status read_wire(const struct exchange_bench *b, uint64_t *ret_bytes, 
     const bool is_read = fgets(text, sizeof text, f) != NULL;
     fclose(f);
     text[strcspn(text, "\n")] = '\0';
-    if (!is_read || !pd_parse_u64(text, ret_bytes)) PD_FAIL(err, PD_IO, "%s is no number", path);
+    if (!is_read || !pd_parse_u64(text, ret_bytes)) PD_FAIL(err, PD_IO, "%s is not a number", path);
     return PD_OK;
 }
 
@@ -387,8 +387,8 @@ pd_status pd_bench_exchange(int argc, char **argv, struct pd_error *err)
         .doc =
             "Bytes that leave a host in a step of training, over (8 + 2) bytes a parameter under ZeRO-1 and (8 + 4) under "
             "ZeRO-3, times the share of other hosts, for 1, 4 and 16 micro-batches a rank.\vWith tools/bench/hosts.sh hosts "
-            "are network namespaces, bytes are also those of their interfaces, and links may have a rate: wire_ratio is the "
-            "time of a step over that of the bytes on the link, where compute alone takes less than half of that.",
+            "are network namespaces, their interfaces count bytes too, and links may have a rate: wire_ratio is the "
+            "time of a step over the time of the bytes on the link, if compute alone takes less than half of that.",
         .options = options,
         .json = &b.json,
         .words = b.words,

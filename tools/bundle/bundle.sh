@@ -25,7 +25,7 @@ while [ $# -gt 0 ]; do
 done
 case "$nvidia" in needed | none) ;; *) echo "$usage" >&2; exit 64 ;; esac
 [ ${#places[@]} = 2 ] || { echo "$usage" >&2; exit 64; }
-[ -d "${places[0]}" ] || { echo "bundle: ${places[0]} is no directory, and no build" >&2; exit 66; }
+[ -d "${places[0]}" ] || { echo "bundle: ${places[0]} is not a directory and not a build" >&2; exit 66; }
 build=$(cd "${places[0]}" && pwd)
 out=${places[1]}
 [ ! -e "$out" ] || { echo "bundle: $out is there already; remove it, or name another" >&2; exit 64; }

@@ -405,7 +405,7 @@ static pd_status run_stats(int argc, char **argv, struct pd_error *err)
         {.name = "tensor", "TEXT", "only tensors whose name contains TEXT", PD_OPTION_TEXT, &o.tensor},
         {0}};
     return run("PATH",
-               "Digest, least, largest, mean and root mean square of each tensor, and what is not finite. " PATH_MEANS,
+               "Digest, least, largest, mean and root mean square of each tensor, and non-finite values. " PATH_MEANS,
                options, &o, stats, argc, argv, err);
 }
 
@@ -416,7 +416,7 @@ static pd_status run_prune(int argc, char **argv, struct pd_error *err)
     struct pd_option options[] = {
         {.name = "keep-last", "N", "the newest N stay", PD_OPTION_U32, &o.keep_last,
          .expected = "a whole number, such as --keep-last=4"},
-        {.name = "keep-every", "N", "and those of steps that N divides", PD_OPTION_U64, &o.keep_every,
+        {.name = "keep-every", "N", "and every step that N divides", PD_OPTION_U64, &o.keep_every,
          .expected = "a whole number, such as --keep-every=4"},
         {0}};
     /* clang-format on */
@@ -431,9 +431,9 @@ static pd_status run_reshard(int argc, char **argv, struct pd_error *err)
     struct pd_option options[] = {
         STEP_ROW("not the newest but this one"),
         {.name = "layout", "dp=N,tp=N,...",
-         "dp, tp, pp, sp, zero_shard, zero_stage, interleave; what is not given is 1 (zero_shard: dp*sp)",
+         "dp, tp, pp, sp, zero_shard, zero_stage, interleave; default 1 (zero_shard: dp*sp)",
          PD_OPTION_TEXT, &o.layout},
-        {.name = "compression", "none|zstd:N", "of the new shards; when it is not given, they are as those of SRC",
+        {.name = "compression", "none|zstd:N", "of the new shards; default: as in SRC",
          PD_OPTION_TEXT, &o.compression},
         {0}};
     /* clang-format on */
@@ -460,7 +460,7 @@ static pd_status run_import(int argc, char **argv, struct pd_error *err)
     /* clang-format off */
     struct pd_option options[] = {
         {.name = "layout", "dp=N,tp=N,...",
-         "dp, tp, pp, sp, zero_shard, zero_stage, interleave; what is not given is 1 (zero_shard: dp*sp)",
+         "dp, tp, pp, sp, zero_shard, zero_stage, interleave; default 1 (zero_shard: dp*sp)",
          PD_OPTION_TEXT, &o.layout},
         {.name = "config", "FILE", "config.json, or configuration of a run; the model, where SRC does not say which it is",
          PD_OPTION_TEXT, &o.config_file},

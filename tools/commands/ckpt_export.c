@@ -113,7 +113,7 @@ static pd_status link_source(struct export *x, struct pd_error *err)
     PD_TRY(pd_ckpt_foreign_link(&x->source, x->model, is_fresh, &x->source_links, err));
     PD_TRY(pd_ckpt_foreign_check_tied(&x->source, x->model, &x->source_links, err));
     if (x->format->holds_moments && !x->has_moments && x->is_fresh && !x->options->fresh_optimizer)
-        fprintf(stderr, "%s has no moments: those of the export are zero\n", x->source.path);
+        fprintf(stderr, "%s has no moments: the export's are zero\n", x->source.path);
     if (x->format->holds_moments && !x->has_moments && !x->is_fresh && !x->options->dry_run)
         PD_FAIL(err, PD_INVALID, "%s has no %s of tensor %s; give --fresh-optimizer, and moments begin at zero",
                 x->source.path, pd_kind_name(PD_EXP_AVG), x->model->tensors.tensors[0].name);

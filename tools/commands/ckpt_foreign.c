@@ -61,7 +61,7 @@ static pd_status read_catalog(const char *path, uint64_t step, struct pd_ckpt_fo
 pd_status pd_ckpt_foreign_add_advice(pd_status status, const char *path, struct pd_error *err)
 {
     static const char copy[] = "; fetch it again, or take another copy",
-                      room[] = "; make room, or name a place on another drive";
+                      room[] = "; free some space, or name a place on another drive";
     if (!err) return status;
     if (status == PD_CORRUPT && strstr(err->message, path) && !strstr(err->message, copy)) pd_error_append(err, "%s", copy);
     if (status == PD_NO_SPACE && !strstr(err->message, "make room")) pd_error_append(err, "%s", room);

@@ -24,7 +24,7 @@ static pd_status parse_degree(const char *word, bool is_given[DEGREES], uint64_t
                     degree_names[i], values[i], equals + 1);
         is_given[i] = true;
         if (pd_parse_u64(equals + 1, &values[i]) && values[i] <= 65536) return PD_OK;
-        PD_FAIL(err, PD_USAGE, "--layout: \"%s\" is no number up to 65536; write --layout=dp=4,tp=2", equals + 1);
+        PD_FAIL(err, PD_USAGE, "--layout: \"%s\" is not a number up to 65536; write --layout=dp=4,tp=2", equals + 1);
     }
     PD_FAIL(err, PD_USAGE,
             "--layout: \"%s\" is not understood; write for example dp=4,tp=2 (dp, tp, pp, sp, zero_shard, zero_stage, "
@@ -78,7 +78,7 @@ static pd_status check_degree(const char *name, uint64_t degree, uint64_t virtua
     while (2 * below <= degree)
         below *= 2;
     if (below != degree && (!virtual_degree || below < virtual_degree))
-        PD_FAIL(err, PD_INVALID, "--layout: %s=%" PRIu64 " is no power of two; the nearest are %" PRIu64 " and %" PRIu64,
+        PD_FAIL(err, PD_INVALID, "--layout: %s=%" PRIu64 " is not a power of two; the nearest are %" PRIu64 " and %" PRIu64,
                 name, degree, below, 2 * below);
     if (virtual_degree && degree > virtual_degree)
         PD_FAIL(err, PD_INVALID,

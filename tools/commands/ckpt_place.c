@@ -22,7 +22,7 @@ static bool exists(const char *directory, const char *name)
 static void describe_foreign(const char *path, const struct pd_format *format, char *ret_text, size_t bytes)
 {
     snprintf(ret_text, bytes,
-             "%s is a checkpoint of another system (%s), and this command takes those of perdure: perdure ckpt import "
+             "%s is a checkpoint of another system (%s), and this command reads only perdure's: perdure ckpt import "
              "converts it; ckpt show, stats and diff read it as it is",
              path, format->name);
 }
@@ -274,11 +274,11 @@ pd_status pd_ckpt_place_fail_none(const struct pd_ckpt_place *place, uint64_t st
     char text[4400];
     if (unusable)
         PD_FAIL(err, unusable->flaw == PD_STORE_UNREADABLE ? PD_IO : PD_CORRUPT,
-                "%s/%s is no valid checkpoint: %s; perdure ckpt verify tells what else is wrong with it", place->root,
+                "%s/%s is not a valid checkpoint: %s; perdure ckpt verify lists what else is wrong", place->root,
                 unusable->name, unusable->cause);
     if (place->named[0])
         PD_FAIL(err, PD_CORRUPT,
-                "%s/%s is no valid checkpoint: it holds nothing that a save would leave; perdure ckpt ls %s", place->root,
+                "%s/%s is not a valid checkpoint: it holds nothing that a save would leave; perdure ckpt ls %s", place->root,
                 place->named, place->root);
     if (!pd_store_count(place->store)) {
         PD_TRY(pd_ckpt_place_describe_empty(place, text, sizeof text, err));

@@ -142,7 +142,7 @@ static pd_status check_target(const struct reshard *r, struct pd_error *err)
     struct pd_ckpt_place target;
     struct stat st;
     if (stat(path, &st) != 0) return PD_OK; /* it will be made */
-    if (!S_ISDIR(st.st_mode)) PD_FAIL(err, PD_INVALID, "%s is no directory; name one to put the new checkpoint in", path);
+    if (!S_ISDIR(st.st_mode)) PD_FAIL(err, PD_INVALID, "%s is not a directory; name one to put the new checkpoint in", path);
     PD_TRY(pd_ckpt_place_open(path, NULL, &target, err));
     pd_status status = PD_OK;
     if (target.named[0])

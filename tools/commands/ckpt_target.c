@@ -14,7 +14,7 @@ pd_status pd_ckpt_target_open(struct pd_vfs *vfs, const char *path, struct pd_ck
     if (st && st != PD_EXISTS) return pd_formats_explain_above(st, path, err);
     *ret_target = (struct pd_ckpt_target){.vfs = vfs, .path = path, .has_made = !st};
     if (st && !pd_formats_is_directory(vfs, path))
-        PD_FAIL(err, PD_USAGE, "%s is no directory; name one where the checkpoint is to lie", path);
+        PD_FAIL(err, PD_USAGE, "%s is not a directory; name one for the checkpoint", path);
     PD_TRY(pd_ckpt_place_open(path, &options, &ret_target->place, err));
     if (ret_target->place.named[0])
         PD_FAIL(err, PD_USAGE, "%s is one checkpoint; name a directory to put the new one in", path);

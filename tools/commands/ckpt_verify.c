@@ -265,11 +265,10 @@ static pd_status verdict(const struct verify *v, struct pd_error *err)
     if (v->foreign)
         PD_FAIL(err, PD_CORRUPT, "%.400s/%s%s", v->place.root, v->first_foreign, v->foreign > 1 ? "; see others above" : "");
     if (v->index_damaged)
-        PD_FAIL(
-            err, PD_CORRUPT,
-            "index.h5 of %s/%s%s is damaged, and the state beside it is whole: a run goes on from it; perdure ckpt reshard "
-            "writes the checkpoint again with an index",
-            v->place.root, v->first_index, v->index_damaged > 1 ? ", and that of others," : "");
+        PD_FAIL(err, PD_CORRUPT,
+                "index.h5 of %s/%s%s is damaged; its state is whole, and a run goes on from it: perdure ckpt reshard "
+                "writes the checkpoint again with an index",
+                v->place.root, v->first_index, v->index_damaged > 1 ? " (and others)" : "");
     if (v->unchecked)
         PD_FAIL(err, v->first_unchecked.status, "%.900s%s; mount or mend what holds it and check again",
                 v->first_unchecked.message, v->unchecked > 1 ? ", and so is it with others" : "");

@@ -333,7 +333,7 @@ pd_status pd_cmd_init(int argc, char **argv, struct pd_error *err)
          "auto: this one; cpu; or a GPU as perdure plan --device has them",
          PD_OPTION_TEXT,
          &machine},
-        {.name = "ranks", "N", "devices; those of this machine", PD_OPTION_U32, &in.ranks, 1, 65536},
+        {.name = "ranks", "N", "devices; default: this machine's", PD_OPTION_U32, &in.ranks, 1, 65536},
         {.name = "memory", "BYTES", "of each, such as 40G; what the machine has", PD_OPTION_BYTES, &in.memory},
         {.name = "dir", "DIR", "run.dir; runs/first", PD_OPTION_TEXT, &in.dir},
         {.name = "output", "FILE", "run.yaml, - for stdout", PD_OPTION_TEXT, &in.output, .letter = 'o'},

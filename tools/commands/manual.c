@@ -83,7 +83,7 @@ static const struct {
     const char *meaning;
 } exit_codes[] = {{0, "done"},
                   {64, "the command line is wrong"},
-                  {65, "no checkpoint is whole, or what was compared differs"},
+                  {65, "no checkpoint is whole, or the compared things differ"},
                   {70, "an internal error, or the loss diverged"},
                   {74, "storage failed, is full or in use"},
                   {75, "preempted, or a peer was lost: run the same command again"},

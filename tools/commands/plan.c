@@ -86,8 +86,8 @@ static pd_status find_machine(struct options *o, const struct pd_config *config,
     if (!gpus.count) return pd_machine_preset(asks ? "h100-80g" : o->device ? o->device : "cpu", &o->machine, err);
     const struct pd_gpu *gpu = &gpus.gpus[0];
     if (pd_machine_of_gpu(gpu, &o->machine)) return PD_OK;
-    fprintf(stderr, "perdure: plan: rates of %s are not known; those of %s stand for them, its memory is its own, %s\n",
-            gpu->name, o->machine.name, pd_bytes_text((double)gpu->bytes).text);
+    fprintf(stderr, "perdure: plan: rates of %s are not known; %s's are used instead, with its own memory, %s\n", gpu->name,
+            o->machine.name, pd_bytes_text((double)gpu->bytes).text);
     snprintf(o->card, sizeof o->card, "%s (rates of %s)", gpu->name, o->machine.name);
     o->machine.name = o->card;
     return PD_OK;

@@ -216,8 +216,8 @@ static void print_streams(const struct pd_planned_world *w)
     if (print_parts("a rank reads and writes on NVMe in a step, at most", parts, 4)) printf("\n");
     if (!p->nvme_bytes) return;
     if (p->generations)
-        printf("state takes %u files of %s: one being read, one being written, and those of kept checkpoints",
-               p->generations, pd_text_bytes(p->generation_bytes).text);
+        printf("state takes %u files of %s: one being read, one being written, and one per kept checkpoint", p->generations,
+               pd_text_bytes(p->generation_bytes).text);
     if (p->scratch_bytes) printf("%s%s", p->generations ? "; scratch " : "scratch ", pd_text_bytes(p->scratch_bytes).text);
     printf(
         "\npage cache: none, by direct I/O; on a file system that refuses it all of these bytes pass through the cache\n");

@@ -154,7 +154,7 @@ void pd_run_tiers_found(const struct pd_run_tiers *tiers, const char *run_dir, c
                  "verify %.400s",
                  aside->dir, pd_counted(aside->quarantined, "damaged one").text, run_dir);
     else if (unread)
-        snprintf(ret_text, bytes, "what %.400s holds cannot be told: %s", unread->dir, unread->cause);
+        snprintf(ret_text, bytes, "cannot find out what %.400s holds: %s", unread->dir, unread->cause);
 }
 
 const struct pd_run_tier *pd_run_tiers_newest(const struct pd_run_tiers *tiers)
@@ -180,7 +180,7 @@ pd_status pd_run_tiers_checkpoints_of(const char *path, char buffer[4096], const
     struct stat st;
     if (stat(path, &st) || !S_ISDIR(st.st_mode))
         PD_FAIL(err, PD_NOT_FOUND, "%s %s; name a run or its directory of checkpoints", path,
-                access(path, F_OK) ? "does not exist" : "is no directory");
+                access(path, F_OK) ? "does not exist" : "is not a directory");
     struct pd_run_tiers tiers;
     pd_run_tiers_of_run(path, &tiers);
     pd_status looked = pd_run_tiers_look(&tiers, err);

@@ -5,10 +5,10 @@
 #include "ckpt/tensor/tensor.h"
 
 /* --precision of both, an index into pd_precisions. */
-#define PD_PRECISION_ROW(place)                                                                                 \
-    {                                                                                                           \
-        .name = "precision", "TYPE", "fp32, bf16, fp16, or saved: that of training, or of the weights (saved)", \
-        PD_OPTION_CHOICE, place, .expected = "saved, fp32, bf16 or fp16"                                        \
+#define PD_PRECISION_ROW(place)                                                                                            \
+    {                                                                                                                      \
+        .name = "precision", "TYPE", "fp32, bf16 or fp16; default: the training's; saved: the weights'", PD_OPTION_CHOICE, \
+        place, .expected = "saved, fp32, bf16 or fp16"                                                                     \
     }
 extern const enum pd_dtype pd_precisions[4];
 

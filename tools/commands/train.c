@@ -192,7 +192,7 @@ static pd_status check_device(const struct pd_config *config, struct pd_error *e
     if (st)
         return pd_error_context(err, st,
                                 "run.device is gpu, and this host has none: run.device=cpu needs none, layout.transport=mpi "
-                                "uses those of other hosts");
+                                "uses other hosts' GPUs");
     pd_dev_close(dev);
     return PD_OK;
 }

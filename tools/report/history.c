@@ -214,7 +214,7 @@ pd_status pd_history_open(const char *dir, struct pd_history *ret_history, struc
         PD_FAIL(err, PD_USAGE, "%.60s... is too long a path; go there and name it . instead", dir);
     snprintf(h.dir, sizeof h.dir, "%s", dir);
     if (stat(dir, &st) || !S_ISDIR(st.st_mode))
-        PD_FAIL(err, PD_NOT_FOUND, "%s is no directory; name the run.dir of a run", dir);
+        PD_FAIL(err, PD_NOT_FOUND, "%s is not a directory; name the run.dir of a run", dir);
     size_t end = strlen(h.dir);
     while (end > 1 && h.dir[end - 1] == '/')
         h.dir[--end] = '\0';

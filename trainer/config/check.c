@@ -153,7 +153,7 @@ static pd_status check_recompute(const struct pd_config *c, struct pd_error *err
             layers, pd_counted(c->model.layers, "block").text, c->model.layers);
     if (c->layout.recompute != PD_RECOMPUTE_NONE || is_left) return PD_OK;
     PD_FAIL(err, PD_INVALID,
-            "layout.recompute_layers is %u and layout.recompute is none, so that no block is recomputed; set "
+            "layout.recompute_layers is %u but layout.recompute=none recomputes no block; set "
             "layout.recompute=full or selective, or leave layout.recompute_layers out",
             layers);
 }
@@ -180,7 +180,7 @@ static pd_status check_power_of_two(const char *key, uint32_t value, struct pd_e
     uint32_t below = 1;
     while (2 * below < value)
         below *= 2;
-    PD_FAIL(err, PD_INVALID, "%s %u is no power of two; the nearest are %u and %u", key, value, below, 2 * below);
+    PD_FAIL(err, PD_INVALID, "%s %u is not a power of two; the nearest are %u and %u", key, value, below, 2 * below);
 }
 
 /* Keys that only fp16 reads are refused elsewhere once they were changed. */
@@ -222,7 +222,7 @@ static pd_status check_numerics(const struct pd_config *c, struct pd_error *err)
         return check_left_alone(c, "numerics.loss_scale_interval", err);
     }
     if (frexp(c->numerics.loss_scale, &exponent) != 0.5)
-        PD_FAIL(err, PD_INVALID, "numerics.loss_scale %g is no power of two; the nearest are %g and %g",
+        PD_FAIL(err, PD_INVALID, "numerics.loss_scale %g is not a power of two; the nearest are %g and %g",
                 c->numerics.loss_scale, ldexp(0.5, exponent), ldexp(1, exponent));
     return PD_OK;
 }

@@ -62,7 +62,7 @@ pd_status pd_file_writer_begin(const char *path, struct pd_file_writer *ret_writ
     struct pd_file_writer writer = {.path = strdup(path), .fd = -1};
     if (writer.path && pd_regular_is_other(path)) {
         pd_file_writer_abort(&writer, err);
-        PD_FAIL(err, PD_INVALID, "%s is no regular file, and would be replaced by one; name another", path);
+        PD_FAIL(err, PD_INVALID, "%s is not a regular file, and would be replaced by one; name another", path);
     }
     if (!writer.path) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for its name", path);
     pd_status status = open_temporary(&writer, err);

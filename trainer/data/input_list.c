@@ -229,7 +229,7 @@ static pd_status add_glob(struct pd_input_list *list, const char *pattern, bool 
 {
     glob_t matches;
     const int failed = glob(pattern, GLOB_NOSORT, NULL, &matches);
-    if (failed == GLOB_NOMATCH) PD_FAIL(err, PD_NOT_FOUND, "no file matches %s; ls shows what is there", pattern);
+    if (failed == GLOB_NOMATCH) PD_FAIL(err, PD_NOT_FOUND, "no file matches %s; check with ls", pattern);
     if (failed == GLOB_NOSPACE) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory to list what matches", pattern);
     if (failed) PD_FAIL_ERRNO(err, errno ? errno : EIO, "%s cannot be listed", pattern);
     qsort(matches.gl_pathv, matches.gl_pathc, sizeof *matches.gl_pathv, by_bytes);

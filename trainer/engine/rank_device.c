@@ -92,8 +92,8 @@ static pd_status map(void *context, bool is_host, uint64_t bytes, void **ret_dat
     pd_status st = pd_dev_alloc(d->dev, is_host ? PD_DEV_HOST : PD_DEV_DEVICE, bytes, &span, err);
     if (st == PD_NO_MEMORY && is_host) { /* as often as it is tried */
         return pd_error_context(err, pd_error_change(err, PD_INVALID),
-                                "the host's memory has no room for what this rank pins; take fewer ranks a host, or keep "
-                                "more of offload.* on the device or on nvme");
+                                "the host has too little memory for this rank's pinned buffers; use fewer ranks per host, "
+                                "or keep more of offload.* on the device or on nvme");
     }
     PD_TRY(st);
     if (is_host)

@@ -99,8 +99,8 @@ pd_status pd_launch_hosts_parse(const char *text, uint32_t slots, struct pd_laun
         snprintf(shown, sizeof shown, "%.60s", line);
         number++;
         if (!line_parse(line, slots, &host))
-            st = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "line %u, \"%s\", is none of: name, name:4, name slots=4",
-                              number, shown);
+            st = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "line %u, \"%s\", must be: name, name:4 or name slots=4", number,
+                              shown);
         if (st || !host.name[0] || !host.slots) continue;
         hosts[count] = host;
         struct pd_launch_host_seen *first = first_of(&names, hosts[count].name, &hosts[count]);
@@ -225,7 +225,7 @@ static char *source_read(const char *source, FILE *out)
         char why[128];
         snprintf(
             why, sizeof why,
-            "it is no file, and as a command of sh it ended with %d; name a file of hosts, or a command that prints one",
+            "it is not a file, and as a command of sh it ended with %d; name a file of hosts, or a command that prints one",
             WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
         fail(out, source, why);
     }

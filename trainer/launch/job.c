@@ -472,7 +472,8 @@ static pd_status read_grace(double *ret_seconds, struct pd_error *err)
     const char *given = getenv(PD_LAUNCH_ENV_GRACE), *text = given ? given : PD_LAUNCH_GRACE_SECONDS;
     if (pd_parse_double(text, ret_seconds)) return PD_OK;
     PD_FAIL(err, PD_USAGE,
-            PD_LAUNCH_ENV_GRACE "=%s is no number of seconds; set it to the time between TERM and KILL, less a few", text);
+            PD_LAUNCH_ENV_GRACE "=%s is not a number of seconds; set it to the time between TERM and KILL, less a few",
+            text);
 }
 
 /* A relay sends heartbeats of processes that live: of one that seemed to have ended a while ago the connection alone was cut. */

@@ -79,7 +79,7 @@ static pd_status choose_layout(struct launch_state *state, uint32_t ranks, bool 
     if (layout.ranks && layout.ranks < launch->places.min)
         PD_FAIL(
             err, PD_PEER_LOST,
-            "%s can start, and elastic.min is %u: bring back what is missing, or lower it, then run the same command again",
+            "%s can start, and elastic.min is %u: bring back the missing ones, or lower it, then run the same command again",
             pd_counted(layout.ranks, "rank").text, launch->places.min);
     state->layout = layout;
     state->start.ranks = layout.ranks;
@@ -348,7 +348,7 @@ static void look_for_repeat(struct launch_state *state, const struct pd_launch_v
         if (state->has_suspect)
             snprintf(whose, sizeof whose, "of rank %u, on host %s%s%s", s->rank, s->host, s->gpu[0] ? ", GPU " : "", s->gpu);
         pd_log_warn(MODULE,
-                    "what was not finite in a start before has not come again, from the same bits: suspect the hardware "
+                    "the non-finite value of the previous start did not come again from the same bits: suspect the hardware "
                     "%s (%s)",
                     whose, state->diverged_words);
         if (state->has_suspect) pd_launch_placement_suspect(&state->placement, s, state->suspect_host);

@@ -179,7 +179,7 @@ static pd_status check_memory(struct pd_launch_chooser *c, const struct pd_laid_
     snprintf(and_swap, sizeof and_swap, swap > 0 ? " and %s of swap" : "", pd_bytes_text(swap).text);
     if (all <= most + swap) {
         pd_log_warn("launch",
-                    "%s of this host take %s, and %s ends at %s: what is more is swapped, and steps take many times longer",
+                    "%s of this host take %s, and %s ends at %s: the rest is swapped, and steps take many times longer",
                     pd_counted(here, "rank").text, pd_bytes_text(all).text, c->memory.most_who, pd_bytes_text(most).text);
         return PD_OK;
     }

@@ -258,7 +258,7 @@ bool pd_launch_placement_charge(struct pd_launch_placement *p, const struct pd_r
     struct pd_error why;
     if (!pd_launch_placement_has_list(p) || verdict->status == PD_OK || is_asked_to_leave(requests)) return false;
     if (look_at_loss(p, said, requests, &why)) {
-        pd_log_warn(MODULE, "hosts are those of the last start: %s", why.message);
+        pd_log_warn(MODULE, "using the hosts of the last start: %s", why.message);
         return false;
     }
     if (pd_launch_account_lost(&p->account, names, sizeof names)) {
@@ -315,7 +315,7 @@ bool pd_launch_placement_taken(struct pd_launch_placement *p, const struct pd_ra
         used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", name);
     }
     if (!used || is_own || !has_least(p)) return false;
-    pd_log_warn(MODULE, "%s will be taken away (preempt.notice): the others go on from what was saved", names);
+    pd_log_warn(MODULE, "%s will be taken away (preempt.notice): the others go on from the saved step", names);
     return true;
 }
 

@@ -57,7 +57,7 @@ static pd_status read_number(const struct reader *r, const struct pd_json_value 
     const struct pd_json_value *value = member(object, key);
     double number = 0;
     if (!value) return PD_OK;
-    if (!pd_json_is_number(value, &number)) PD_FAIL(err, PD_CORRUPT, "%s: %s is no number", r->name, key);
+    if (!pd_json_is_number(value, &number)) PD_FAIL(err, PD_CORRUPT, "%s: %s is not a number", r->name, key);
     *ret = (float)number;
     return PD_OK;
 }
@@ -81,7 +81,7 @@ static pd_status find_class(struct reader *r, struct pd_error *err)
     const char *name = list && pd_json_count(list) ? pd_json_text(pd_json_at(list, 0)) : NULL;
     const char *type = text_of(r->root, "model_type");
     if (!name && !type)
-        PD_FAIL(err, PD_CORRUPT, "%s: it has neither architectures nor model_type, so it is no model's config.json",
+        PD_FAIL(err, PD_CORRUPT, "%s: it has neither architectures nor model_type, so it is not a model's config.json",
                 r->name);
     r->class = pd_model_class_find(name, name ? NULL : type, NULL, &r->config->family);
     if (r->class) return PD_OK;
@@ -90,8 +90,7 @@ static pd_status find_class(struct reader *r, struct pd_error *err)
     for (const struct pd_family *const *f = pd_families; *f; f++)
         for (const struct pd_model_class *c = (*f)->classes; c->name && used < sizeof known; c++)
             used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", c->name);
-    PD_FAIL(err, PD_UNSUPPORTED, "%s: architecture %s; those that can be converted are %s", r->name, name ? name : type,
-            known);
+    PD_FAIL(err, PD_UNSUPPORTED, "%s: architecture %s; perdure converts %s", r->name, name ? name : type, known);
 }
 
 static pd_status read_sizes(const struct reader *r, struct pd_error *err)
@@ -212,8 +211,7 @@ static pd_status read_rope_of(const struct reader *r, const char *name, const st
     if (!type) type = old ? old : "default";
     const bool is_default = strcmp(type, "default") == 0, is_llama3 = strcmp(type, "llama3") == 0;
     if (!is_default && !is_llama3 && strcmp(type, "linear") != 0)
-        PD_FAIL(err, PD_UNSUPPORTED, "%s: %s is %s; those that are computed here are linear and llama3", r->name, name,
-                type);
+        PD_FAIL(err, PD_UNSUPPORTED, "%s: %s is %s; perdure supports linear and llama3", r->name, name, type);
     PD_TRY(check_rope_keys(r, name, scaling, is_llama3, err));
     PD_TRY(read_number(r, scaling, "factor", &c->rope_factor, err));
     if (is_default) {

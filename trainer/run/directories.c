@@ -56,12 +56,12 @@ static pd_status make_path(const char *key, const char *path, struct pd_error *e
         }
         const bool is_there = stat(partial, &st) == 0;
         if (number == EEXIST && !is_there)
-            PD_FAIL(err, PD_IO, "%s is a link to what is not there: mount or make that, or remove the link", partial);
+            PD_FAIL(err, PD_IO, "%s is a link to a missing target: mount or create the target, or remove the link", partial);
         if (is_there && !S_ISDIR(st.st_mode) && !slash)
-            PD_FAIL(err, PD_INVALID, "%s is no directory; give another place for it", partial);
+            PD_FAIL(err, PD_INVALID, "%s is not a directory; give another place for it", partial);
         if (is_there && !S_ISDIR(st.st_mode))
-            PD_FAIL(err, PD_INVALID, "%s is no directory, and %s is to be one; give another directory for it", partial,
-                    path);
+            PD_FAIL(err, PD_INVALID, "%s is not a directory, so %s cannot be created; give another directory for it",
+                    partial, path);
         if (!slash) return PD_OK;
         *slash = '/';
     }

@@ -36,14 +36,14 @@ static int append(const char *run_dir, const char *text, size_t bytes)
     return number;
 }
 
-/* A run.dir that is gone has its own message; what is no file the launcher, which writes first, has said. */
+/* A run.dir that is gone has its own message; what is not a file the launcher, which writes first, has said. */
 static void say_once(const char *run_dir, int number)
 {
     static atomic_bool is_said;
     if (number == ENOENT || (number == ENXIO && getenv(PD_CHANNEL_ENV_ADDRESSES))) return;
     if (atomic_exchange(&is_said, true)) return;
     pd_log_warn("events", "%s/events.jsonl: starts and ends of this run are not recorded: %s", run_dir,
-                number == ENXIO ? "it is no regular file; move it away" : strerror(number));
+                number == ENXIO ? "it is not a regular file; move it away" : strerror(number));
 }
 
 void pd_event_end(struct pd_json_writer *w, const char *run_dir)

@@ -87,9 +87,8 @@ static pd_status take_failure(struct run *r, const struct pd_saver_outcome *o, s
         struct pd_tier_options tiers[PD_TIERS_MAX];
         const uint32_t count = pd_config_tiers(r->config, tiers);
         PD_FAIL(err, PD_IO,
-                "%s%s was removed while the run used it: nothing can be saved, and what was saved there is gone. Put it "
-                "back, then "
-                "run the same command again",
+                "%s%s was removed while the run used it: nothing can be saved, and the checkpoints there are gone. Put it "
+                "back, then run the same command again",
                 tiers[0].dir, count > 1 ? ", with the directories of the other tiers," : "");
     }
     if (is_final || pd_save_failures_is_too_long(&r->failures, r->now_ns, give_up_seconds(r))) {

@@ -24,7 +24,8 @@ struct json_lines {
 static pd_status fail_to_open(const char *path, int number, struct pd_error *err)
 {
     const pd_status st = number == ENOENT ? PD_IO : pd_status_from_errno(number);
-    if (number == ENXIO) PD_FAIL(err, st, "%s: metrics are appended to a regular file, and it is none; move it away", path);
+    if (number == ENXIO)
+        PD_FAIL(err, st, "%s: metrics are appended to a regular file, and this is not one; move it away", path);
     return pd_error_set(err, st, PD_WHERE, number, "%s: opening it to append metrics", path);
 }
 

@@ -44,7 +44,7 @@ static pd_status file_open(const struct pd_metrics_options *options, void **ret_
 {
     const char *path = options->config->metrics.prometheus_file;
     if (pd_regular_is_other(path))
-        PD_FAIL(err, PD_INVALID, "%s is no regular file, and would be replaced by one; name another", path);
+        PD_FAIL(err, PD_INVALID, "%s is not a regular file, and would be replaced by one; name another", path);
     struct prometheus_file *p = calloc(1, sizeof *p);
     if (!p) PD_FAIL(err, PD_NO_MEMORY, "metrics: no memory");
     pd_prometheus_init(&p->prometheus, options);

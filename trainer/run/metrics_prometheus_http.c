@@ -98,7 +98,7 @@ static pd_status bind_listener(const struct pd_listen *listen_at, int *ret_socke
         close(file);
         if (number == EADDRNOTAVAIL)
             PD_FAIL(err, PD_INVALID,
-                    "%s is no address of this machine; name one of its own, or 0.0.0.0 for all, with "
+                    "%s is not an address of this machine; name one of its own, or 0.0.0.0 for all, with "
                     "metrics.prometheus_listen",
                     listen_at->host);
         PD_FAIL_ERRNO(err, number, "listening at %s port %u; name another port with metrics.prometheus_listen",

@@ -66,7 +66,7 @@ static void log_schedule(const struct pd_engine *e, const struct pd_config *save
     }
     if (!used || e->options.rank) return;
     if (now == before)
-        pd_log_info(MODULE, "%s: steps from here on follow it, and have other bits than those of a run that began so", text);
+        pd_log_info(MODULE, "%s: steps from here on follow it, with other bits than a run that began with it", text);
     else
         pd_log_warn(MODULE,
                     "the learning rate of the next step is %.3g, and was to be %.3g: %s%s. Steps from here on follow it; to "
@@ -228,8 +228,8 @@ static void log_other_device(const struct pd_engine *e, const struct pd_run_stat
         pd_computed_on_describe(before, before_said, sizeof before_said);
         pd_computed_on_describe(now, now_said, sizeof now_said);
         pd_log(PD_LOG_WARN, MODULE,
-               "steps up to %llu were computed on %s, from here on it is %s: from step %llu on bits may differ from those "
-               "of a run that stayed",
+               "steps up to %llu were computed on %s, from here on it is %s: from step %llu on bits may differ from a "
+               "run that stayed",
                (unsigned long long)saved->identity.step, before_said, now_said,
                (unsigned long long)saved->identity.step + 1);
     }
@@ -300,8 +300,8 @@ static bool choose(struct pd_tiers *tiers, struct candidate *ret)
 static void log_new_lineage(const struct pd_identity *identity, const struct change *change)
 {
     pd_log(PD_LOG_WARN, MODULE,
-           "accept_new_lineage: %s: a new lineage, number %llu, from step %llu on, whose bits are not those of a run that "
-           "never changed",
+           "accept_new_lineage: %s: a new lineage, number %llu, from step %llu on, whose bits differ from a run that never "
+           "changed",
            change->text, (unsigned long long)identity->lineage, (unsigned long long)identity->step + 1);
 }
 
@@ -477,11 +477,10 @@ static pd_status check_hosts_away(const struct pd_config *config, struct pd_tier
     if (!away[0]) return PD_OK;
     if (choose(tiers, &newest)) {
         if (!is_copied || newest.entry.step >= known->kept || !is_known_of(&newest, known)) return PD_OK;
-        PD_FAIL(
-            err, PD_HOSTS_AWAY,
-            "step %llu was copied to hosts of which too few take part (without %.300s), and step %llu is the newest that "
-            "is whole here; to go on from that one, take those out of launch.hosts",
-            (unsigned long long)known->kept, away, (unsigned long long)newest.entry.step);
+        PD_FAIL(err, PD_HOSTS_AWAY,
+                "too few of the hosts that hold step %llu take part (without %.300s), and step %llu is the newest that "
+                "is whole here; to go on from that one, take those out of launch.hosts",
+                (unsigned long long)known->kept, away, (unsigned long long)newest.entry.step);
     }
     pd_recorded_read(config->run.dir, &recorded);
     if ((!known->kept || known->time < recorded.since) && !has_incomplete(tiers)) return PD_OK;

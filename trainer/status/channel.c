@@ -243,8 +243,7 @@ static pd_status take_answer(const struct pd_message *answer, struct pd_error *e
     }
     if (answer->kind != PD_MESSAGE_CONFIG)
         PD_FAIL(err, PD_UNSUPPORTED,
-                "rank %u: the answer of the launcher is none that this build knows: install the same one on all hosts",
-                answer->rank);
+                "rank %u: this build does not know the launcher's answer: install the same one on all hosts", answer->rank);
     if (!answer->bytes) return PD_OK; /* on the launcher's host the file is there */
     channel.is_relay = answer->rank == 1;
     channel.config = strndup((const char *)answer->data, answer->bytes);

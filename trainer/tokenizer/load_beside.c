@@ -166,7 +166,8 @@ static pd_status check_map(const struct pd_json_value *map, struct pd_error *err
             is_known |= !strcmp(key, lists[i]);
         if (!is_known)
             PD_FAIL(err, PD_UNSUPPORTED,
-                    "special_tokens_map.json: %.200s is no name of a token; if it changes no tokens of a text, take it out",
+                    "special_tokens_map.json: %.200s is not the name of a token; if it does not change how text is "
+                    "tokenized, remove it",
                     key);
     }
     return PD_OK;

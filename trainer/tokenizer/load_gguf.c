@@ -128,7 +128,7 @@ static pd_status rank_tokens(struct gguf *g, struct scored *scored, struct pd_er
         const int32_t type = type_of(g, id);
         if (type == UNKNOWN || type == CONTROL || type == BYTE || g->arrays->tokens[id].bytes > 256) continue;
         if (g->arrays->scores[id] != g->arrays->scores[id])
-            PD_FAIL(err, PD_INVALID, "tokenizer.ggml.scores[%u] is no number", id);
+            PD_FAIL(err, PD_INVALID, "tokenizer.ggml.scores[%u] is not a number", id);
         scored[count++] = (struct scored){g->arrays->scores[id], id};
     }
     qsort(scored, count, sizeof *scored, by_score);

@@ -29,7 +29,7 @@ static pd_status take_number(const char *name, const struct pd_json_value *array
                              struct pd_error *err)
 {
     if (pd_json_is_number(pd_json_at(array, i), ret) && *ret > -1e9 && *ret < 1e9) return PD_OK;
-    PD_FAIL(err, PD_INVALID, "%s: %s[%zu] is no number that it may be", name, key, i);
+    PD_FAIL(err, PD_INVALID, "%s: %s[%zu] is not a valid number", name, key, i);
 }
 
 static int64_t id_of(const struct pd_json_value *root, const char *key)

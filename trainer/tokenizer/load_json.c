@@ -49,7 +49,7 @@ static pd_status id_of(const struct pd_loader *l, const struct pd_json_value *va
 {
     const struct pd_json_value *number = pd_load_member(value, "id");
     uint64_t id;
-    if (!number || !pd_json_is_u64(number, &id)) PD_FAIL(err, PD_CORRUPT, "%s: %s.id is no number", l->name, path);
+    if (!number || !pd_json_is_u64(number, &id)) PD_FAIL(err, PD_CORRUPT, "%s: %s.id is not a number", l->name, path);
     *ret = id < PD_VOCAB_IDS_MAX ? (int64_t)id : PD_VOCAB_IDS_MAX;
     return PD_OK;
 }
@@ -72,8 +72,7 @@ static pd_status load_added_token(const struct pd_loader *l, const struct pd_jso
     PD_TRY(pd_load_text(l, value, path, "content", &content, err));
     const struct pd_added_token *there = find_added(l, content);
     if (there)
-        PD_FAIL(err, PD_INVALID, "%s: %s.content is that of added_tokens[%u] too", l->name, path,
-                (unsigned)(there - tokens));
+        PD_FAIL(err, PD_INVALID, "%s: %s.content equals added_tokens[%u] too", l->name, path, (unsigned)(there - tokens));
     const int32_t known = pd_vocab_find(&l->tokenizer->vocab, content, strlen(content));
     PD_TRY(add_token(l, value, path, false, known >= 0 ? known : (int64_t)(*next_id)++, err));
     if (token->id != id)

@@ -93,7 +93,7 @@ pd_status pd_load_model(const struct pd_loader *l, const struct pd_json_value *m
     const char *name = type ? pd_json_text(type) : "BPE"; /* files of old have no type */
     if (!name || strcmp(name, "BPE") != 0)
         PD_FAIL(err, PD_UNSUPPORTED, "%s: model.type %.40s is not supported; BPE is", l->name, name ? name : "");
-    if (!list || pd_json_type(list) != PD_JSON_ARRAY) PD_FAIL(err, PD_CORRUPT, "%s: model.merges is no list", l->name);
+    if (!list || pd_json_type(list) != PD_JSON_ARRAY) PD_FAIL(err, PD_CORRUPT, "%s: model.merges is not a list", l->name);
     const struct pd_json_value *vocab = pd_json_member(model, "vocab"), *value;
     void *cursor = NULL;
     const char *text;

@@ -71,7 +71,7 @@ pd_status pd_load_steps(const struct pd_loader *l, const struct pd_json_value *v
     if (strcmp(type, "Sequence") != 0) return kind->load(l, value, path, type, err);
     const struct pd_json_value *list = pd_load_member(value, kind->list);
     if (!list || pd_json_type(list) != PD_JSON_ARRAY)
-        PD_FAIL(err, PD_CORRUPT, "%s: %s.%s is no list", l->name, path, kind->list);
+        PD_FAIL(err, PD_CORRUPT, "%s: %s.%s is not a list", l->name, path, kind->list);
     for (size_t i = 0; i < pd_json_count(list); i++) {
         snprintf(inner, sizeof inner, "%s.%s[%zu]", path, kind->list, i);
         PD_TRY(pd_load_steps(l, pd_json_at(list, i), inner, kind, depth + 1, err));

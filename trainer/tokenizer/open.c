@@ -35,7 +35,7 @@ static pd_status read_file(const char *path, struct pd_tokenizer_text *ret, stru
     if (fstat(fd, &st))
         status = pd_error_set(err, PD_IO, PD_WHERE, errno, "reading %s", path);
     else if (!S_ISREG(st.st_mode))
-        status = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "%s is no file", path);
+        status = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "%s is not a file", path);
     else if (st.st_size > (off_t)PD_TOKENIZER_FILE_BYTES_MAX)
         status = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "%s has %lld bytes; a tokenizer.json has at most %u", path,
                               (long long)st.st_size, PD_TOKENIZER_FILE_BYTES_MAX);

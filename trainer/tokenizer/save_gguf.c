@@ -73,8 +73,8 @@ static pd_status find_kind(struct saving *s, struct pd_error *err)
         if (is_it) return s->kind = &kinds[i], PD_OK;
     }
     PD_FAIL(err, PD_UNSUPPORTED,
-            "its normalizer and pre-tokenizer are none of those that GGUF has a name for here: gpt-2, llama-bpe, qwen2, and "
-            "SentencePiece's");
+            "GGUF has no name for its normalizer and pre-tokenizer; perdure writes gpt-2, llama-bpe, qwen2 and "
+            "SentencePiece");
 }
 
 static bool is_llama(const struct saving *s)

@@ -59,7 +59,7 @@ static pd_status put_normalizer(struct saving *s, uint32_t i, struct pd_error *e
     const struct pd_normalizer_step *step = &s->tokenizer->normalizer.steps[i];
     const bool replaces = step->kind == PD_NORMALIZE_REPLACE;
     if (!replaces && step->kind != PD_NORMALIZE_NFC && step->kind != PD_NORMALIZE_PREPEND)
-        PD_FAIL(err, PD_BUG, "normalizer step %u is none of GGUF's", i);
+        PD_FAIL(err, PD_BUG, "normalizer step %u is not one of GGUF's", i);
     begin_step(s, replaces ? "Replace" : step->content ? "Prepend" : "NFC");
     if (replaces) put_pattern(s, &step->matcher);
     if (step->content) pd_json_string(&s->json, replaces ? "content" : "prepend", step->content);
@@ -73,7 +73,7 @@ static pd_status put_splitter(struct saving *s, uint32_t i, struct pd_error *err
     const bool is_bytes = step->kind == PD_SPLIT_BYTE_LEVEL;
     if (step->kind == PD_SPLIT_METASPACE || step->behavior != PD_SPLIT_ISOLATED ||
         (is_bytes && step->prepend != PD_PREPEND_NEVER))
-        PD_FAIL(err, PD_BUG, "pre-tokenizer step %u is none of GGUF's", i);
+        PD_FAIL(err, PD_BUG, "pre-tokenizer step %u is not one of GGUF's", i);
     begin_step(s, is_bytes ? "ByteLevel" : "Split");
     if (!is_bytes) {
         put_pattern(s, &step->matcher);
@@ -94,7 +94,7 @@ static pd_status put_decoder(struct saving *s, uint32_t i, struct pd_error *err)
                                         [PD_DECODE_FUSE] = "Fuse",
                                         [PD_DECODE_STRIP] = "Strip"};
     const struct pd_decoder_step *step = &s->tokenizer->decoder.steps[i];
-    if (step->kind == PD_DECODE_METASPACE) PD_FAIL(err, PD_BUG, "decoder step %u is none of GGUF's", i);
+    if (step->kind == PD_DECODE_METASPACE) PD_FAIL(err, PD_BUG, "decoder step %u is not one of GGUF's", i);
     begin_step(s, types[step->kind]);
     if (step->kind == PD_DECODE_BYTE_LEVEL) put_byte_level(s, true);
     if (step->kind == PD_DECODE_REPLACE) {
@@ -295,7 +295,7 @@ static pd_status save(struct saving *s, const char **ret_text, size_t *ret_bytes
     PD_TRY(pd_tokenizer_parse(PD_TOKENIZER_FILE, *ret_text, *ret_bytes, &again, err));
     const bool is_same = steps_digest(again) == steps_digest(s->tokenizer);
     pd_tokenizer_free(again);
-    if (!is_same) PD_FAIL(err, PD_BUG, "what was written of a tokenizer reads as another one");
+    if (!is_same) PD_FAIL(err, PD_BUG, "the written tokenizer reads back as another one");
     return PD_OK;
 }
 

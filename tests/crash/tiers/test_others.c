@@ -136,7 +136,7 @@ static pd_status begin_copies(struct tier_rank *rank, struct pd_error *err)
     PD_TRY(tier_save(rank, IN_FLIGHT, NULL, err));
     while (!copies_are_on_their_way(rank))
         sched_yield();
-    /* What is written when the end comes is no checkpoint's. */
+    /* What is written when the end comes is not a checkpoint's. */
     if (rank->state) PD_TRY(generation_write(rank->state, IN_FLIGHT + 1, err));
     tier_run_ahead(rank, IN_FLIGHT + 2);
     return pd_group_barrier(&rank->world, err);

@@ -379,7 +379,7 @@ Test(config, whole_is_checked)
     refused(MINIMAL, "batch.micro_batch=100", "the nearest micro-batch that fits is 32");
     refused(MINIMAL, "batch.context=257", "batch.context 257 is longer than model.context 256");
     refused(MINIMAL, "optimizer.min_lr=1", "optimizer.min_lr 1 is above optimizer.lr 0.0003");
-    refused(MINIMAL, "numerics.virtual_tp=3", "numerics.virtual_tp 3 is no power of two; the nearest are 2 and 4");
+    refused(MINIMAL, "numerics.virtual_tp=3", "numerics.virtual_tp 3 is not a power of two; the nearest are 2 and 4");
     refused(MINIMAL, "restart.ranks=8,11",
             "restart.ranks[1] is 11, and no layout of 11 ranks is admitted; the next below is 10");
     refused(MINIMAL, "validation.every=10", "there is nothing to validate on; set data.validation_fraction=0.01");
@@ -468,7 +468,7 @@ Test(config, loss_scale_is_of_fp16_and_a_power_of_two)
             "numerics.loss_scale is 2048, but only fp16 scales the loss; leave it out, or set numerics.precision=fp16");
     refused(MINIMAL, "numerics.loss_scale_interval=5", "numerics.loss_scale_interval is 5, but only fp16 scales the loss");
     refused(MINIMAL "numerics: {precision: fp16}\n", "numerics.loss_scale=1000",
-            "numerics.loss_scale 1000 is no power of two; the nearest are 512 and 1024");
+            "numerics.loss_scale 1000 is not a power of two; the nearest are 512 and 1024");
     struct pd_config c = parse(MINIMAL "numerics: {precision: fp16, loss_scale: 0.25}\n", NULL);
     cr_expect_eq(c.numerics.loss_scale, 0.25);
     pd_config_deinit(&c);
@@ -596,10 +596,10 @@ Test(config, recompute_layers)
                                                    "layout.recompute_layers=4, or leave it out "
                                                    "for all"},
         {"{recompute_layers: 2}",
-         "run.yaml: layout.recompute_layers is 2 and layout.recompute is none, so that no block is recomputed; set "
+         "run.yaml: layout.recompute_layers is 2 but layout.recompute=none recomputes no block; set "
          "layout.recompute=full or selective, or leave layout.recompute_layers out"},
         {"{auto: true, recompute: none, recompute_layers: 2}",
-         "run.yaml: layout.recompute_layers is 2 and layout.recompute is none, so that no block is recomputed; set "
+         "run.yaml: layout.recompute_layers is 2 but layout.recompute=none recomputes no block; set "
          "layout.recompute=full or selective, or leave layout.recompute_layers out"}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         struct pd_config c;

@@ -422,7 +422,7 @@ Test(export, without_room_nothing_is_made)
     struct pd_vfs_ops ops = *(whole_ops = x.s.vfs->ops);
     ops.space = no_space;
     x.s.vfs->ops = &ops;
-    refuse_destination(&x, "/out", PD_NO_SPACE, "0.0 are free there; make room");
+    refuse_destination(&x, "/out", PD_NO_SPACE, "0.0 are free there; free some space");
     x.s.vfs->ops = whole_ops;
     cr_assert_eq(pd_vfs_stat(x.s.vfs, "/out.exporting", &stat, NULL), PD_NOT_FOUND);
     teardown(&x);

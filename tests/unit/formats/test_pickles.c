@@ -294,17 +294,17 @@ static void sweep(const struct job *job)
         words, false \
     }
 
-#define DCP_SAYS                                                                              \
+#define DCP_SAYS                                                                                           \
     SAYS(" of state_dict_metadata is not a name"), SAYS(" has no size, or one of more than 8 dimensions"), \
         SAYS("an entry of storage_data lacks its name, file, offset or length"), SAYS(" has no offset in ")
-#define MISSING_SAYS                                                                                                 \
+#define MISSING_SAYS                                                                                                      \
     SAYS("not the metadata of a distributed checkpoint: state_dict_metadata is missing"),                                 \
         SAYS("not the metadata of a distributed checkpoint: storage_data is missing"), SAYS("outside of the checkpoint"), \
         SAYS(", and state_dict_metadata does not"), SAYS(" lies there, says ")
-#define DEEPSPEED_SAYS                                                                                                    \
-    SAYS("no zero_stage and partition_count; it is not a ZeRO checkpoint"), SAYS("there are stages 1 to 3"),              \
-        SAYS("no list "), SAYS("an entry of param_shapes is not a name with a shape"), SAYS("the ranks' flat tensors end "), \
-        SAYS("no param_shapes; DeepSpeed before 0.3.17")
+#define DEEPSPEED_SAYS                                                                                       \
+    SAYS("no zero_stage and partition_count; it is not a ZeRO checkpoint"), SAYS("there are stages 1 to 3"), \
+        SAYS("no list "), SAYS("an entry of param_shapes is not a name with a shape"),                       \
+        SAYS("the ranks' flat tensors end "), SAYS("no param_shapes; DeepSpeed before 0.3.17")
 
 SWEEP(dcp, "dcp", "dcp", 7, 1, DCP_SAYS)
 SWEEP(megatron_buckets, "megatron/dp_reshardable", "megatron", 61, 7, DCP_SAYS, MISSING_SAYS,
@@ -313,4 +313,5 @@ SWEEP(megatron_whole, "megatron/fully_reshardable", "megatron", 1009, 1, SAYS("o
 SWEEP(deepspeed_1, "deepspeed/zero1", "deepspeed", 1, 5, DEEPSPEED_SAYS)
 SWEEP(deepspeed_3, "deepspeed/zero3", "deepspeed", 1, 5, DEEPSPEED_SAYS)
 SWEEP(universal, "deepspeed/universal3", "universal", 1, 5, SAYS("of the pickle: "))
-SWEEP(torch, "plain.pt", "torch", 1, 1, SAYS("is no dictionary of tensors; what is read is torch.save(model.state_dict(), "))
+SWEEP(torch, "plain.pt", "torch", 1, 1,
+      SAYS("is not a dictionary of tensors; what is read is torch.save(model.state_dict(), "))

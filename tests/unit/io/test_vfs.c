@@ -334,10 +334,10 @@ static void is_refused(struct pd_vfs *vfs, const char *path)
     struct pd_error error = {0};
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         cr_assert_eq(pd_file_open(vfs, path, ways[i], &file, &error), PD_IO, "%s: %s, way %zu", current_vfs, path, i);
-        cr_assert(strstr(error.message, path) && strstr(error.message, "it is no regular file"), "%s", error.message);
+        cr_assert(strstr(error.message, path) && strstr(error.message, "it is not a regular file"), "%s", error.message);
     }
     cr_assert_eq(pd_vfs_lock(vfs, path, &lock, &error), PD_IO, "%s: %s", current_vfs, path);
-    cr_assert(strstr(error.message, "it is no regular file"), "%s", error.message);
+    cr_assert(strstr(error.message, "it is not a regular file"), "%s", error.message);
 }
 
 Test(vfs, only_regular_files_are_opened, .timeout = 20)

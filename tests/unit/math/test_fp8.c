@@ -98,7 +98,7 @@ Test(fp8, a_scale_puts_the_largest_as_high_as_it_goes)
         const float x = (float)ldexp(1 + (double)(random_u64(&state) >> 12) * 0x1p-52, (int)(random_u64(&state) % 160) - 47);
         const float scale = scale_of(format, x), inverse = pd_fp8_inverse(scale);
         int exponent;
-        cr_assert_eq(frexpf(scale, &exponent), 0.5f, "%a of %a is no power of two", (double)scale, (double)x);
+        cr_assert_eq(frexpf(scale, &exponent), 0.5f, "%a of %a is not a power of two", (double)scale, (double)x);
         cr_assert_eq(scale * inverse, 1);
         cr_assert(x * inverse <= most && x * inverse > most / 2, "%a of %a", (double)scale, (double)x);
     }

@@ -161,7 +161,7 @@ static void expect_refused(const char *text, const char *from, const char *to, p
 Test(hugging_face, what_changes_numbers_is_refused_by_name)
 {
     expect_refused(llama32_1b, "LlamaForCausalLM", "LlamaForTokenClassification", PD_UNSUPPORTED,
-                   "architecture LlamaForTokenClassification; those that can be converted are LlamaForCausalLM, ");
+                   "architecture LlamaForTokenClassification; perdure converts LlamaForCausalLM, ");
     expect_refused(llama32_1b, "\"attention_bias\": false", "\"attention_bias\": true", PD_UNSUPPORTED,
                    "attention_bias is true, and o_proj");
     expect_refused(llama32_1b, "\"mlp_bias\": false", "\"mlp_bias\": true", PD_UNSUPPORTED, "mlp_bias is true");
@@ -250,7 +250,7 @@ Test(hugging_face, damaged_files)
     expect_refused(llama32_1b, "\"head_dim\": 64", "\"head_dim\": 0", PD_CORRUPT, "head_dim is no whole number");
     expect_refused(llama32_1b, "\"hidden_size\": 2048,", "", PD_CORRUPT, "hidden_size is missing");
     expect_refused(llama32_1b, "\"vocab_size\": 128256", "\"vocab_size\": -1", PD_CORRUPT, "vocab_size is no whole number");
-    expect_refused(llama32_1b, "500000.0", "\"many\"", PD_CORRUPT, "rope_theta is no number");
+    expect_refused(llama32_1b, "500000.0", "\"many\"", PD_CORRUPT, "rope_theta is not a number");
     expect_refused(llama32_1b, "\"low_freq_factor\": 1.0,", "", PD_CORRUPT, "rope_scaling llama3 has no low_freq_factor");
     expect_refused(llama32_1b, "\"factor\": 32.0,", "", PD_CORRUPT, "rope_scaling llama3 has no factor");
     expect_refused(llama32_1b, "\"num_key_value_heads\": 8", "\"num_key_value_heads\": 5", PD_INVALID, "kv_heads 5");

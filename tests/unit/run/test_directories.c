@@ -95,9 +95,9 @@ Test(directories, what_cannot_be_made_is_named_with_its_key)
                      "checkpoint.tiers[2].dir: /proc/xx: making the directory: No such file or directory; see to it "
                      "that it can be made, or name another directory with checkpoint.tiers[2].dir=DIR");
     cr_assert_eq(pd_directories_make("checkpoint.tiers[0].dir", "loop/x", &err), PD_IO);
-    cr_assert(strstr(err.message, "checkpoint.tiers[0].dir: loop is a link to what is not there"), "%s", err.message);
+    cr_assert(strstr(err.message, "checkpoint.tiers[0].dir: loop is a link to a missing target"), "%s", err.message);
     cr_assert_eq(pd_directories_make("checkpoint.dir", "/dev/null/x", &err), PD_INVALID);
-    cr_assert(strstr(err.message, "checkpoint.dir: /dev/null is no directory"), "%s", err.message);
+    cr_assert(strstr(err.message, "checkpoint.dir: /dev/null is not a directory"), "%s", err.message);
 }
 
 static char logged[4096];

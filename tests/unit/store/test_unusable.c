@@ -273,7 +273,7 @@ Test(store_unusable, a_renamed_directory)
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         struct room room = new_room(2, 1);
         struct view view =
-            one_flaw(1, PD_STORE_MISNAMED, names[i], "its record is that of step-000000000002-1: rename it to that");
+            one_flaw(1, PD_STORE_MISNAMED, names[i], "its record is of step-000000000002-1: rename it to that");
         char path[128];
         snprintf(path, sizeof path, ROOM_ROOT "/%s", names[i]);
         launch(&room, true, save_two, NULL);
@@ -294,7 +294,7 @@ Test(store_unusable, renamed_directories_alone)
     struct view view = {.unusable = 2,
                         .flaw = PD_STORE_MISNAMED,
                         .name = "old2",
-                        .cause = "its record is that of step-000000000002-1: rename it to that"};
+                        .cause = "its record is of step-000000000002-1: rename it to that"};
     launch(&room, true, save_two, NULL);
     rename_in(&room, 0, FIRST, ROOM_ROOT "/old1");
     rename_in(&room, 0, SECOND, ROOM_ROOT "/old2");
@@ -360,7 +360,7 @@ Test(store_unusable, renamed_in_the_quarantine)
 Test(store_unusable, a_shard_that_is_no_file)
 {
     struct room room = new_room(4, 2);
-    struct view view = one_flaw(1, PD_STORE_INCOMPLETE, "step-000000000002-1", "shard-00003.h5 is no regular file");
+    struct view view = one_flaw(1, PD_STORE_INCOMPLETE, "step-000000000002-1", "shard-00003.h5 is not a regular file");
     struct pd_vfs *vfs;
     struct pd_error err = {0};
     launch(&room, true, save_two, NULL);

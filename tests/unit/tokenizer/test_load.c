@@ -130,7 +130,7 @@ Test(load, a_map_of_special_tokens_counts_where_the_decoder_is_not)
     cr_expect_str_eq(special_of("{\"eos_token\": \"a\", \"additional_special_tokens\": []}", map), "abc");
     cr_expect_str_eq(special_of("{\"added_tokens_decoder\": {}, \"bos_token\": \"a\"}", map), "a");
     cr_expect_str_eq(special_of(NULL, "{\"lattice\": 1}"), "");
-    cr_expect(strstr(err.message, "special_tokens_map.json: lattice is no name of a token"), "%s", err.message);
+    cr_expect(strstr(err.message, "special_tokens_map.json: lattice is not the name of a token"), "%s", err.message);
 }
 
 /* As transformers does: they are found in text, and a copy of the tokenizer's text has them. */
@@ -296,7 +296,8 @@ Test(load, metadata_of_gguf_as_json)
     static const char *const refused[][2] = {
         {"{\"ggml.model\":\"llama\",\"ggml.tokens\":[\"a\",1],\"ggml.scores\":[0,0]}", "ggml.tokens[1] is no text"},
         {"{\"ggml.model\":\"llama\",\"ggml.tokens\":[\"a\"],\"ggml.scores\":[0,0]}", "not one number a token"},
-        {"{\"ggml.model\":\"llama\",\"ggml.tokens\":[\"a\"],\"ggml.scores\":[\"x\"]}", "ggml.scores[0] is no number"},
+        {"{\"ggml.model\":\"llama\",\"ggml.tokens\":[\"a\"],\"ggml.scores\":[\"x\"]}",
+         "ggml.scores[0] is not a valid number"},
         {"{\"ggml.model\":\"llama\",\"ggml.tokens\":[\"a\"]}", "tokenizer.ggml.scores is missing"},
         {"{\"ggml.model\":7}", "tokenizer.ggml.model"}};
     struct pd_tokenizer *t;
