@@ -63,6 +63,12 @@ struct pd_option {
     uint32_t given; /* filled: 1 for the option that was given first, 2 for the next; 0: not given */
 };
 
+/* A row of a table of options: PD_OPTION("name", "ARGUMENT", "doc", PD_OPTION_U64, &value, low, high). */
+#define PD_OPTION(...)      \
+    {                       \
+        .name = __VA_ARGS__ \
+    }
+
 struct pd_usage {
     const char *arguments, *doc; /* of --help; a \v in doc ends what stands above the options */
     struct pd_option *options;   /* ends with an empty row; NULL: none. --json and --help are added */

@@ -203,6 +203,12 @@ void pd_report_u64(struct pd_report *r, const char *key, uint64_t value, enum pd
         print_row(key, unit == PD_UNIT_NONE ? pd_text_count(value).text : in_unit((double)value, unit).text);
 }
 
+void pd_report_u64s(struct pd_report *r, const struct pd_json_u64_member *members)
+{
+    for (; members->key; members++)
+        pd_report_u64(r, members->key, members->value, PD_UNIT_NONE);
+}
+
 void pd_report_double(struct pd_report *r, const char *key, double value, enum pd_unit unit)
 {
     if (r->is_json)

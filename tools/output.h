@@ -46,6 +46,9 @@ void pd_report_begin(struct pd_report *report, bool is_json);
 void pd_report_say(struct pd_report *report, const char *format, ...) PD_PRINTF(2, 3);
 void pd_report_text(struct pd_report *report, const char *key, const char *text);
 void pd_report_u64(struct pd_report *report, const char *key, uint64_t value, enum pd_unit unit);
+/* Several without a unit: PD_REPORT_U64S(report, {"pairs", pairs}, {"threads", threads}). */
+#define PD_REPORT_U64S(report, ...) pd_report_u64s(report, (const struct pd_json_u64_member[]){__VA_ARGS__, {0}})
+void pd_report_u64s(struct pd_report *report, const struct pd_json_u64_member *members);
 void pd_report_double(struct pd_report *report, const char *key, double value, enum pd_unit unit);
 /* "0.89 (0.86 to 0.97)"; "<key>", "<key>_low" and "<key>_high" in JSON. */
 void pd_report_range(struct pd_report *report, const char *key, double value, double low, double high, enum pd_unit unit);

@@ -176,6 +176,12 @@ void pd_json_hex64(struct pd_json_writer *w, const char *key, uint64_t value)
     put(w, "\"%016" PRIx64 "\"", value);
 }
 
+void pd_json_strings(struct pd_json_writer *w, const struct pd_json_string_member *members)
+{
+    for (; members->key; members++)
+        pd_json_string(w, members->key, members->value);
+}
+
 void pd_json_u64s(struct pd_json_writer *w, const struct pd_json_u64_member *members)
 {
     for (; members->key; members++)

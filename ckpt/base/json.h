@@ -42,16 +42,21 @@ void pd_json_hex64(struct pd_json_writer *writer, const char *key, uint64_t valu
 
 /* Members of an object: PD_JSON_U64S(w, {"dp", l->dp}, {"tp", l->tp}). */
 #define PD_JSON_U64S(writer, ...) pd_json_u64s(writer, (const struct pd_json_u64_member[]){__VA_ARGS__, {0}})
+#define PD_JSON_STRINGS(writer, ...) pd_json_strings(writer, (const struct pd_json_string_member[]){__VA_ARGS__, {0}})
 #define PD_JSON_DOUBLES(writer, ...) pd_json_doubles(writer, (const struct pd_json_double_member[]){__VA_ARGS__, {0}})
 struct pd_json_u64_member {
     const char *key;
     uint64_t value;
+};
+struct pd_json_string_member {
+    const char *key, *value;
 };
 struct pd_json_double_member {
     const char *key;
     double value;
 };
 void pd_json_u64s(struct pd_json_writer *writer, const struct pd_json_u64_member *members);
+void pd_json_strings(struct pd_json_writer *writer, const struct pd_json_string_member *members);
 void pd_json_doubles(struct pd_json_writer *writer, const struct pd_json_double_member *members);
 
 /* Ends the arrays and objects that are open. The text, terminated, with a newline at its end; borrowed until deinit.

@@ -644,14 +644,14 @@ for name, options, message in (
          "7B and 14B"),
         ("range", ["--threads=0"], "--threads=0: expected a number from 1 to 1024"),
         ("ranks", ["--ranks=3"], "--ranks=3: 2 threads cannot be shared evenly; give --threads=3"),
-        ("nothing", ["--pairs=0", "--cost-pairs=0"], "--pairs=0 and --cost-pairs=0 leave nothing to measure")):
+        ("nothing", ["--pairs=0"], "--pairs=0 without --ranks leaves nothing to measure")):
     expect(f"bench-step-cpu-{name}", ["bench", "step", "--device=cpu", *options], 64, err=said(message))
 expect("bench-step-gpu-pairs", ["bench", "step", "--device=gpu", "--pairs=3"], 64,
        err=said("--pairs counts on the processor alone: give --device=cpu beside it"))
 os.makedirs("it's, {a} #b")
-expect("bench-step-small-vocabulary", ["bench", "step", "--device=cpu", "--preset=byte-1m", "--pairs=1", "--cost-pairs=1", "--precision=fp32"], 0,
+expect("bench-step-small-vocabulary", ["bench", "step", "--device=cpu", "--preset=byte-1m", "--pairs=1", "--precision=fp32"], 0,
        re.compile("^device +cpu\ngemm_ratio_fp32 +[\\d.]+ "), ANY, environment={"TMPDIR": "it's, {a} #b"})
-expect("bench-step-ranks", ["bench", "step", "--device=cpu", "--preset=byte-1m", "--pairs=0", "--cost-pairs=0", "--ranks=2", "--rank-pairs=1", "--tokens=64"], 0,
+expect("bench-step-ranks", ["bench", "step", "--device=cpu", "--preset=byte-1m", "--pairs=0", "--ranks=2", "--rank-pairs=1", "--tokens=64"], 0,
        re.compile("^device +cpu\ndp_efficiency +[\\d.]+ .*\nreplay_cost +-?[\\d.]+(e-\\d+)? "), ANY)
 expect("bench-attention-device", ["bench", "attention", "--device=tpu"], 64, err=said("--device=tpu: expected auto, cpu or gpu"))
 expect("bench-attention-heads", ["bench", "attention", "--heads=3", "--kv-heads=2"], 64,

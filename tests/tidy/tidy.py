@@ -18,7 +18,7 @@ COLUMNS = {
     "trainer": (["trainer/tokenizer", ("trainer/math", "trainer/data"), "trainer/comm", "trainer/model", "trainer/parallel", "trainer/config",
                  "trainer/engine", "trainer/plan", "trainer/status", "trainer/run", ("trainer/launch", "trainer/sample")],
                 ["offload", "resharder", "ckpt"]),
-    "tools": (["tools", ("tools/bench", "tools/doctor", "tools/bundle", "tools/report"), "tools/commands"],
+    "tools": (["tools", ("tools/bench", "tools/bundle", "tools/report"), "tools/commands"],
               ["trainer", "resharder", "offload", "ckpt"]),
 }
 ABOVE_ALL = {"tools/main.c": "tools/commands"}  # file -> the room whose place it has

@@ -20,9 +20,10 @@
 #define TRIAD_BYTES 12.0 /* a parameter's place in memory: half a double */
 #define PIECE (UINT64_C(64) << 10)
 #define ARRAYS 4
+#define GAP_BYTES (3 * 4096) /* between arrays */
 
 struct adam_bench {
-    uint64_t elements, pairs, gap_pages;
+    uint64_t elements, pairs;
     uint32_t threads_max;
     bool json, streams; /* streams: how the triad stores */
     bool has_copy;      /* under way: AdamW writes a bf16 copy too */
@@ -162,9 +163,7 @@ static pd_status measure_all(struct adam_bench *b, struct pd_error *err)
     }
     pd_json_array_end(&r.writer);
     pd_report_double(&r, "triad_ratio", least, PD_UNIT_NONE);
-    pd_report_u64(&r, "elements", b->elements, PD_UNIT_NONE);
-    pd_report_u64(&r, "pairs", b->pairs, PD_UNIT_NONE);
-    pd_report_u64(&r, "gap_pages", b->gap_pages, PD_UNIT_NONE);
+    PD_REPORT_U64S(&r, {"elements", b->elements}, {"pairs", b->pairs});
     pd_report_text(&r, "moments", pd_dtype_name(b->moments));
     pd_report_text(&r, "isa", pd_isa_name(b->isa));
     return pd_report_end(&r, err);
@@ -174,7 +173,7 @@ static pd_status measure_all(struct adam_bench *b, struct pd_error *err)
  * has a price of its own (offload/README.md): a gap follows each. */
 static pd_status take(struct adam_bench *b, struct pd_arena **ret_arena, struct pd_error *err)
 {
-    const uint64_t bytes = pd_round_up(b->elements * sizeof(float), 4096) + b->gap_pages * 4096;
+    const uint64_t bytes = pd_round_up(b->elements * sizeof(float), 4096) + GAP_BYTES;
     struct pd_memory_plan plan = {.bytes = {[PD_MEMORY_OPTIMIZER] = (ARRAYS + 1) * bytes}};
     PD_TRY(pd_arena_new(&plan, ret_arena, err));
     for (int a = 0; a < ARRAYS; a++)
@@ -185,20 +184,16 @@ static pd_status take(struct adam_bench *b, struct pd_arena **ret_arena, struct 
 
 pd_status pd_bench_adam(int argc, char **argv, struct pd_error *err)
 {
-    struct adam_bench b = {.elements = UINT64_C(32) << 20, .pairs = 9, .threads_max = 2, .gap_pages = 3};
-    /* clang-format off */
+    struct adam_bench b = {.elements = UINT64_C(32) << 20, .pairs = 9, .threads_max = 2};
     struct pd_option options[] = {
-        {.name = "elements", "N", "parameters, 20 bytes of memory each (33554432)", PD_OPTION_U64, &b.elements, PIECE,
-         UINT64_C(1) << 34},
-        {.name = "pairs", "N", "alternated pairs of measurements, 1 to 99 (9)", PD_OPTION_U64, &b.pairs, 1,
-         PD_BENCH_PAIRS_MAX},
-        {.name = "threads", "N", "1, 2, 4, ... up to this many (2)", PD_OPTION_U32, &b.threads_max, 1, 1024},
-        {.name = "gap", "N", "pages of 4096 bytes between arrays (3); 0 with a power of two of elements is the worst case",
-         PD_OPTION_U64, &b.gap_pages, 0, 1024},
-        {.name = "moments", "TYPE", "fp32 (default) or bf16: optimizer.moments", PD_OPTION_CHOICE, &b.moments,
-         .expected = "fp32 or bf16"},
+        PD_OPTION("elements", "N", "parameters, 20 bytes of memory each (33554432)", PD_OPTION_U64, &b.elements, PIECE,
+                  UINT64_C(1) << 34),
+        PD_OPTION("pairs", "N", "alternated pairs of measurements, 1 to 99 (9)", PD_OPTION_U64, &b.pairs, 1,
+                  PD_BENCH_PAIRS_MAX),
+        PD_OPTION("threads", "N", "1, 2, 4, ... up to this many (2)", PD_OPTION_U32, &b.threads_max, 1, 1024),
+        PD_OPTION("moments", "TYPE", "fp32 (default) or bf16: optimizer.moments", PD_OPTION_CHOICE, &b.moments,
+                  .expected = "fp32 or bf16"),
         {0}};
-    /* clang-format on */
     const struct pd_usage usage = {
         .doc = "The AdamW update of the CPU against the STREAM triad of the same cores, alternated, by bytes touched: 28 a "
                "parameter, 20 with moments in bf16, 2 more with a bf16 copy, 24 for an element of the triad in doubles, "

@@ -4,18 +4,150 @@
  * five backward, 2 D operations a pair and product. What a kernel does besides (a product made twice, masked pairs) is its
  * own loss. Times are between two events of the stream, medians of several calls on random operands; a GPU
  * gets several calls at once. */
-#include "tools/bench/attention_check.h"
-#include "tools/bench/bench.h"
-#include "tools/command.h"
-
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/half.h"
+#include "tools/bench/bench.h"
+#include "tools/command.h"
 #include "trainer/config/config.h"
 #include "trainer/engine/rank_device.h"
 #include "trainer/math/math_cuda.h"
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
+
+#define QUERIES 16u
+#define KEYS 8u
+
+struct checking {
+    const struct pd_attention *a;
+    double *p, *dp, *out; /* of one query: weights, their gradients; its row of out */
+    double difference, size;
+};
+
+static double at(const struct checking *c, const void *data, uint64_t i)
+{
+    if (c->a->dtype == PD_F32) return (double)((const float *)data)[i];
+    const uint16_t half = ((const uint16_t *)data)[i];
+    return (double)(c->a->dtype == PD_BF16 ? pd_f32_from_bf16(half) : pd_f32_from_f16(half));
+}
+
+static uint64_t wide(const struct checking *c, uint32_t row, uint32_t head)
+{
+    return ((uint64_t)row * c->a->heads + head) * c->a->head_size;
+}
+
+static uint64_t narrow(const struct checking *c, uint32_t row, uint32_t head)
+{
+    const uint32_t kv = head / (c->a->heads / c->a->kv_heads);
+    return ((uint64_t)row * c->a->kv_heads + kv) * c->a->head_size;
+}
+
+static double dot(const struct checking *c, const void *x, uint64_t i, const void *y, uint64_t j)
+{
+    double sum = 0;
+    for (uint32_t d = 0; d < c->a->head_size; d++)
+        sum += at(c, x, i + d) * at(c, y, j + d);
+    return sum;
+}
+
+/* p, out, and dS in place of dp: of query r. */
+static void query(struct checking *c, uint32_t r, uint32_t head)
+{
+    const struct pd_attention *a = c->a;
+    double max = -INFINITY, sum = 0, delta = 0;
+    for (uint32_t k = 0; k <= r; k++) {
+        c->p[k] = (double)a->scale * dot(c, a->q, wide(c, r, head), a->k, narrow(c, k, head));
+        c->dp[k] = dot(c, a->dout, wide(c, r, head), a->v, narrow(c, k, head));
+        if (c->p[k] > max) max = c->p[k];
+    }
+    for (uint32_t k = 0; k <= r; k++)
+        sum += c->p[k] = exp(c->p[k] - max);
+    for (uint32_t d = 0; d < a->head_size; d++)
+        c->out[d] = 0;
+    for (uint32_t k = 0; k <= r; k++) {
+        c->p[k] /= sum;
+        delta += c->p[k] * c->dp[k];
+        for (uint32_t d = 0; d < a->head_size; d++)
+            c->out[d] += c->p[k] * at(c, a->v, narrow(c, k, head) + d);
+    }
+    for (uint32_t k = 0; k <= r; k++)
+        c->dp[k] = (double)a->scale * c->p[k] * (c->dp[k] - delta);
+}
+
+static void compare(struct checking *c, const void *got, uint64_t i, const double *want)
+{
+    for (uint32_t d = 0; d < c->a->head_size; d++) {
+        const double difference = at(c, got, i + d) - want[d];
+        c->difference += difference * difference;
+        c->size += want[d] * want[d];
+    }
+}
+
+static void compare_queries(struct checking *c, uint32_t head, bool backward)
+{
+    const struct pd_attention *a = c->a;
+    for (uint32_t i = 1; i <= QUERIES; i++) {
+        const uint32_t r = (uint32_t)((uint64_t)a->length * i / QUERIES);
+        if (r == 0) continue;
+        query(c, r - 1, head);
+        for (uint32_t d = 0; backward && d < a->head_size; d++) {
+            c->out[d] = 0;
+            for (uint32_t k = 0; k < r; k++)
+                c->out[d] += c->dp[k] * at(c, a->k, narrow(c, k, head) + d);
+        }
+        compare(c, backward ? a->dq : a->out, wide(c, r - 1, head), c->out);
+    }
+}
+
+/* The last keys are seen by few queries. */
+static void compare_keys(struct checking *c, uint32_t kv, double *dk, double *dv)
+{
+    const struct pd_attention *a = c->a;
+    const uint32_t group = a->heads / a->kv_heads, count = a->length < KEYS ? a->length : KEYS, d_count = a->head_size;
+    for (uint32_t i = 0; i < count * d_count; i++)
+        dk[i] = dv[i] = 0;
+    for (uint32_t head = kv * group; head < (kv + 1) * group; head++)
+        for (uint32_t r = a->length - count; r < a->length; r++) {
+            query(c, r, head);
+            for (uint32_t k = a->length - count; k <= r; k++)
+                for (uint32_t d = 0; d < d_count; d++) {
+                    const uint32_t to = (k - (a->length - count)) * d_count + d;
+                    dk[to] += c->dp[k] * at(c, a->q, wide(c, r, head) + d);
+                    dv[to] += c->p[k] * at(c, a->dout, wide(c, r, head) + d);
+                }
+        }
+    for (uint32_t i = 0; i < count; i++) {
+        const uint64_t key = narrow(c, a->length - count + i, kv * group);
+        compare(c, a->dk, key, dk + i * d_count);
+        compare(c, a->dv, key, dv + i * d_count);
+    }
+}
+
+/* Norm of the differences over the norm of what is wanted, of sequence 0; pointers of `a` are host memory and its rows dense.
+ * Forward: out of sixteen queries. Backward: dq of them, dk and dv of the last keys, all three together. */
+struct attention_errors {
+    double forward, backward;
+};
+static pd_status errors_of(const struct pd_attention *a, struct attention_errors *ret_errors, struct pd_error *err)
+{
+    const size_t length = a->length, d = a->head_size;
+    double *memory = malloc((2 * length + d + 2 * KEYS * d) * sizeof *memory);
+    if (!memory) PD_FAIL(err, PD_NO_MEMORY, "no memory for float64 rows of %zu keys", length);
+    struct checking c = {.a = a, .p = memory, .dp = memory + length, .out = memory + 2 * length};
+    double *dk = c.out + d, *dv = dk + KEYS * d;
+    compare_queries(&c, 0, false);
+    compare_queries(&c, a->heads - 1, false);
+    ret_errors->forward = sqrt(c.difference) / sqrt(c.size);
+    c.difference = c.size = 0;
+    compare_queries(&c, 0, true);
+    compare_queries(&c, a->heads - 1, true);
+    compare_keys(&c, 0, dk, dv);
+    compare_keys(&c, a->kv_heads - 1, dk, dv);
+    ret_errors->backward = sqrt(c.difference) / sqrt(c.size);
+    free(memory);
+    return PD_OK;
+}
 
 enum { Q, K, V, OUT, DOUT, DQ, DK, DV, LSE, DELTA, ARRAYS };
 enum { TOGETHER = 8 };
@@ -37,7 +169,7 @@ struct attention_bench {
 
 struct result {
     double forward_tflops, backward_tflops;
-    struct pd_attention_errors errors;
+    struct attention_errors errors;
 };
 
 struct timing {
@@ -198,7 +330,7 @@ static pd_status download(struct attention_bench *b, const struct pd_attention *
     return pd_dev_stream_sync(b->device.dev, b->device.compute, err);
 }
 
-static pd_status find_errors(struct attention_bench *b, const struct pd_attention *a, struct pd_attention_errors *ret_errors,
+static pd_status find_errors(struct attention_bench *b, const struct pd_attention *a, struct attention_errors *ret_errors,
                              struct pd_error *err)
 {
     struct pd_span host = {0};
@@ -206,7 +338,7 @@ static pd_status find_errors(struct attention_bench *b, const struct pd_attentio
     PD_TRY(call(b, a, false, err));
     PD_TRY(call(b, a, true, err));
     pd_status st = download(b, a, &host, &first, err);
-    if (!st) st = pd_attention_errors_of(&first, ret_errors, err);
+    if (!st) st = errors_of(&first, ret_errors, err);
     pd_dev_free(b->device.dev, &host);
     return st;
 }
@@ -227,8 +359,7 @@ static pd_status measure(struct attention_bench *b, uint64_t length, struct timi
 
 static void report_timing(struct pd_report *r, const struct timing *t)
 {
-    pd_report_u64(r, "length", t->length, PD_UNIT_NONE);
-    pd_report_u64(r, "sequences", t->sequences, PD_UNIT_NONE);
+    PD_REPORT_U64S(r, {"length", t->length}, {"sequences", t->sequences});
     pd_report_double(r, "forward_tflops", t->result.forward_tflops, PD_UNIT_NONE);
     pd_report_double(r, "backward_tflops", t->result.backward_tflops, PD_UNIT_NONE);
     pd_report_double(r, "forward_error", t->result.errors.forward, PD_UNIT_NONE);
@@ -283,25 +414,22 @@ static pd_status run(struct attention_bench *b, struct pd_error *err)
 pd_status pd_bench_attention(int argc, char **argv, struct pd_error *err)
 {
     struct attention_bench b = {.tokens = 16384, .heads = 16, .kv_heads = 4, .head_size = 128, .calls = 9};
-    /* clang-format off */
     struct pd_option options[] = {
-        {.name = "length", "N", "tokens of a sequence (1024, 2048, 4096 and 8192, one after the other)", PD_OPTION_U64,
-         &b.length, 1, 1 << 20},
-        {.name = "tokens", "N", "tokens of a call (16384)", PD_OPTION_U64, &b.tokens, 1, 1 << 20},
-        {.name = "heads", "N", "query heads (16)", PD_OPTION_U64, &b.heads, 1, 256},
-        {.name = "kv-heads", "N", "key-value heads (4)", PD_OPTION_U64, &b.kv_heads, 1, 256},
-        {.name = "head-size", "N", "(128)", PD_OPTION_U64, &b.head_size, 1, 256},
-        {.name = "calls", "N", "measured calls, 1 to 99 (9)", PD_OPTION_U64, &b.calls, 1, PD_BENCH_PAIRS_MAX},
-        {.name = "device", "NAME", "auto, cpu or gpu (auto)", PD_OPTION_CHOICE, &b.choice, .expected = "auto, cpu or gpu"},
-        {.name = "precision", "NAME", "bf16, fp16 or fp32 (bf16)", PD_OPTION_CHOICE, &b.precision,
-         .expected = "bf16, fp16 or fp32"},
+        PD_OPTION("length", "N", "tokens of a sequence (1024, 2048, 4096 and 8192, one after the other)", PD_OPTION_U64,
+                  &b.length, 1, 1 << 20),
+        PD_OPTION("tokens", "N", "tokens of a call (16384)", PD_OPTION_U64, &b.tokens, 1, 1 << 20),
+        PD_OPTION("heads", "N", "query heads (16)", PD_OPTION_U64, &b.heads, 1, 256),
+        PD_OPTION("kv-heads", "N", "key-value heads (4)", PD_OPTION_U64, &b.kv_heads, 1, 256),
+        PD_OPTION("head-size", "N", "(128)", PD_OPTION_U64, &b.head_size, 1, 256),
+        PD_OPTION("calls", "N", "measured calls, 1 to 99 (9)", PD_OPTION_U64, &b.calls, 1, PD_BENCH_PAIRS_MAX),
+        PD_OPTION("device", "NAME", "auto, cpu or gpu (auto)", PD_OPTION_CHOICE, &b.choice, .expected = "auto, cpu or gpu"),
+        PD_OPTION("precision", "NAME", "bf16, fp16 or fp32 (bf16)", PD_OPTION_CHOICE, &b.precision,
+                  .expected = "bf16, fp16 or fp32"),
         {0}};
-    /* clang-format on */
     const struct pd_usage usage = {
         .doc = "Attention alone, forward and backward, in TFLOP/s of the pairs that causal attention looks at. "
                "forward_tflops and backward_tflops are for the longest sequences; forward_error and backward_error are "
-               "of some rows beside float64. "
-               "PERDURE_ATTENTION=mma, wgmma, onepass or plain asks for other kernels.",
+               "of some rows beside float64. PERDURE_ATTENTION=mma, wgmma, onepass or plain asks for other kernels.",
         .options = options,
         .json = &b.json};
     PD_COMMAND_PARSE(&usage, argc, argv, err);

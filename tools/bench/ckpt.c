@@ -10,8 +10,6 @@
 #include "resharder/load/load.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/raw_bench.h"
-#include "tools/bench/room.h"
-#include "tools/bench/run.h"
 #include "trainer/model/model.h"
 
 #include <stdio.h>
@@ -208,8 +206,7 @@ static pd_status print(const struct ckpt_bench *b, struct pd_error *err)
         pd_report_double(&r, rates[m], (double)bytes / results[m].candidate_s, PD_UNIT_BYTES_PER_SECOND);
     pd_report_u64(&r, "state_bytes", b->model->parameter_count * PD_BENCH_STATE_BYTES_A_PARAMETER, PD_UNIT_BYTES);
     pd_report_u64(&r, "file_bytes", bytes, PD_UNIT_BYTES);
-    pd_report_u64(&r, "boxes", b->memory.box_count, PD_UNIT_NONE);
-    pd_report_u64(&r, "pairs", b->options.pairs, PD_UNIT_NONE);
+    PD_REPORT_U64S(&r, {"boxes", b->memory.box_count}, {"pairs", b->options.pairs});
     pd_report_text(&r, "engine", pd_vfs_describe(b->room.vfs));
     return pd_report_end(&r, err);
 }
@@ -228,20 +225,18 @@ static const char about_every[] =
 
 static pd_status parse(int argc, char **argv, struct pd_bench_options *o, bool *ret_done, struct pd_error *err)
 {
-    /* clang-format off */
     struct pd_option options[] = {
         PD_BENCH_ROOM_OPTIONS(o),
         {.doc = about_every},
-        {.name = "every", "N", "a run that saves every N steps, against one that does not", PD_OPTION_U64, &o->every, 1,
-         1000, "a number of steps from 1 to 1000"},
-        {.name = "state", "WHERE", "memory, or nvme (memory)", PD_OPTION_CHOICE, &o->state_in_files,
-         .expected = "memory or nvme"},
-        {.name = "device", "NAME", "auto, cpu or gpu (auto)", PD_OPTION_CHOICE, &o->device, .expected = "auto, cpu or gpu"},
-        {.name = "steps", "N", "with --state nvme: steps of one measurement", PD_OPTION_U64, &o->steps, 1, 1000},
-        {.name = "flush-ms", "N", "with --state nvme: every flush takes so much longer (0)", PD_OPTION_U64, &o->flush_ms,
-         0, 1000, "milliseconds from 0 to 1000"},
+        PD_OPTION("every", "N", "a run that saves every N steps, against one that does not", PD_OPTION_U64, &o->every, 1,
+                  1000, "a number of steps from 1 to 1000"),
+        PD_OPTION("state", "WHERE", "memory, or nvme (memory)", PD_OPTION_CHOICE, &o->state_in_files,
+                  .expected = "memory or nvme"),
+        PD_OPTION("device", "NAME", "auto, cpu or gpu (auto)", PD_OPTION_CHOICE, &o->device, .expected = "auto, cpu or gpu"),
+        PD_OPTION("steps", "N", "with --state nvme: steps of one measurement", PD_OPTION_U64, &o->steps, 1, 1000),
+        PD_OPTION("flush-ms", "N", "with --state nvme: every flush takes so much longer (0)", PD_OPTION_U64, &o->flush_ms, 0,
+                  1000, "milliseconds from 0 to 1000"),
         {0}};
-    /* clang-format on */
     const struct pd_usage usage = {.doc = about, .options = options, .json = &o->json};
     return pd_command_parse(&usage, argc, argv, ret_done, err);
 }

@@ -7,8 +7,6 @@
 #include "ckpt/base/json.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/raw_bench.h"
-#include "tools/bench/room.h"
-#include "tools/bench/run.h"
 #include "trainer/model/hugging_face.h"
 #include "trainer/model/links.h"
 
@@ -323,12 +321,8 @@ pd_status pd_bench_convert(int argc, char **argv, struct pd_error *err)
 {
     struct convert_bench b = {.options = {.dir = ".", .bytes = UINT64_C(256) << 20, .pairs = 3}, .format = "safetensors"};
     struct pd_option options[] = {PD_BENCH_ROOM_OPTIONS(&b.options),
-                                  {.name = "format",
-                                   "NAME",
-                                   "safetensors or dcp (safetensors)",
-                                   PD_OPTION_TEXT,
-                                   &b.format,
-                                   .expected = "safetensors or dcp"},
+                                  PD_OPTION("format", "NAME", "safetensors or dcp (safetensors)", PD_OPTION_TEXT, &b.format,
+                                            .expected = "safetensors or dcp"),
                                   {0}};
     const struct pd_usage usage = {.doc = "perdure ckpt import and export of weights of --bytes in fp32, alternated with "
                                           "raw direct writes of as many bytes and reads of the same files. What the "

@@ -15,8 +15,6 @@
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/words.h"
 #include "tools/bench/bench.h"
-#include "tools/bench/room.h"
-#include "tools/bench/run.h"
 #include "trainer/run/save.h"
 
 #include <math.h>
@@ -327,11 +325,8 @@ static pd_status print(const struct every_bench *b, struct pd_error *err)
         pd_report_double(&r, "copy_seconds", b->copy_s, PD_UNIT_SECONDS);
     }
     pd_report_u64(&r, "state_bytes", pd_bench_run_state_bytes(&b->run), PD_UNIT_BYTES);
-    pd_report_u64(&r, "every", b->options.every, PD_UNIT_NONE);
-    pd_report_u64(&r, "steps", b->options.steps, PD_UNIT_NONE);
-    pd_report_u64(&r, "pairs", b->turns.count, PD_UNIT_NONE);
-    pd_report_u64(&r, "saves", saves, PD_UNIT_NONE);
-    pd_report_u64(&r, "threads", b->threads, PD_UNIT_NONE);
+    PD_REPORT_U64S(&r, {"every", b->options.every}, {"steps", b->options.steps}, {"pairs", b->turns.count}, {"saves", saves},
+                   {"threads", b->threads});
     pd_report_text(&r, "device", b->device);
     pd_report_text(&r, "dir", b->options.dir);
     pd_report_text(&r, "file_system", b->file_system);

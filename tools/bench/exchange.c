@@ -11,7 +11,6 @@
 #include "ckpt/base/clock.h"
 #include "ckpt/base/parse.h"
 #include "tools/bench/bench.h"
-#include "tools/bench/run.h"
 #include "tools/command.h"
 #include "trainer/launch/starter.h"
 #include "trainer/plan/cost_model.h"
@@ -321,8 +320,7 @@ static pd_status bench_rank(struct exchange_bench *b, struct pd_error *err)
     if (b->comm->rank == 0) {
         pd_report_begin(&b->report, b->json);
         pd_report_say(&b->report, "%u ranks on %u hosts%s", b->comm->size, b->hosts, b->interface ? "" : ", pretended ones");
-        pd_report_u64(&b->report, "hosts", b->hosts, PD_UNIT_NONE);
-        pd_report_u64(&b->report, "ranks", b->comm->size, PD_UNIT_NONE);
+        PD_REPORT_U64S(&b->report, {"hosts", b->hosts}, {"ranks", b->comm->size});
     }
     PD_TRY(b->is_bare ? bench_bare(b, err) : bench_on_tokens(b, err));
     if (b->comm->rank) return PD_OK;
@@ -368,20 +366,18 @@ pd_status pd_bench_exchange(int argc, char **argv, struct pd_error *err)
 {
     struct exchange_bench b = {
         .hosts = 4, .ranks = 8, .runs = 5, .tokens = 16, .parameters = UINT64_C(4) << 20, .worst_plan = 1};
-    /* clang-format off */
     struct pd_option options[] = {
-        {.name = "hosts", "N", "over which ranks are spread (4)", PD_OPTION_U32, &b.hosts, 1, 1024},
-        {.name = "ranks", "N", "processes in all (8)", PD_OPTION_U32, &b.ranks, 1, 4096},
-        {.name = "runs", "N", "steps that are measured, after one that is not, 1 to 99 (5)", PD_OPTION_U32, &b.runs, 1,
-         RUNS_MAX},
-        {.name = "zero", "STAGE", "1, 2 or 3; 0: all (0)", PD_OPTION_U32, &b.zero_stage, 0, 3},
-        {.name = "micro-batches", "N", "of a rank in a step; 0: 1, 4 and 16 (0)", PD_OPTION_U32, &b.micro_batches, 0, 1024},
-        {.name = "tokens", "N", "of a micro-batch, 1 to 64 (16)", PD_OPTION_U32, &b.tokens, 1, CONTEXT_MAX},
-        {.name = "collectives", NULL, "a reduce-scatter and gathers alone, without steps", PD_OPTION_FLAG, &b.is_bare},
-        {.name = "parameters", "N", "of these (4194304)", PD_OPTION_U64, &b.parameters, 1, UINT64_C(1) << 34},
-        {.name = "rank", NULL, "this is one of the ranks, which the starter adds", PD_OPTION_FLAG, &b.is_rank},
+        PD_OPTION("hosts", "N", "over which ranks are spread (4)", PD_OPTION_U32, &b.hosts, 1, 1024),
+        PD_OPTION("ranks", "N", "processes in all (8)", PD_OPTION_U32, &b.ranks, 1, 4096),
+        PD_OPTION("runs", "N", "steps that are measured, after one that is not, 1 to 99 (5)", PD_OPTION_U32, &b.runs, 1,
+                  RUNS_MAX),
+        PD_OPTION("zero", "STAGE", "1, 2 or 3; 0: all (0)", PD_OPTION_U32, &b.zero_stage, 0, 3),
+        PD_OPTION("micro-batches", "N", "of a rank in a step; 0: 1, 4 and 16 (0)", PD_OPTION_U32, &b.micro_batches, 0, 1024),
+        PD_OPTION("tokens", "N", "of a micro-batch, 1 to 64 (16)", PD_OPTION_U32, &b.tokens, 1, CONTEXT_MAX),
+        PD_OPTION("collectives", NULL, "a reduce-scatter and gathers alone, without steps", PD_OPTION_FLAG, &b.is_bare),
+        PD_OPTION("parameters", "N", "of these (4194304)", PD_OPTION_U64, &b.parameters, 1, UINT64_C(1) << 34),
+        PD_OPTION("rank", NULL, "this is one of the ranks, which the starter adds", PD_OPTION_FLAG, &b.is_rank),
         {0}};
-    /* clang-format on */
     const struct pd_usage usage = {
         .arguments = "[section.key=value...]",
         .doc =

@@ -10,8 +10,6 @@
 #include "resharder/layout.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/raw_bench.h"
-#include "tools/bench/room.h"
-#include "tools/bench/run.h"
 #include "trainer/math/math.h"
 #include "trainer/math/superaccumulator.h"
 #include "trainer/model/model.h"
@@ -244,9 +242,7 @@ static pd_status print(const struct offload_bench *b, struct pd_error *err)
     pd_report_double(&r, "step_seconds", step.candidate_s, PD_UNIT_SECONDS);
     pd_report_double(&r, "compute_seconds", b->compute_s / (double)b->options.pairs, PD_UNIT_SECONDS);
     pd_report_double(&r, "raw_seconds", io.ceiling_s, PD_UNIT_SECONDS);
-    pd_report_u64(&r, "parameters", b->parameters, PD_UNIT_NONE);
-    pd_report_u64(&r, "pairs", b->options.pairs, PD_UNIT_NONE);
-    pd_report_u64(&r, "threads", b->options.threads, PD_UNIT_NONE);
+    PD_REPORT_U64S(&r, {"parameters", b->parameters}, {"pairs", b->options.pairs}, {"threads", b->options.threads});
     pd_report_text(&r, "moments", pd_dtype_name(b->moments));
     pd_report_text(&r, "engine", pd_vfs_describe(b->room.vfs));
     return pd_report_end(&r, err);
@@ -271,13 +267,9 @@ pd_status pd_bench_offload(int argc, char **argv, struct pd_error *err)
     struct offload_bench b = {.options = {.dir = ".", .bytes = UINT64_C(1536) << 20, .pairs = 7, .threads = 2}};
     struct pd_option options[] = {
         PD_BENCH_ROOM_OPTIONS(&b.options),
-        {.name = "threads", "N", "threads that compute (2)", PD_OPTION_U64, &b.options.threads, 1, 1024},
-        {.name = "moments",
-         "TYPE",
-         "fp32 (default) or bf16: optimizer.moments",
-         PD_OPTION_CHOICE,
-         &b.moments,
-         .expected = "fp32 or bf16"},
+        PD_OPTION("threads", "N", "threads that compute (2)", PD_OPTION_U64, &b.options.threads, 1, 1024),
+        PD_OPTION("moments", "TYPE", "fp32 (default) or bf16: optimizer.moments", PD_OPTION_CHOICE, &b.moments,
+                  .expected = "fp32 or bf16"),
         {0}};
     const struct pd_usage usage = {
         .doc =

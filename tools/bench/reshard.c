@@ -11,8 +11,6 @@
 #include "resharder/plan.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/raw_bench.h"
-#include "tools/bench/room.h"
-#include "tools/bench/run.h"
 #include "trainer/comm/comm.h"
 #include "trainer/model/model.h"
 

@@ -1,34 +1,123 @@
 /* perdure bench step: one whole training step of GPT-2 124M, one micro-batch of 512 tokens, AdamW included, against all its
  * linear and head GEMMs as whole oneDNN calls on the same threads.
  *
- * Then what cutting products into chunks costs: a step of a micro-batch of 2,048 tokens with virtual_tp 2 against the same
- * step with virtual_tp 1. The model has the widths of the preset, but one block and 4,096 words: both sides spend the same
- * share on the head as with twelve blocks and 50,257, and every further block would cost both what this one costs.
- *
  * On a GPU: tools/bench/step_gpu.h. */
+#include "ckpt/base/clock.h"
+#include "offload/device.h"
 #include "resharder/catalog/family.h"
 #include "tools/bench/bench.h"
-#include "tools/bench/run.h"
+#include "tools/bench/gemm.h"
 #include "tools/bench/step_gpu.h"
-#include "tools/bench/step_ranks.h"
 #include "tools/command.h"
 #include "trainer/run/launched.h"
-
-#include "offload/device.h"
-#include "tools/bench/gemm.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
+/* ---- steps of several ranks that are threads of this process, one kind of them against another ---- */
+
+/* Opens a side's run on one rank: the caller's, whose configuration has `dp` ranks and which computes with `threads`. */
+typedef pd_status open_side(const void *bench, int side, uint32_t dp, uint32_t threads, struct pd_bench_run *run,
+                            struct pd_error *err);
+
+struct bench_sides {
+    const void *bench;
+    open_side *open;
+    int candidate, ceiling;  /* passed to `open` */
+    bool is_ceiling_alone;   /* of one rank with the threads of all */
+    uint32_t ranks, threads; /* threads: of each side, a multiple of ranks */
+    uint64_t pairs;
+};
+
+/* One rank's view of it. */
+struct rank_bench {
+    const struct bench_sides *sides;
+    struct pd_comm *comm;
+    struct pd_bench_run candidate, ceiling;
+    uint64_t step;
+    double loss[2];
+    struct pd_pairs pairs;
+};
+
+static pd_status step_together(struct rank_bench *r, struct pd_bench_run *run, double *ret_seconds, double *ret_loss,
+                               struct pd_error *err)
+{
+    double ignored;
+    PD_TRY(pd_comm_barrier(r->comm, err));
+    const uint64_t start = pd_clock_monotonic_ns(NULL);
+    PD_TRY(pd_bench_run_step(run, r->step, &ignored, ret_loss, err));
+    PD_TRY(pd_comm_barrier(r->comm, err));
+    *ret_seconds = pd_clock_seconds_since(NULL, start);
+    return PD_OK;
+}
+
+static pd_status step_candidate(void *rank_bench, double *ret_seconds, struct pd_error *err)
+{
+    struct rank_bench *r = rank_bench;
+    return step_together(r, &r->candidate, ret_seconds, &r->loss[0], err);
+}
+
+/* Where one rank is alone, the others sleep at their next barrier. */
+static pd_status step_ceiling(void *rank_bench, double *ret_seconds, struct pd_error *err)
+{
+    struct rank_bench *r = rank_bench;
+    if (!r->sides->is_ceiling_alone) return step_together(r, &r->ceiling, ret_seconds, &r->loss[1], err);
+    return r->comm->rank ? PD_OK : pd_bench_run_step(&r->ceiling, r->step, ret_seconds, &r->loss[1], err);
+}
+
+/* The first pair warms up. */
+static pd_status measure(struct rank_bench *r, struct pd_error *err)
+{
+    for (r->step = 0; r->step <= r->sides->pairs; r->step++) {
+        PD_TRY(pd_pairs_measure(&r->pairs, r, step_candidate, step_ceiling, err));
+        if (!r->comm->rank && r->loss[0] != r->loss[1])
+            PD_FAIL(err, PD_BUG, "bench step: step %llu has loss %.9g on one side and %.9g on the other",
+                    (unsigned long long)r->step, r->loss[0], r->loss[1]);
+        if (!r->step) r->pairs.count = 0;
+    }
+    return PD_OK;
+}
+
+struct shared {
+    const struct bench_sides *sides;
+    struct pd_pairs *ret_pairs; /* rank 0 writes it */
+};
+
+static pd_status rank_main(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    const struct shared *shared = context;
+    const struct bench_sides *s = shared->sides;
+    struct rank_bench r = {.sides = s, .comm = comm};
+    const bool alone = s->is_ceiling_alone;
+    const uint32_t share = s->threads / comm->size;
+    r.candidate.comm = comm;
+    if (!alone) r.ceiling.comm = comm;
+    pd_status st = s->open(s->bench, s->candidate, comm->size, share, &r.candidate, err);
+    if (!st && (!alone || comm->rank == 0))
+        st = s->open(s->bench, s->ceiling, alone ? 1 : comm->size, alone ? s->threads : share, &r.ceiling, err);
+    if (!st) st = measure(&r, err);
+    if (st) pd_comm_abort(comm);
+    if (!st && comm->rank == 0) *shared->ret_pairs = r.pairs;
+    pd_bench_run_close(&r.ceiling);
+    pd_bench_run_close(&r.candidate);
+    return st;
+}
+
+/* Both sides end each step with the same loss, or it is PD_BUG. */
+static pd_status step_ranks(const struct bench_sides *sides, struct pd_pairs *ret_pairs, struct pd_error *err)
+{
+    struct shared shared = {sides, ret_pairs};
+    return pd_comm_run_local(sides->ranks, 1, rank_main, &shared, err);
+}
+
 enum { PRECISIONS = 2, DP_MICRO_BATCHES = 8, REPLAY_EVERY = 16 };
-#define COST_VOCAB 4096u
+#define RANKS_VOCAB 4096u
 
 static const char *const precisions[PRECISIONS] = {"bf16", "fp32"};
 
 struct step_bench {
-    uint64_t pairs, tokens, threads;
-    uint64_t cost_pairs, cost_sequences, cost_layers, rank_pairs;
+    uint64_t pairs, tokens, threads, rank_pairs;
     uint32_t ranks;                 /* 0: not measured */
     const char *preset, *precision; /* preset NULL: gpt2-124m; precision NULL: both */
     struct pd_model_config model;   /* of the preset */
@@ -37,7 +126,6 @@ struct step_bench {
     bool json, is_gpu;
     char tokens_path[4096];
     struct pd_pairs_summary result[PRECISIONS];
-    struct pd_pairs_summary cost[PRECISIONS];
     struct pd_pairs_summary dp, replay;
 };
 
@@ -57,7 +145,8 @@ static pd_status open_run(struct pd_bench_run *r, const struct step_bench *b, co
                           struct pd_error *err)
 {
     char model[160], sections[240], smaller[64] = "", longer[64] = "";
-    if (c->layers) snprintf(smaller, sizeof smaller, ", layers: %llu, vocab: %u", (unsigned long long)c->layers, COST_VOCAB);
+    if (c->layers)
+        snprintf(smaller, sizeof smaller, ", layers: %llu, vocab: %u", (unsigned long long)c->layers, RANKS_VOCAB);
     if (c->context > b->model.context) snprintf(longer, sizeof longer, ", context: %llu", (unsigned long long)c->context);
     snprintf(model, sizeof model, "preset: %.32s%s%s", b->preset, smaller, longer);
     snprintf(sections, sizeof sections,
@@ -110,33 +199,6 @@ static pd_status bench_precision(struct step_bench *b, int precision, struct pd_
     return st;
 }
 
-/* ---- what cutting into chunks costs ---- */
-
-static pd_status bench_cost(struct step_bench *b, int precision, struct pd_error *err)
-{
-    struct pd_bench_run runs[2] = {0}; /* whole, and cut */
-    struct pd_pairs pairs = {.count = 0};
-    double seconds[2];
-    pd_status st = PD_OK;
-    for (unsigned i = 0; i < 2 && !st; i++) {
-        const struct bench_case c = {.precision = precisions[precision],
-                                     .virtual_tp = 1 + i,
-                                     .sequences = b->cost_sequences,
-                                     .context = 512,
-                                     .layers = b->cost_layers};
-        st = open_run(&runs[i], b, &c, err);
-    }
-    for (uint64_t round = 0; !st && round <= b->cost_pairs; round++) { /* the first warms up */
-        for (uint64_t i = 0; i < 2 && !st; i++)
-            st = pd_bench_run_step(&runs[(round + i) % 2], round, &seconds[(round + i) % 2], NULL, err);
-        if (!st && round) pd_pairs_add(&pairs, seconds[1], seconds[0]);
-    }
-    for (int i = 0; i < 2; i++)
-        pd_bench_run_close(&runs[i]);
-    if (!st) b->cost[precision] = pd_pairs_summarise(&pairs);
-    return st;
-}
-
 /* ---- several ranks ---- */
 
 enum rank_side { SIDE_DP, SIDE_PLAIN, SIDE_REPLAYED };
@@ -151,7 +213,7 @@ static pd_status open_of_ranks(const void *bench, int side, uint32_t dp, uint32_
                                  .virtual_tp = 1,
                                  .sequences = micro_batches,
                                  .context = b->tokens,
-                                 .layers = b->cost_layers,
+                                 .layers = 1,
                                  .micro_batches = micro_batches,
                                  .is_replayed = side == SIDE_REPLAYED,
                                  .dp = dp,
@@ -171,21 +233,21 @@ static struct pd_pairs_summary replay_cost(const struct pd_pairs *pairs)
 
 static pd_status bench_ranks(struct step_bench *b, struct pd_error *err)
 {
-    struct pd_bench_sides sides = {.bench = b,
-                                   .open = open_of_ranks,
-                                   .candidate = SIDE_DP,
-                                   .ceiling = SIDE_DP,
-                                   .is_ceiling_alone = true,
-                                   .ranks = b->ranks,
-                                   .threads = (uint32_t)b->threads,
-                                   .pairs = b->rank_pairs};
+    struct bench_sides sides = {.bench = b,
+                                .open = open_of_ranks,
+                                .candidate = SIDE_DP,
+                                .ceiling = SIDE_DP,
+                                .is_ceiling_alone = true,
+                                .ranks = b->ranks,
+                                .threads = (uint32_t)b->threads,
+                                .pairs = b->rank_pairs};
     struct pd_pairs pairs;
-    PD_TRY(pd_bench_step_ranks(&sides, &pairs, err));
+    PD_TRY(step_ranks(&sides, &pairs, err));
     b->dp = pd_pairs_summarise_throughput(&pairs);
     sides.candidate = SIDE_REPLAYED;
     sides.ceiling = SIDE_PLAIN;
     sides.is_ceiling_alone = false;
-    PD_TRY(pd_bench_step_ranks(&sides, &pairs, err));
+    PD_TRY(step_ranks(&sides, &pairs, err));
     b->replay = replay_cost(&pairs);
     return PD_OK;
 }
@@ -201,25 +263,10 @@ static pd_status bench_all(struct step_bench *b, struct pd_error *err)
     PD_TRY(pd_bench_write_tokens(b->tokens_path, b->tokens * 64 + 1, words, true, err));
     for (int p = 0; p < PRECISIONS && b->pairs; p++)
         if (is_wanted(b, p)) PD_TRY(bench_precision(b, p, err));
-    PD_TRY(pd_bench_write_tokens(b->tokens_path, b->cost_sequences * 512 * 64 + 1, COST_VOCAB, true, err));
-    for (int p = 0; p < PRECISIONS && b->cost_pairs; p++)
-        if (is_wanted(b, p)) PD_TRY(bench_cost(b, p, err));
     return b->ranks ? bench_ranks(b, err) : PD_OK;
 }
 
 /* ---- report ---- */
-
-static void report_costs(const struct step_bench *b, struct pd_report *r)
-{
-    char key[64];
-    for (int p = 0; p < PRECISIONS; p++) {
-        if (!is_wanted(b, p)) continue;
-        snprintf(key, sizeof key, "chunk_cost_%s", precisions[p]);
-        pd_bench_report_ratio(r, key, &b->cost[p]);
-    }
-    pd_report_u64(r, "cost_pairs", b->cost_pairs, PD_UNIT_NONE);
-    pd_report_u64(r, "cost_tokens", b->cost_sequences * 512, PD_UNIT_NONE);
-}
 
 static pd_status print(const struct step_bench *b, struct pd_error *err)
 {
@@ -236,13 +283,11 @@ static pd_status print(const struct step_bench *b, struct pd_error *err)
         pd_bench_report_ratio(&r, "gemm_ratio_fp32", &b->result[1]);
         pd_report_double(&r, "step_seconds_fp32", b->result[1].candidate_s, PD_UNIT_SECONDS);
     }
-    if (b->cost_pairs) report_costs(b, &r);
     if (b->ranks) {
         pd_bench_report_ratio(&r, "dp_efficiency", &b->dp);
         pd_bench_report_ratio(&r, "replay_cost", &b->replay);
     }
-    pd_report_u64(&r, "pairs", b->pairs, PD_UNIT_NONE);
-    pd_report_u64(&r, "threads", b->threads, PD_UNIT_NONE);
+    PD_REPORT_U64S(&r, {"pairs", b->pairs}, {"threads", b->threads});
     pd_report_text(&r, "model", b->preset);
     return pd_report_end(&r, err);
 }
@@ -274,8 +319,7 @@ static pd_status bench_cpu(struct step_bench *b, struct pd_error *err)
     if (!b->threads) b->threads = 2;
     if (pd_bench_step_is_size(b->preset)) PD_FAIL(err, PD_USAGE, "--preset=%s is for a GPU alone: --device=gpu", b->preset);
     PD_TRY(check_preset(b, err));
-    if (!b->pairs && !b->cost_pairs && !b->ranks)
-        PD_FAIL(err, PD_USAGE, "--pairs=0 and --cost-pairs=0 leave nothing to measure");
+    if (!b->pairs && !b->ranks) PD_FAIL(err, PD_USAGE, "--pairs=0 without --ranks leaves nothing to measure");
     if (!is_wanted(b, 0) && !is_wanted(b, 1)) PD_FAIL(err, PD_USAGE, "--precision=%s: expected bf16 or fp32", b->precision);
     if (b->ranks && b->threads % b->ranks)
         PD_FAIL(err, PD_USAGE, "--ranks=%u: %llu threads cannot be shared evenly; give --threads=%u", b->ranks,
@@ -309,48 +353,39 @@ static const char *first_given(const struct pd_option *options, const char *from
 static pd_status parse(struct step_bench *b, int argc, char **argv, bool *ret_done, struct pd_error *err)
 {
     static const char on_cpu[] = "On a processor:", on_gpu[] = "On a GPU, where --preset is also 0.5B, 1.5B, 3B, 7B or 14B:";
-    /* clang-format off */
     struct pd_option options[] = {
-        {.name = "device", "NAME", "auto (a GPU where there is one), cpu or gpu", PD_OPTION_CHOICE, &b->device,
-         .expected = "auto, cpu or gpu"},
-        {.name = "preset", "NAME", "model (gpt2-124m)", PD_OPTION_TEXT, &b->preset},
-        {.name = "precision", "NAME", "bf16 or fp32 alone (both)", PD_OPTION_TEXT, &b->precision},
-        {.name = "threads", "N", "threads of both sides (2; beside a GPU: all cores)", PD_OPTION_U64, &b->threads, 1,
-         1024},
+        PD_OPTION("device", "NAME", "auto (a GPU where there is one), cpu or gpu", PD_OPTION_CHOICE, &b->device,
+                  .expected = "auto, cpu or gpu"),
+        PD_OPTION("preset", "NAME", "model (gpt2-124m)", PD_OPTION_TEXT, &b->preset),
+        PD_OPTION("precision", "NAME", "bf16 or fp32 alone (both)", PD_OPTION_TEXT, &b->precision),
+        PD_OPTION("threads", "N", "threads of both sides (2; beside a GPU: all cores)", PD_OPTION_U64, &b->threads, 1, 1024),
         {.doc = on_cpu},
-        {.name = "pairs", "N", "alternated pairs of measurements (7); 0: leave them out", PD_OPTION_U64, &b->pairs, 0,
-         PD_BENCH_PAIRS_MAX - 1},
-        {.name = "tokens", "N", "tokens of the micro-batch (512)", PD_OPTION_U64, &b->tokens, 1, 1 << 20},
-        {.name = "cost-pairs", "N", "alternated pairs of steps with virtual_tp 2 and 1 (9); 0: leave them out", PD_OPTION_U64,
-         &b->cost_pairs, 0, PD_BENCH_PAIRS_MAX - 1},
-        {.name = "cost-sequences", "N", "sequences of 512 tokens of their micro-batch (4)", PD_OPTION_U64,
-         &b->cost_sequences, 1, 1024},
-        {.name = "cost-layers", "N", "blocks of their model (1)", PD_OPTION_U64, &b->cost_layers, 1, 1024},
-        {.name = "ranks", "N",
-         "dp_efficiency: N ranks with a share of the threads each against one rank, 8 micro-batches; replay_cost: share of a "
-         "step that guard.replay_every: 16 takes, 8 micro-batches a rank",
-         PD_OPTION_U32, &b->ranks, 2, 64},
-        {.name = "rank-pairs", "N", "alternated pairs of their steps (9)", PD_OPTION_U64, &b->rank_pairs, 1,
-         PD_BENCH_PAIRS_MAX - 1},
+        PD_OPTION("pairs", "N", "alternated pairs of measurements (7); 0: leave them out", PD_OPTION_U64, &b->pairs, 0,
+                  PD_BENCH_PAIRS_MAX - 1),
+        PD_OPTION("tokens", "N", "tokens of the micro-batch (512)", PD_OPTION_U64, &b->tokens, 1, 1 << 20),
+        PD_OPTION("ranks", "N",
+                  "dp_efficiency: N ranks with a share of the threads each against one rank, 8 micro-batches; replay_cost: "
+                  "share of a step that guard.replay_every: 16 takes, 8 micro-batches a rank",
+                  PD_OPTION_U32, &b->ranks, 2, 64),
+        PD_OPTION("rank-pairs", "N", "alternated pairs of their steps (9)", PD_OPTION_U64, &b->rank_pairs, 1,
+                  PD_BENCH_PAIRS_MAX - 1),
         {.doc = on_gpu},
-        {.name = "mode", "NAME", "numerics: invariant or fast alone (both)", PD_OPTION_TEXT, &b->gpu.mode,
-         .expected = "invariant or fast"},
-        {.name = "context", "N", "tokens of a sequence (1024)", PD_OPTION_U64, &b->gpu.context, 1, 1 << 20},
-        {.name = "sequences", "N", "sequences of a step (512)", PD_OPTION_U64, &b->gpu.sequences, 1, 1 << 20},
-        {.name = "micro-batch", "N", "sequences of a micro-batch (what fits)", PD_OPTION_U64, &b->gpu.micro_batch, 1,
-         1 << 20},
-        {.name = "steps", "N", "steps that are timed (3)", PD_OPTION_U64, &b->gpu.steps, 1, PD_BENCH_STEPS_MAX},
-        {.name = "recompute", "NAME", "none, selective or full (what fits)", PD_OPTION_TEXT, &b->gpu.recompute,
-         .expected = "none, selective or full"},
-        {.name = "set", "KEY=VALUE", "a key of the configuration, such as offload.optimizer=cpu; may be repeated",
-         PD_OPTION_SET, &b->gpu, .set = add_key},
+        PD_OPTION("mode", "NAME", "numerics: invariant or fast alone (both)", PD_OPTION_TEXT, &b->gpu.mode,
+                  .expected = "invariant or fast"),
+        PD_OPTION("context", "N", "tokens of a sequence (1024)", PD_OPTION_U64, &b->gpu.context, 1, 1 << 20),
+        PD_OPTION("sequences", "N", "sequences of a step (512)", PD_OPTION_U64, &b->gpu.sequences, 1, 1 << 20),
+        PD_OPTION("micro-batch", "N", "sequences of a micro-batch (what fits)", PD_OPTION_U64, &b->gpu.micro_batch, 1,
+                  1 << 20),
+        PD_OPTION("steps", "N", "steps that are timed (3)", PD_OPTION_U64, &b->gpu.steps, 1, PD_BENCH_STEPS_MAX),
+        PD_OPTION("recompute", "NAME", "none, selective or full (what fits)", PD_OPTION_TEXT, &b->gpu.recompute,
+                  .expected = "none, selective or full"),
+        PD_OPTION("set", "KEY=VALUE", "a key of the configuration, such as offload.optimizer=cpu; may be repeated",
+                  PD_OPTION_SET, &b->gpu, .set = add_key),
         {0}};
-    /* clang-format on */
     const struct pd_usage usage = {
         .doc = "A whole training step against all its linear and head GEMMs as oneDNN calls, alternated. gemm_ratio (bf16) "
-               "and gemm_ratio_fp32: step / GEMMs, 1 is the floor. chunk_cost: a step with virtual_tp 2 over one with 1. On "
-               "a GPU: whole steps in tokens a second, matmul_share of the card's bf16 "
-               "rate, and each stage's share.",
+               "and gemm_ratio_fp32: step / GEMMs, 1 is the floor. On a GPU: whole steps in tokens a second, matmul_share "
+               "of the card's bf16 rate, and each stage's share.",
         .options = options,
         .json = &b->json};
     PD_TRY(pd_command_parse(&usage, argc, argv, ret_done, err));
@@ -365,13 +400,8 @@ static pd_status parse(struct step_bench *b, int argc, char **argv, bool *ret_do
 
 pd_status pd_bench_step(int argc, char **argv, struct pd_error *err)
 {
-    struct step_bench b = {.pairs = 7,
-                           .tokens = 512,
-                           .cost_pairs = 9,
-                           .cost_sequences = 4,
-                           .cost_layers = 1,
-                           .rank_pairs = 9,
-                           .gpu = {.context = 1024, .sequences = 512, .steps = 3}};
+    struct step_bench b = {
+        .pairs = 7, .tokens = 512, .rank_pairs = 9, .gpu = {.context = 1024, .sequences = 512, .steps = 3}};
     bool done;
     PD_TRY(parse(&b, argc, argv, &done, err));
     if (done) return PD_OK;

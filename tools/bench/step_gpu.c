@@ -1,7 +1,6 @@
 #include "tools/bench/step_gpu.h"
 
 #include "tools/bench/bench.h"
-#include "tools/bench/run.h"
 #include "trainer/engine/gpus.h"
 #include "trainer/math/math_cuda.h"
 #include "trainer/plan/fit.h"
@@ -442,10 +441,8 @@ pd_status pd_bench_step_gpu(const struct pd_bench_step_gpu *asked, struct pd_err
     report_mode(&r, &b, 1, b.is_done[0] ? "_fast" : "");
     pd_report_text(&r, "mode", b.is_done[0] ? modes[0] : modes[1]);
     pd_report_double(&r, "matmul_bound_tflops", b.peak / 1e12, PD_UNIT_NONE);
-    pd_report_u64(&r, "parameters", b.parameters, PD_UNIT_NONE);
-    pd_report_u64(&r, "tokens", b.asked->sequences * b.asked->context, PD_UNIT_NONE);
-    pd_report_u64(&r, "context", b.asked->context, PD_UNIT_NONE);
-    pd_report_u64(&r, "micro_batch", b.choice.micro_batch, PD_UNIT_NONE);
+    PD_REPORT_U64S(&r, {"parameters", b.parameters}, {"tokens", b.asked->sequences * b.asked->context},
+                   {"context", b.asked->context}, {"micro_batch", b.choice.micro_batch});
     pd_report_text(&r, "recompute", b.choice.recompute);
     pd_report_u64(&r, "recompute_layers", b.recomputed, PD_UNIT_NONE);
     pd_report_text(&r, "placement", placement_text(&b));

@@ -170,10 +170,7 @@ static pd_status measure_and_report(struct tokenize_bench *b, struct pd_error *e
         pd_bench_report_ratio(&r, "tokenize_ratio", &summary);
     pd_report_double(&r, "bytes_per_second", (double)b->bytes / summary.candidate_s, PD_UNIT_NONE);
     if (!reason[0]) pd_report_double(&r, "peer_bytes_per_second", (double)b->bytes / summary.ceiling_s, PD_UNIT_NONE);
-    pd_report_u64(&r, "bytes", b->bytes, PD_UNIT_NONE);
-    pd_report_u64(&r, "tokens", b->tokens, PD_UNIT_NONE);
-    pd_report_u64(&r, "threads", b->threads, PD_UNIT_NONE);
-    pd_report_u64(&r, "pairs", b->pairs, PD_UNIT_NONE);
+    PD_REPORT_U64S(&r, {"bytes", b->bytes}, {"tokens", b->tokens}, {"threads", b->threads}, {"pairs", b->pairs});
     return pd_report_end(&r, err);
 }
 
@@ -199,22 +196,17 @@ pd_status pd_bench_tokenize(int argc, char **argv, struct pd_error *err)
     const char *given = getenv("PERDURE_PEER_PYTHON");
     struct tokenize_bench b = {.pairs = 5, .threads = 2, .python = given ? given : "python3"};
     uint32_t words;
-    /* clang-format off */
     struct pd_option options[] = {
-        {.name = "tokenizer", "PATH", "a tokenizer.json, or a directory that holds one", PD_OPTION_TEXT, &b.tokenizer_path},
-        {.name = "python", "PROGRAM", "one that has tokenizers (PERDURE_PEER_PYTHON, or python3)",
-         PD_OPTION_TEXT, &b.python},
-        {.name = "pairs", "N", "alternated pairs of measurements, 1 to 99 (5)", PD_OPTION_U64, &b.pairs, 1,
-         PD_BENCH_PAIRS_MAX},
-        {.name = "threads", "N", "of either side (2)", PD_OPTION_U32, &b.threads, 1, 1024},
+        PD_OPTION("tokenizer", "PATH", "a tokenizer.json, or a directory that holds one", PD_OPTION_TEXT, &b.tokenizer_path),
+        PD_OPTION("pairs", "N", "alternated pairs of measurements, 1 to 99 (5)", PD_OPTION_U64, &b.pairs, 1,
+                  PD_BENCH_PAIRS_MAX),
+        PD_OPTION("threads", "N", "of either side (2)", PD_OPTION_U32, &b.threads, 1, 1024),
         {0}};
-    /* clang-format on */
     const struct pd_usage usage = {.arguments = "TEXT",
                                    .doc = "Encodes a text file, in documents of about 64 KiB, against the tokenizers "
-                                          "package in a Python of its own, on as "
-                                          "many threads, alternated. tokenize_ratio: our bytes a second over the package's; "
-                                          "absent, with the reason, where "
-                                          "there is no package.",
+                                          "package in a Python of its own, on as many threads, alternated. tokenize_ratio: "
+                                          "our bytes a second over the package's; absent, with the reason, where there is "
+                                          "no package.",
                                    .options = options,
                                    .json = &b.json,
                                    .words = &b.text_path,

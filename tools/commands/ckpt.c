@@ -30,8 +30,7 @@ static void ls_json(struct pd_json_writer *w, const struct pd_store_entry *e, co
                     const char *root)
 {
     pd_json_object_begin(w, NULL);
-    pd_json_string(w, "name", e->name);
-    pd_json_string(w, "directory", root);
+    PD_JSON_STRINGS(w, {"name", e->name}, {"directory", root});
     PD_JSON_U64S(w, {"step", e->step}, {"lineage", e->lineage}, {"fence", e->fence},
                  {"world", pd_layout_world(&commit->state.layout)}, {"shards", e->shard_count}, {"bytes", e->bytes},
                  {"tokens", commit->state.tokens}, {"samples", commit->state.samples});
@@ -200,9 +199,7 @@ static pd_status show_json(const struct pd_store_entry *e, const struct pd_commi
     if (tokenizer->digest) pd_json_hex64(&w, "tokenizer", tokenizer->digest);
     if (tokenizer->path[0]) pd_json_string(&w, "tokenizer_path", tokenizer->path);
     if (tokenizer->here) pd_json_hex64(&w, "tokenizer_here", tokenizer->here);
-    pd_json_string(&w, "created_by", s->created_by);
-    pd_json_string(&w, "config", s->config);
-    pd_json_string(&w, "environment", s->environment);
+    PD_JSON_STRINGS(&w, {"created_by", s->created_by}, {"config", s->config}, {"environment", s->environment});
     return pd_output_json(&w, err);
 }
 
@@ -340,8 +337,8 @@ static pd_status run(const char *arguments, const char *doc, struct pd_option *o
 
 /* clang-format off */
 #define STEP_ROW(doc) \
-    {.name = "step", "N", doc, PD_OPTION_U64, &o.step, 0, UINT64_MAX - 1, \
-    "a whole number, such as --step=4"}
+    PD_OPTION("step", "N", doc, PD_OPTION_U64, &o.step, 0, UINT64_MAX - 1, \
+    "a whole number, such as --step=4")
 /* clang-format on */
 
 static pd_status run_ls(int argc, char **argv, struct pd_error *err)
@@ -358,10 +355,10 @@ static pd_status run_ls(int argc, char **argv, struct pd_error *err)
 static pd_status run_show(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {.step = UINT64_MAX};
-    struct pd_option options[] = {
-        STEP_ROW("not the newest but this one"),
-        {.name = "config", NULL, "the configuration it was made with, as YAML, and nothing else", PD_OPTION_FLAG, &o.config},
-        {0}};
+    struct pd_option options[] = {STEP_ROW("not the newest but this one"),
+                                  PD_OPTION("config", NULL, "the configuration it was made with, as YAML, and nothing else",
+                                            PD_OPTION_FLAG, &o.config),
+                                  {0}};
     return run("PATH", "What a checkpoint's commit record says. " PATH_MEANS, options, &o, show, argc, argv, err);
 }
 
@@ -386,7 +383,7 @@ static pd_status run_diff(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {.step = UINT64_MAX};
     struct pd_option options[] = {
-        {.name = "quiet", NULL, "prints no text: the exit code tells", PD_OPTION_FLAG, &o.quiet, .letter = 'q'}, {0}};
+        PD_OPTION("quiet", NULL, "prints no text: the exit code tells", PD_OPTION_FLAG, &o.quiet, .letter = 'q'), {0}};
     return run("PATH PATH",
                "Compares the tensors of two checkpoints, whatever their layouts. Exit code 65 when they differ. " PATH_MEANS,
                options, &o, diff, argc, argv, err);
@@ -402,7 +399,7 @@ static pd_status run_stats(int argc, char **argv, struct pd_error *err)
     struct pd_ckpt_options o = {.step = UINT64_MAX};
     struct pd_option options[] = {
         STEP_ROW("not the newest but this one"),
-        {.name = "tensor", "TEXT", "only tensors whose name contains TEXT", PD_OPTION_TEXT, &o.tensor},
+        PD_OPTION("tensor", "TEXT", "only tensors whose name contains TEXT", PD_OPTION_TEXT, &o.tensor),
         {0}};
     return run("PATH",
                "Digest, least, largest, mean and root mean square of each tensor, and non-finite values. " PATH_MEANS,
@@ -412,14 +409,11 @@ static pd_status run_stats(int argc, char **argv, struct pd_error *err)
 static pd_status run_prune(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {.step = UINT64_MAX};
-    /* clang-format off */
-    struct pd_option options[] = {
-        {.name = "keep-last", "N", "the newest N stay", PD_OPTION_U32, &o.keep_last,
-         .expected = "a whole number, such as --keep-last=4"},
-        {.name = "keep-every", "N", "and every step that N divides", PD_OPTION_U64, &o.keep_every,
-         .expected = "a whole number, such as --keep-every=4"},
-        {0}};
-    /* clang-format on */
+    struct pd_option options[] = {PD_OPTION("keep-last", "N", "the newest N stay", PD_OPTION_U32, &o.keep_last,
+                                            .expected = "a whole number, such as --keep-last=4"),
+                                  PD_OPTION("keep-every", "N", "and every step that N divides", PD_OPTION_U64, &o.keep_every,
+                                            .expected = "a whole number, such as --keep-every=4"),
+                                  {0}};
     return run("PATH", "Deletes old checkpoints. Refuses while a run is using the directory.", options, &o, prune, argc,
                argv, err);
 }
@@ -427,16 +421,13 @@ static pd_status run_prune(int argc, char **argv, struct pd_error *err)
 static pd_status run_reshard(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {.step = UINT64_MAX};
-    /* clang-format off */
     struct pd_option options[] = {
         STEP_ROW("not the newest but this one"),
-        {.name = "layout", "dp=N,tp=N,...",
-         "dp, tp, pp, sp, zero_shard, zero_stage, interleave; default 1 (zero_shard: dp*sp)",
-         PD_OPTION_TEXT, &o.layout},
-        {.name = "compression", "none|zstd:N", "of the new shards; default: as in SRC",
-         PD_OPTION_TEXT, &o.compression},
+        PD_OPTION("layout", "dp=N,tp=N,...",
+                  "dp, tp, pp, sp, zero_shard, zero_stage, interleave; default 1 (zero_shard: dp*sp)", PD_OPTION_TEXT,
+                  &o.layout),
+        PD_OPTION("compression", "none|zstd:N", "of the new shards; default: as in SRC", PD_OPTION_TEXT, &o.compression),
         {0}};
-    /* clang-format on */
     return run(
         "SRC DST",
         "Writes a checkpoint again under another layout, offline: one process, little memory, the same state to the "
@@ -457,21 +448,20 @@ static pd_status run_reshard(int argc, char **argv, struct pd_error *err)
 static pd_status run_import(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {.step = UINT64_MAX};
-    /* clang-format off */
     struct pd_option options[] = {
-        {.name = "layout", "dp=N,tp=N,...",
-         "dp, tp, pp, sp, zero_shard, zero_stage, interleave; default 1 (zero_shard: dp*sp)",
-         PD_OPTION_TEXT, &o.layout},
-        {.name = "config", "FILE", "config.json, or configuration of a run; the model, where SRC does not say which it is",
-         PD_OPTION_TEXT, &o.config_file},
-        {.name = "fresh-optimizer", NULL, "moments that SRC does not have begin at zero", PD_OPTION_FLAG, &o.fresh_optimizer},
-        {.name = "compression", "none|zstd:N", "of the shards", PD_OPTION_TEXT, &o.compression},
-        {.name = "dry-run", NULL, "prints which tensor becomes which, and writes nothing", PD_OPTION_FLAG, &o.dry_run},
-        {.name = "prefix", "TEXT", "where SRC holds several models: before the names of the one that is taken", PD_OPTION_TEXT,
-         &o.prefix},
-        {.name = "only", "TEXT", "with --dry-run: tensors whose name contains TEXT", PD_OPTION_TEXT, &o.only},
+        PD_OPTION("layout", "dp=N,tp=N,...",
+                  "dp, tp, pp, sp, zero_shard, zero_stage, interleave; default 1 (zero_shard: dp*sp)", PD_OPTION_TEXT,
+                  &o.layout),
+        PD_OPTION("config", "FILE", "config.json, or configuration of a run; the model, where SRC does not say which it is",
+                  PD_OPTION_TEXT, &o.config_file),
+        PD_OPTION("fresh-optimizer", NULL, "moments that SRC does not have begin at zero", PD_OPTION_FLAG,
+                  &o.fresh_optimizer),
+        PD_OPTION("compression", "none|zstd:N", "of the shards", PD_OPTION_TEXT, &o.compression),
+        PD_OPTION("dry-run", NULL, "prints which tensor becomes which, and writes nothing", PD_OPTION_FLAG, &o.dry_run),
+        PD_OPTION("prefix", "TEXT", "where SRC holds several models: before the names of the one that is taken",
+                  PD_OPTION_TEXT, &o.prefix),
+        PD_OPTION("only", "TEXT", "with --dry-run: tensors whose name contains TEXT", PD_OPTION_TEXT, &o.only),
         {0}};
-    /* clang-format on */
     char doc[2048];
     /* Behind the options: a row for each format. */
     size_t bytes = sizeof doc;
@@ -491,30 +481,17 @@ static pd_status run_export(int argc, char **argv, struct pd_error *err)
     struct pd_ckpt_options o = {.step = UINT64_MAX};
     struct pd_option options[] = {
         STEP_ROW("not the newest but this one"),
-        {.name = "format", "NAME", "of the files: " EXPORTED, PD_OPTION_TEXT, &o.format, .offered = EXPORTED},
-        {.name = "dtype",
-         "fp32|bf16|fp16",
-         "of parameters, in gguf q8_0 too; fp32 if not given",
-         PD_OPTION_TEXT,
-         &o.dtype,
-         .offered = "fp32, bf16, fp16, q8_0"},
-        {.name = "only", "TEXT", "only tensors whose name contains TEXT", PD_OPTION_TEXT, &o.only},
-        {.name = "prefix",
-         "TEXT",
-         "where SRC holds several models: before the names of the one that is taken",
-         PD_OPTION_TEXT,
-         &o.prefix},
-        {.name = "config",
-         "FILE",
-         "config.json, or configuration of a run; the model, where SRC does not say it",
-         PD_OPTION_TEXT,
-         &o.config_file},
-        {.name = "fresh-optimizer",
-         NULL,
-         "moments that SRC does not have begin at zero",
-         PD_OPTION_FLAG,
-         &o.fresh_optimizer},
-        {.name = "dry-run", NULL, "prints which tensor becomes which, and writes nothing", PD_OPTION_FLAG, &o.dry_run},
+        PD_OPTION("format", "NAME", "of the files: " EXPORTED, PD_OPTION_TEXT, &o.format, .offered = EXPORTED),
+        PD_OPTION("dtype", "fp32|bf16|fp16", "of parameters, in gguf q8_0 too; fp32 if not given", PD_OPTION_TEXT, &o.dtype,
+                  .offered = "fp32, bf16, fp16, q8_0"),
+        PD_OPTION("only", "TEXT", "only tensors whose name contains TEXT", PD_OPTION_TEXT, &o.only),
+        PD_OPTION("prefix", "TEXT", "where SRC holds several models: before the names of the one that is taken",
+                  PD_OPTION_TEXT, &o.prefix),
+        PD_OPTION("config", "FILE", "config.json, or configuration of a run; the model, where SRC does not say it",
+                  PD_OPTION_TEXT, &o.config_file),
+        PD_OPTION("fresh-optimizer", NULL, "moments that SRC does not have begin at zero", PD_OPTION_FLAG,
+                  &o.fresh_optimizer),
+        PD_OPTION("dry-run", NULL, "prints which tensor becomes which, and writes nothing", PD_OPTION_FLAG, &o.dry_run),
         {0}};
     return run(
         "SRC DST",

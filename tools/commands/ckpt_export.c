@@ -378,11 +378,8 @@ static pd_status print_mapping(const struct export *x, struct pd_error *err)
         const char *type = pd_elements[x->whole.tensors[found].element].name;
         pd_table_row(&table, (const char *const[]){name, pd_kind_name(link->kind), link->name, type, from});
         pd_json_object_begin(&w, NULL);
-        pd_json_string(&w, "tensor", name);
-        pd_json_string(&w, "kind", pd_kind_name(link->kind));
-        pd_json_string(&w, "to", link->name);
-        pd_json_string(&w, "type", type);
-        pd_json_string(&w, "from", from);
+        PD_JSON_STRINGS(&w, {"tensor", name}, {"kind", pd_kind_name(link->kind)}, {"to", link->name}, {"type", type},
+                        {"from", from});
         pd_json_object_end(&w);
     }
     const pd_status st = x->options->json ? pd_output_json(&w, err) : pd_table_print(&table, err);
@@ -432,8 +429,7 @@ static pd_status print(const struct export *x, struct pd_error *err)
     }
     (void)getrusage(RUSAGE_SELF, &usage);
     pd_json_writer_init_object(&w, 2);
-    pd_json_string(&w, "path", path);
-    pd_json_string(&w, "format", x->format->name);
+    PD_JSON_STRINGS(&w, {"path", path}, {"format", x->format->name});
     PD_JSON_U64S(&w, {"step", x->source.catalog.counters.step}, {"tensors", x->report.tensors}, {"files", x->report.files},
                  {"bytes_read", x->report.bytes_read}, {"bytes_written", x->report.bytes_written},
                  {"bytes_read_back", x->report.bytes_read_back}, {"peak_rss_bytes", (uint64_t)usage.ru_maxrss * 1024});

@@ -95,8 +95,7 @@ static pd_status show_json(const struct pd_ckpt_foreign *f, struct pd_error *err
     const struct pd_catalog *c = &f->catalog;
     struct pd_json_writer w;
     pd_json_writer_init_object(&w, 2);
-    pd_json_string(&w, "path", f->path);
-    pd_json_string(&w, "format", f->format->name);
+    PD_JSON_STRINGS(&w, {"path", f->path}, {"format", f->format->name});
     PD_JSON_U64S(&w, {"files", c->file_count}, {"bytes", file_bytes(c)}, {"step", c->counters.step});
     const uint64_t digest = pd_ckpt_foreign_tokenizer(c);
     if (digest) pd_json_hex64(&w, "tokenizer", digest);
@@ -111,9 +110,8 @@ static pd_status show_json(const struct pd_ckpt_foreign *f, struct pd_error *err
     pd_json_array_begin(&w, "tensors");
     for (uint32_t t = 0; t < c->tensor_count; t++) {
         pd_json_object_begin(&w, NULL);
-        pd_json_string(&w, "tensor", c->tensors[t].name);
-        pd_json_string(&w, "kind", pd_kind_name(c->tensors[t].kind));
-        pd_json_string(&w, "type", pd_elements[c->tensors[t].element].name);
+        PD_JSON_STRINGS(&w, {"tensor", c->tensors[t].name}, {"kind", pd_kind_name(c->tensors[t].kind)},
+                        {"type", pd_elements[c->tensors[t].element].name});
         pd_json_array_begin(&w, "shape");
         for (uint32_t d = 0; d < c->tensors[t].ndim; d++)
             pd_json_u64(&w, NULL, c->tensors[t].shape[d]);

@@ -9,16 +9,16 @@
 #include "resharder/formats/perdure.h"
 #include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_foreign.h"
-#include "tools/commands/ckpt_layout.h"
-#include "tools/commands/ckpt_target.h"
 #include "tools/commands/progress.h"
-#include "tools/commands/run_tiers.h"
 #include "tools/output.h"
 #include "trainer/config/check.h"
+#include "trainer/config/config.h"
 #include "trainer/model/links.h"
 #include "trainer/plan/auto_layout.h"
 #include "trainer/run/signals.h"
 
+#include <errno.h>
+#include <ftw.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -181,10 +181,7 @@ static pd_status print_mapping(const struct import *m, struct pd_error *err)
         if (m->options->only && !strstr(name, m->options->only)) continue;
         pd_table_row(&table, (const char *const[]){name, pd_kind_name(link->kind), link->name, type});
         pd_json_object_begin(&w, NULL);
-        pd_json_string(&w, "tensor", name);
-        pd_json_string(&w, "kind", pd_kind_name(link->kind));
-        pd_json_string(&w, "from", link->name);
-        pd_json_string(&w, "type", type);
+        PD_JSON_STRINGS(&w, {"tensor", name}, {"kind", pd_kind_name(link->kind)}, {"from", link->name}, {"type", type});
         pd_json_object_end(&w);
         shown++;
     }
@@ -265,8 +262,7 @@ static pd_status print(const struct import *m, struct pd_error *err)
     }
     (void)getrusage(RUSAGE_SELF, &usage);
     pd_json_writer_init_object(&w, 2);
-    pd_json_string(&w, "checkpoint", path);
-    pd_json_string(&w, "format", m->source.format->name);
+    PD_JSON_STRINGS(&w, {"checkpoint", path}, {"format", m->source.format->name});
     PD_JSON_U64S(&w, {"step", entry->step}, {"shards", m->report.shards}, {"bytes", entry->bytes},
                  {"bytes_read", m->report.bytes_read}, {"bytes_written", m->report.bytes_written},
                  {"bytes_read_back", m->report.bytes_read_back}, {"zeroed", m->report.zeroed},
@@ -403,4 +399,68 @@ pd_status pd_ckpt_import_for_run(const struct pd_config *config, const char *dir
     st = close_import(&m, st, err);
     if (st == PD_STOPPED) pd_error_append(err, "; the same command begins anew");
     return st ? pd_error_context(err, st, "init.from") : PD_OK;
+}
+
+const enum pd_dtype pd_precisions[4] = {PD_DTYPE_COUNT, PD_F32, PD_BF16, PD_F16};
+
+pd_status pd_temporary_make(struct pd_temporary *t, struct pd_error *err)
+{
+    const char *parent = getenv("TMPDIR");
+    if (t->folder[0]) return PD_OK;
+    PD_TRY(pd_fault_configure_env(err));
+    PD_TRY(pd_signals_install(err));
+    snprintf(t->folder, sizeof t->folder, "%s/perdure-XXXXXX", parent && *parent ? parent : "/tmp");
+    snprintf(t->checkpoints, sizeof t->checkpoints, "%s", t->folder);
+    if (!mkdtemp(t->folder)) {
+        t->folder[0] = '\0';
+        PD_FAIL(err, PD_IO, "%s cannot be made; set TMPDIR to a directory with room for the model", t->checkpoints);
+    }
+    snprintf(t->checkpoints, sizeof t->checkpoints, "%s/checkpoints", t->folder);
+    return PD_OK;
+}
+
+/* The type of its first matrix; of quantised ones fp32. */
+static pd_status find_precision(const char *path, enum pd_dtype *ret, struct pd_error *err)
+{
+    struct pd_ckpt_foreign f;
+    const struct pd_foreign_tensor *matrix = NULL;
+    PD_TRY(pd_ckpt_foreign_open(path, UINT64_MAX, &f, err));
+    for (uint32_t t = 0; t < f.catalog.tensor_count && !matrix; t++)
+        if (f.catalog.tensors[t].kind == PD_PARAM && f.catalog.tensors[t].ndim == 2) matrix = &f.catalog.tensors[t];
+    const enum pd_element element = matrix ? matrix->element : PD_ELEMENT_F32;
+    *ret = element == PD_ELEMENT_BF16 ? PD_BF16 : element == PD_ELEMENT_F16 ? PD_F16 : PD_F32;
+    pd_ckpt_foreign_close(&f);
+    return PD_OK;
+}
+
+pd_status pd_temporary_import(struct pd_temporary *t, const char *path, struct pd_error *err)
+{
+    char from[4200], precision[64];
+    struct pd_config config;
+    enum pd_dtype type;
+    const char *overrides[] = {"run.dir=temporary", from, "data.train=[none]", precision};
+    PD_TRY(pd_temporary_make(t, err));
+    PD_TRY(find_precision(path, &type, err));
+    snprintf(from, sizeof from, "init.from=%.4000s", path);
+    snprintf(precision, sizeof precision, "numerics.precision=%s", pd_dtype_name(type));
+    PD_TRY(pd_config_load(NULL, overrides, 4, &config, err));
+    pd_status st = pd_ckpt_import_model(&config, err);
+    if (!st) st = pd_ckpt_import_for_run(&config, t->checkpoints, pd_signals_say_leave, err);
+    pd_config_deinit(&config);
+    return st;
+}
+
+static int remove_one(const char *path, const struct stat *st, int type, struct FTW *walk)
+{
+    (void)st, (void)type, (void)walk;
+    return remove(path);
+}
+
+pd_status pd_temporary_remove(struct pd_temporary *t, pd_status mine, struct pd_error *err)
+{
+    const bool is_removed = !t->folder[0] || nftw(t->folder, remove_one, 16, FTW_DEPTH | FTW_PHYS) == 0;
+    if (mine == PD_STOPPED) (void)pd_error_set(err, PD_STOPPED, PD_WHERE, 0, "asked to leave; the same command begins anew");
+    if (!is_removed) fprintf(stderr, "%s stays behind: %s\n", t->folder, strerror(errno));
+    t->folder[0] = '\0';
+    return mine;
 }

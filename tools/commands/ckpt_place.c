@@ -1,7 +1,10 @@
 #include "tools/commands/ckpt_place.h"
 
+#include "ckpt/base/parse.h"
 #include "ckpt/base/words.h"
+#include "ckpt/store/commit.h"
 #include "ckpt/store/paths.h"
+#include "resharder/catalog/model_directory.h"
 #include "resharder/formats/perdure.h"
 
 #include <errno.h>
@@ -10,6 +13,194 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
+
+void pd_run_tiers_of_config(const struct pd_config *config, struct pd_run_tiers *ret_tiers)
+{
+    struct pd_tier_options options[PD_TIERS_MAX];
+    *ret_tiers = (struct pd_run_tiers){.count = pd_config_tiers(config, options)};
+    for (uint32_t i = 0; i < ret_tiers->count; i++)
+        snprintf(ret_tiers->tiers[i].dir, sizeof ret_tiers->tiers[i].dir, "%s", options[i].dir);
+}
+
+/* A directory below run.dir is looked for below the run as it is named now: it may have been moved, or been relative. */
+static void find_now(const struct pd_config *config, const char *run_dir, char dir[4096])
+{
+    const size_t length = strlen(config->run.dir);
+    char text[4096];
+    if (strncmp(dir, config->run.dir, length) != 0 || dir[length] != '/') return;
+    snprintf(text, sizeof text, "%.1500s%.2500s", run_dir, dir + length);
+    snprintf(dir, 4096, "%s", text);
+}
+
+void pd_run_tiers_of_run(const char *run_dir, struct pd_run_tiers *ret_tiers)
+{
+    struct pd_config config;
+    struct pd_run_tiers all;
+    char path[4200], usual[4200];
+    *ret_tiers = (struct pd_run_tiers){0};
+    snprintf(path, sizeof path, "%s/config.yaml", run_dir);
+    if (pd_config_load_saved(path, &config, NULL)) return;
+    pd_run_tiers_of_config(&config, &all);
+    snprintf(usual, sizeof usual, "%.4000s/checkpoints", run_dir);
+    for (uint32_t i = 0; i < all.count; i++) {
+        find_now(&config, run_dir, all.tiers[i].dir);
+        if (!config.checkpoint.tiers_count && strcmp(all.tiers[i].dir, usual) == 0) break;
+        ret_tiers->tiers[ret_tiers->count++] = all.tiers[i];
+    }
+    pd_config_deinit(&config);
+}
+
+static void take_contents(struct pd_run_tier *tier)
+{
+    struct pd_store *store = tier->store;
+    const uint32_t unusable = pd_store_unusable_count(store);
+    tier->count = pd_store_count(store);
+    if (tier->count) {
+        tier->lineage = pd_store_entry_at(store, 0)->lineage;
+        tier->step = pd_store_entry_at(store, 0)->step;
+    }
+    if (pd_store_count_quarantined(store, &tier->quarantined, NULL)) tier->quarantined = 0;
+    struct pd_store_entry unnamed;
+    if (pd_store_unnamed(store, &unnamed)) snprintf(tier->unnamed, sizeof tier->unnamed, "%s", unnamed.name);
+    if (!unusable) return;
+    const struct pd_store_unusable *newest = pd_store_unusable_at(store, unusable - 1);
+    tier->unusable_step = newest->step;
+    snprintf(tier->unusable, sizeof tier->unusable, "%s", newest->name);
+    snprintf(tier->flaw, sizeof tier->flaw, "%s", newest->cause);
+}
+
+pd_status pd_run_tiers_open(struct pd_run_tiers *tiers, struct pd_vfs *vfs, struct pd_group *group, struct pd_error *err)
+{
+    const struct pd_store_options options = {.keep_last = 1, .quiet = tiers->is_quiet};
+    pd_status result = PD_OK;
+    for (uint32_t i = 0; i < tiers->count; i++) {
+        struct pd_run_tier *tier = &tiers->tiers[i];
+        struct pd_error own = {0};
+        struct stat st;
+        tier->is_absent = stat(tier->dir, &st) && errno == ENOENT;
+        if (tier->is_absent) continue;
+        tier->status = pd_store_open(vfs, tier->dir, &options, group, &tier->store, &own);
+        if (!tier->status) {
+            take_contents(tier);
+            continue;
+        }
+        snprintf(tier->cause, sizeof tier->cause, "%.511s", own.message);
+        if (!result && err) *err = own;
+        if (!result) result = tier->status;
+    }
+    return result;
+}
+
+void pd_run_tiers_close(struct pd_run_tiers *tiers)
+{
+    for (uint32_t i = 0; i < tiers->count; i++) {
+        pd_store_close(tiers->tiers[i].store);
+        tiers->tiers[i].store = NULL;
+    }
+}
+
+pd_status pd_run_tiers_look(struct pd_run_tiers *tiers, struct pd_error *err)
+{
+    struct pd_vfs *vfs;
+    struct pd_group group;
+    PD_TRY(pd_vfs_new_threads(4, 1, &vfs, err));
+    pd_group_init_single(&group);
+    const pd_status result = pd_run_tiers_open(tiers, vfs, &group, err);
+    pd_run_tiers_close(tiers);
+    pd_vfs_free(vfs);
+    return result;
+}
+
+bool pd_run_tier_is_there(const struct pd_run_tier *tier)
+{
+    return !tier->is_absent && !tier->status;
+}
+
+bool pd_run_tiers_warn(const struct pd_run_tiers *tiers)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < tiers->count; i++) {
+        const struct pd_run_tier *tier = &tiers->tiers[i];
+        any = any || pd_run_tier_is_there(tier);
+        if (tier->is_absent) fprintf(stderr, "perdure: %s is a tier of this run and does not exist\n", tier->dir);
+        if (tier->status)
+            fprintf(stderr, "perdure: %s is a tier of this run and cannot be read, so what it holds is not known: %s\n",
+                    tier->dir, tier->cause);
+    }
+    return any;
+}
+
+pd_status pd_run_tiers_unread(const struct pd_run_tiers *tiers, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < tiers->count; i++)
+        if (tiers->tiers[i].status)
+            PD_FAIL(err, PD_IO, "%s is not looked at; this is what the other tiers hold", tiers->tiers[i].dir);
+    return PD_OK;
+}
+
+void pd_run_tiers_found(const struct pd_run_tiers *tiers, const char *run_dir, char *ret_text, size_t bytes)
+{
+    const struct pd_run_tier *newest = NULL, *aside = NULL, *unread = NULL;
+    ret_text[0] = '\0';
+    for (uint32_t i = 0; i < tiers->count; i++) {
+        const struct pd_run_tier *t = &tiers->tiers[i];
+        if (t->unusable[0] && (!newest || t->unusable_step > newest->unusable_step)) newest = t;
+        if (t->quarantined && !aside) aside = t;
+        if (t->status && !unread) unread = t;
+    }
+    if (newest)
+        snprintf(
+            ret_text, bytes,
+            "there are checkpoints in %.400s, and none is whole, as seen from here; the newest is %s: %s. To look closer: "
+            "perdure ckpt verify %.400s",
+            newest->dir, newest->unusable, newest->flaw, run_dir);
+    else if (aside)
+        snprintf(ret_text, bytes,
+                 "there is no whole checkpoint in %.400s, but %s in its quarantine directory. To look closer: perdure ckpt "
+                 "verify %.400s",
+                 aside->dir, pd_counted(aside->quarantined, "damaged one").text, run_dir);
+    else if (unread)
+        snprintf(ret_text, bytes, "cannot find out what %.400s holds: %s", unread->dir, unread->cause);
+}
+
+const struct pd_run_tier *pd_run_tiers_newest(const struct pd_run_tiers *tiers)
+{
+    const struct pd_run_tier *best = NULL;
+    for (uint32_t i = 0; i < tiers->count; i++) {
+        const struct pd_run_tier *t = &tiers->tiers[i];
+        if (!t->count) continue;
+        if (!best || t->lineage > best->lineage || (t->lineage == best->lineage && t->step > best->step)) best = t;
+    }
+    return best;
+}
+
+const struct pd_run_tier *pd_run_tiers_look_quietly(struct pd_run_tiers *tiers)
+{
+    tiers->is_quiet = true;
+    (void)!pd_run_tiers_look(tiers, NULL);
+    return pd_run_tiers_newest(tiers);
+}
+
+pd_status pd_run_tiers_checkpoints_of(const char *path, char buffer[4096], const char **ret_path, struct pd_error *err)
+{
+    struct stat st;
+    if (stat(path, &st) || !S_ISDIR(st.st_mode))
+        PD_FAIL(err, PD_NOT_FOUND, "%s %s; name a run or its directory of checkpoints", path,
+                access(path, F_OK) ? "does not exist" : "is not a directory");
+    struct pd_run_tiers tiers;
+    pd_run_tiers_of_run(path, &tiers);
+    pd_status looked = pd_run_tiers_look(&tiers, err);
+    if (tiers.count > 1) (void)pd_run_tiers_warn(&tiers);
+    const struct pd_run_tier *newest = pd_run_tiers_newest(&tiers);
+    if (looked && !newest) return looked;
+    if (newest)
+        snprintf(buffer, 4096, "%s", newest->dir);
+    else
+        snprintf(buffer, 4096, "%.4000s/checkpoints", path);
+    *ret_path = stat(buffer, &st) == 0 ? buffer : path;
+    return PD_OK;
+}
 
 static bool exists(const char *directory, const char *name)
 {
@@ -361,4 +552,155 @@ pd_status pd_ckpt_add_advice(pd_status status, struct pd_error *err)
     if (!strstr(err->message, "perdure ckpt") && used + sizeof next <= sizeof err->message)
         memcpy(err->message + used, next, sizeof next);
     return status;
+}
+
+pd_status pd_ckpt_target_open(struct pd_vfs *vfs, const char *path, struct pd_ckpt_target *ret_target, struct pd_error *err)
+{
+    static const struct pd_store_options options = {
+        .writable = true, .keep_last = UINT32_MAX, .quarantine_bytes_max = UINT64_MAX, .leaves_nothing = true};
+    const pd_status st = pd_vfs_mkdir(vfs, path, err);
+    if (st && st != PD_EXISTS) return pd_formats_explain_above(st, path, err);
+    *ret_target = (struct pd_ckpt_target){.vfs = vfs, .path = path, .has_made = !st};
+    if (st && !pd_formats_is_directory(vfs, path))
+        PD_FAIL(err, PD_USAGE, "%s is not a directory; name one for the checkpoint", path);
+    PD_TRY(pd_ckpt_place_open(path, &options, &ret_target->place, err));
+    if (ret_target->place.named[0])
+        PD_FAIL(err, PD_USAGE, "%s is one checkpoint; name a directory to put the new one in", path);
+    return PD_OK;
+}
+
+static bool has_committed(const struct pd_store *store)
+{
+    for (uint32_t i = 0; i < pd_store_count(store); i++)
+        if (pd_store_entry_at(store, i)->fence == pd_store_fence(store)) return true;
+    return false;
+}
+
+/* The launch of this fence wrote what has this name. The fence itself is spent, and stays where others were before it. */
+static bool is_of_fence(const char *name, uint64_t fence)
+{
+    struct pd_step_name step;
+    uint64_t number;
+    if (pd_step_name_parse(name, &step)) return step.fence == fence;
+    return pd_numbered_name_parse(name, "pool-", &number) && number == fence;
+}
+
+/* ret_name  "": nothing. A checkpoint that was begun is told before what lies beside it. */
+static void find_left(const struct pd_ckpt_target *t, const char *root, uint64_t fence, char ret_name[PD_STORE_NAME_MAX])
+{
+    struct pd_listing listing;
+    ret_name[0] = '\0';
+    if (pd_vfs_list(t->vfs, root, &listing, NULL)) return;
+    for (uint32_t i = 0; i < listing.count; i++)
+        if (is_of_fence(listing.names[i], fence) && (!ret_name[0] || listing.names[i][0] == 's'))
+            snprintf(ret_name, PD_STORE_NAME_MAX, "%s", listing.names[i]);
+    pd_listing_deinit(&listing);
+}
+
+pd_status pd_ckpt_target_close(struct pd_ckpt_target *t, pd_status mine, struct pd_error *err)
+{
+    char root[4096], left[PD_STORE_NAME_MAX] = "";
+    const bool is_undone = mine && t->place.store && !has_committed(t->place.store);
+    const uint64_t fence = is_undone ? pd_store_fence(t->place.store) : 0;
+    if (is_undone) snprintf(root, sizeof root, "%s", t->place.root);
+    if (t->place.vfs) pd_ckpt_place_close(&t->place);
+    if (is_undone) find_left(t, root, fence, left);
+    if (mine && t->has_made) (void)!pd_vfs_rmdir(t->vfs, t->path, NULL);
+    if (is_undone) {
+        /* *err of who was asked to leave is about what became of what was written, and nothing else. */
+        if (mine == PD_STOPPED) (void)pd_error_set(err, PD_STOPPED, PD_WHERE, 0, "asked to leave");
+        if (left[0])
+            pd_error_append(err, "; %s/%s could not be removed, and whoever writes a checkpoint there next removes it", root,
+                            left);
+        else if (mine == PD_STOPPED)
+            pd_error_append(err, ": what was written in %s is removed", t->path);
+    }
+    return mine;
+}
+
+/* Keys of a configuration too. */
+static const char *const degree_names[] = {"dp", "tp", "pp", "sp", "zero_shard", "zero_stage", "interleave"};
+enum { DEGREES = sizeof degree_names / sizeof *degree_names };
+static const uint64_t degree_defaults[DEGREES] = {1, 1, 1, 1, 0, 3, 1};
+
+static pd_status parse_degree(const char *word, bool is_given[DEGREES], uint64_t values[DEGREES], struct pd_error *err)
+{
+    const char *equals = strchr(word, '=');
+    for (int i = 0; equals && i < DEGREES; i++) {
+        if (strlen(degree_names[i]) != (size_t)(equals - word) || strncmp(word, degree_names[i], (size_t)(equals - word)))
+            continue;
+        if (is_given[i])
+            PD_FAIL(err, PD_USAGE, "--layout: %s is given twice, %" PRIu64 " and then %s; leave one of them out",
+                    degree_names[i], values[i], equals + 1);
+        is_given[i] = true;
+        if (pd_parse_u64(equals + 1, &values[i]) && values[i] <= 65536) return PD_OK;
+        PD_FAIL(err, PD_USAGE, "--layout: \"%s\" is not a number up to 65536; write --layout=dp=4,tp=2", equals + 1);
+    }
+    PD_FAIL(err, PD_USAGE,
+            "--layout: \"%s\" is not understood; write for example dp=4,tp=2 (dp, tp, pp, sp, zero_shard, zero_stage, "
+            "interleave; numerics such as virtual_tp stay as they are)",
+            word);
+}
+
+static pd_status parse_degrees(const char *text, uint64_t values[DEGREES], struct pd_error *err)
+{
+    bool is_given[DEGREES] = {false};
+    memcpy(values, degree_defaults, sizeof degree_defaults);
+    const char *p = text, *end;
+    do {
+        const size_t length = strcspn(p, ",");
+        char word[64];
+        snprintf(word, sizeof word, "%.*s", (int)(length < sizeof word ? length : sizeof word - 1), p);
+        PD_TRY(parse_degree(word, is_given, values, err));
+        end = p + length;
+        p = end + 1;
+    } while (*end);
+    for (int i = 0; i < 4; i++)
+        if (!values[i]) PD_FAIL(err, PD_INVALID, "--layout: %s is 0 and must be at least 1", degree_names[i]);
+    return PD_OK;
+}
+
+pd_status pd_ckpt_layout_parse(const char *text, struct pd_ckpt_layout *ret_layout, struct pd_error *err)
+{
+    struct pd_ckpt_layout l = {.world = 1};
+    uint64_t values[DEGREES];
+    PD_TRY(parse_degrees(text, values, err));
+    for (int i = 0; i < 4; i++)
+        l.world *= values[i];
+    if (l.world > 65536)
+        PD_FAIL(err, PD_INVALID, "--layout: %s are %" PRIu64 " ranks, and there are 65536 at most; take smaller degrees",
+                text, l.world);
+    for (int i = 0; i < DEGREES; i++)
+        snprintf(l.texts[i], sizeof l.texts[i], "layout.%s=%" PRIu64, degree_names[i], values[i]);
+    snprintf(l.texts[DEGREES], sizeof l.texts[0], "layout.auto=false");
+    snprintf(l.texts[DEGREES + 1], sizeof l.texts[0], "layout.ranks=%" PRIu64, l.world);
+    l.dp = values[0];
+    l.tp = values[1];
+    l.sp = values[3];
+    *ret_layout = l;
+    return PD_OK;
+}
+
+/* Virtual degrees are powers of two, and what divides them is one. */
+static pd_status check_degree(const char *name, uint64_t degree, uint64_t virtual_degree, struct pd_error *err)
+{
+    uint64_t below = 1;
+    while (2 * below <= degree)
+        below *= 2;
+    if (below != degree && (!virtual_degree || below < virtual_degree))
+        PD_FAIL(err, PD_INVALID, "--layout: %s=%" PRIu64 " is not a power of two; the nearest are %" PRIu64 " and %" PRIu64,
+                name, degree, below, 2 * below);
+    if (virtual_degree && degree > virtual_degree)
+        PD_FAIL(err, PD_INVALID,
+                "--layout: %s=%" PRIu64 " is more than numerics.virtual_%s of the checkpoint, %" PRIu64
+                ", on which its bits depend; take %s=%" PRIu64 " at most",
+                name, degree, name, virtual_degree, name, virtual_degree);
+    return PD_OK;
+}
+
+pd_status pd_ckpt_layout_check(const struct pd_ckpt_layout *layout, uint64_t virtual_tp, uint64_t virtual_sp,
+                               struct pd_error *err)
+{
+    PD_TRY(check_degree("tp", layout->tp, virtual_tp, err));
+    return check_degree("sp", layout->sp, virtual_sp, err);
 }

@@ -7,8 +7,7 @@
 #include "ckpt/shard/decompress.h"
 #include "resharder/convert/reshard.h"
 #include "tools/commands/ckpt.h"
-#include "tools/commands/ckpt_layout.h"
-#include "tools/commands/ckpt_target.h"
+#include "tools/commands/ckpt_place.h"
 #include "tools/commands/progress.h"
 #include "tools/output.h"
 #include "trainer/model/model.h"
@@ -233,8 +232,7 @@ static pd_status print(const struct reshard *r, struct pd_error *err)
                r->seconds);
         if (!r->report.has_index)
             fprintf(stderr, "without index.h5, the view for people: there are too many boxes to make it in little memory; a "
-                            "run that goes "
-                            "on from here makes one with its next checkpoint\n");
+                            "run that goes on from here makes one with its next checkpoint\n");
         return PD_OK;
     }
     (void)getrusage(RUSAGE_SELF, &usage);
@@ -242,8 +240,7 @@ static pd_status print(const struct reshard *r, struct pd_error *err)
     pd_json_string(&w, "checkpoint", path);
     PD_JSON_U64S(&w, {"step", entry->step}, {"shards", r->report.shards}, {"bytes", entry->bytes});
     pd_json_string(&w, "compression", r->compression);
-    pd_json_u64(&w, "bytes_read", r->report.bytes_read);
-    pd_json_u64(&w, "bytes_written", r->report.bytes_written);
+    PD_JSON_U64S(&w, {"bytes_read", r->report.bytes_read}, {"bytes_written", r->report.bytes_written});
     pd_json_double(&w, "seconds", r->seconds);
     pd_json_bool(&w, "index", r->report.has_index);
     pd_json_u64(&w, "peak_rss_bytes", (uint64_t)usage.ru_maxrss * 1024);

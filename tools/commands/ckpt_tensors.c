@@ -84,8 +84,7 @@ void pd_ckpt_stats_json(struct pd_json_writer *w, const char *name, uint32_t ndi
                         const struct pd_tensor_report *r)
 {
     pd_json_object_begin(w, NULL);
-    pd_json_string(w, "tensor", name);
-    pd_json_string(w, "kind", pd_kind_name(kind));
+    PD_JSON_STRINGS(w, {"tensor", name}, {"kind", pd_kind_name(kind)});
     pd_json_array_begin(w, "shape");
     for (uint32_t d = 0; d < ndim; d++)
         pd_json_u64(w, NULL, shape[d]);
@@ -93,8 +92,7 @@ void pd_ckpt_stats_json(struct pd_json_writer *w, const char *name, uint32_t ndi
     pd_json_u64(w, "elements", r->elements);
     pd_json_hex64(w, "digest", r->digest);
     PD_JSON_DOUBLES(w, {"min", r->min}, {"max", r->max}, {"mean", r->mean}, {"rms", r->rms});
-    pd_json_u64(w, "nan", r->nan_count);
-    pd_json_u64(w, "inf", r->inf_count);
+    PD_JSON_U64S(w, {"nan", r->nan_count}, {"inf", r->inf_count});
     pd_json_object_end(w);
 }
 
@@ -255,8 +253,7 @@ pd_status pd_ckpt_diff_json(const char *const paths[2], const uint64_t steps[2],
     static const char *const words[] = {"same", "different", "only_left", "only_right", "other_shape"};
     struct pd_json_writer w;
     pd_json_writer_init_object(&w, 2);
-    pd_json_string(&w, "left", paths[0]);
-    pd_json_string(&w, "right", paths[1]);
+    PD_JSON_STRINGS(&w, {"left", paths[0]}, {"right", paths[1]});
     PD_JSON_U64S(&w, {"left_step", steps[0]}, {"right_step", steps[1]}, {"arrays", diff->count},
                  {"different", diff->different_count});
     pd_json_array_begin(&w, "differences");
@@ -264,15 +261,11 @@ pd_status pd_ckpt_diff_json(const char *const paths[2], const uint64_t steps[2],
         const struct pd_diff_row *r = &diff->rows[i];
         if (r->difference == PD_SAME) continue;
         pd_json_object_begin(&w, NULL);
-        pd_json_string(&w, "tensor", r->name);
-        pd_json_string(&w, "kind", pd_kind_name(r->kind));
-        pd_json_string(&w, "difference", words[r->difference]);
-        pd_json_u64(&w, "elements", r->elements);
-        pd_json_u64(&w, "differing", r->differing);
+        PD_JSON_STRINGS(&w, {"tensor", r->name}, {"kind", pd_kind_name(r->kind)}, {"difference", words[r->difference]});
+        PD_JSON_U64S(&w, {"elements", r->elements}, {"differing", r->differing});
         pd_json_double(&w, "max_abs", r->max_abs);
         pd_json_u64(&w, "first", r->first);
-        pd_json_double(&w, "left", r->left);
-        pd_json_double(&w, "right", r->right);
+        PD_JSON_DOUBLES(&w, {"left", r->left}, {"right", r->right});
         pd_json_object_end(&w);
     }
     return pd_output_json(&w, err);

@@ -195,8 +195,7 @@ static void tell_findings(struct pd_json_writer *w, const char *key, const struc
         const struct pd_damage *d = &list->items[i];
         if (pd_damage_is_proven(d) != are_proven) continue;
         pd_json_object_begin(w, NULL);
-        pd_json_string(w, "file", d->file);
-        pd_json_string(w, "tensor", d->tensor[0] ? d->tensor : NULL);
+        PD_JSON_STRINGS(w, {"file", d->file}, {"tensor", d->tensor[0] ? d->tensor : NULL});
         if (d->tensor[0]) pd_json_string(w, "kind", pd_kind_name(d->kind));
         if (d->tensor[0]) pd_json_u64(w, "block", d->block);
         pd_json_string(w, "text", d->text);
@@ -211,11 +210,9 @@ static void tell_json(struct pd_json_writer *w, const struct checked *c)
     pd_json_string(w, "checkpoint", c->path);
     pd_json_bool(w, "ok", c->list.count == 0 && !c->foreign[0] && !c->is_index_damaged);
     pd_json_bool(w, "index_damaged", c->is_index_damaged);
-    pd_json_u64(w, "bytes_checked", c->list.bytes_checked);
-    pd_json_u64(w, "blocks_checked", c->list.blocks_checked);
+    PD_JSON_U64S(w, {"bytes_checked", c->list.bytes_checked}, {"blocks_checked", c->list.blocks_checked});
     pd_json_double(w, "seconds", c->seconds);
-    pd_json_string(w, "warning", c->warning[0] ? c->warning : NULL);
-    pd_json_string(w, "foreign", c->foreign[0] ? c->foreign : NULL);
+    PD_JSON_STRINGS(w, {"warning", c->warning[0] ? c->warning : NULL}, {"foreign", c->foreign[0] ? c->foreign : NULL});
     tell_findings(w, "damage", &c->list, true);
     tell_findings(w, "unchecked", &c->list, false);
     pd_json_object_end(w);
@@ -304,12 +301,8 @@ static pd_status finish(struct verify *v, struct pd_error *err)
 {
     pd_json_array_end(&v->w);
     pd_json_bool(&v->w, "ok", v->total && !v->damaged && !v->foreign && !v->index_damaged && !v->unchecked);
-    pd_json_u64(&v->w, "damaged", v->damaged);
-    pd_json_u64(&v->w, "index_damaged", v->index_damaged);
-    pd_json_u64(&v->w, "foreign", v->foreign);
-    pd_json_u64(&v->w, "unchecked", v->unchecked);
-    pd_json_u64(&v->w, "findings", v->findings);
-    pd_json_u64(&v->w, "quarantined", v->quarantined);
+    PD_JSON_U64S(&v->w, {"damaged", v->damaged}, {"index_damaged", v->index_damaged}, {"foreign", v->foreign},
+                 {"unchecked", v->unchecked}, {"findings", v->findings}, {"quarantined", v->quarantined});
     return v->is_json ? pd_output_json(&v->w, err) : PD_OK;
 }
 

@@ -48,9 +48,9 @@ static pd_status set_token(const struct pd_option *o, const char *text, struct p
 
 /* clang-format off */
 #define FORMAT_ROW(doc) \
-    {.name = "format", "FORMAT", doc, PD_OPTION_CHOICE, &o.pack.format, .letter = 'f', \
-     .expected = "auto, text, nanogpt, llmc or megatron"}
-#define TOKEN_ROW(doc) {.name = "document-token", "N", doc, PD_OPTION_SET, &o.pack.document_token, .set = set_token}
+    PD_OPTION("format", "FORMAT", doc, PD_OPTION_CHOICE, &o.pack.format, .letter = 'f', \
+     .expected = "auto, text, nanogpt, llmc or megatron")
+#define TOKEN_ROW(doc) PD_OPTION("document-token", "N", doc, PD_OPTION_SET, &o.pack.document_token, .set = set_token)
 /* clang-format on */
 
 static pd_status parse(const char *arguments, const char *doc, struct pd_option *rows, int argc, char **argv,
@@ -108,9 +108,7 @@ static pd_status print_packed(const struct pd_pack_options *options, const struc
     }
     struct pd_json_writer w;
     pd_json_writer_init_object(&w, 2);
-    pd_json_string(&w, "output", options->output);
-    pd_json_string(&w, "format", pd_data_format_name(r->format));
-    pd_json_string(&w, "type", r->type_name);
+    PD_JSON_STRINGS(&w, {"output", options->output}, {"format", pd_data_format_name(r->format)}, {"type", r->type_name});
     PD_JSON_U64S(&w, {"input_bytes", r->input_bytes}, {"output_bytes", r->output_bytes}, {"tokens", r->tokens},
                  {"documents", r->documents}, {"empty_documents", r->empty_documents});
     if (options->tokenizer) {
@@ -151,30 +149,26 @@ static pd_status run_pack(int argc, char **argv, struct pd_error *err)
 {
     struct options o = {.pack = {.document_token = -1}};
     bool done = false;
-    /* clang-format off */
     struct pd_option rows[] = {
-        {.name = "format", "FORMAT", "nanogpt (default), llmc or megatron", PD_OPTION_CHOICE, &o.packed, .letter = 'f',
-         .expected = "nanogpt, llmc or megatron"},
-        {.name = "output", "FILE", "the token file; megatron writes FILE.bin and FILE.idx", PD_OPTION_TEXT, &o.pack.output,
-         .letter = 'o'},
-        {.name = "tokenizer", "PATH", "a tokenizer.json, a directory that holds one, or byte (default)", PD_OPTION_TEXT,
-         &o.tokenizer},
-        {.name = "document-token", "TOKEN",
-         "this token ends each document: its number, or its text in the tokenizer (of bytes 256 and more are free)",
-         PD_OPTION_TEXT, &o.document_token},
-        {.name = "separator", "TEXT",
-         "stands between documents of one text and is not written; \\n and \\t are understood", PD_OPTION_SET, &o,
-         .set = set_separator},
-        {.name = "field", "NAME", "of the text in lines of JSON (default text)", PD_OPTION_TEXT, &o.pack.field},
-        {.name = "overwrite", NULL, "replace an existing output", PD_OPTION_FLAG, &o.pack.overwrite},
+        PD_OPTION("format", "FORMAT", "nanogpt (default), llmc or megatron", PD_OPTION_CHOICE, &o.packed, .letter = 'f',
+                  .expected = "nanogpt, llmc or megatron"),
+        PD_OPTION("output", "FILE", "the token file; megatron writes FILE.bin and FILE.idx", PD_OPTION_TEXT, &o.pack.output,
+                  .letter = 'o'),
+        PD_OPTION("tokenizer", "PATH", "a tokenizer.json, a directory that holds one, or byte (default)", PD_OPTION_TEXT,
+                  &o.tokenizer),
+        PD_OPTION("document-token", "TOKEN",
+                  "this token ends each document: its number, or its text in the tokenizer (of bytes 256 and more are free)",
+                  PD_OPTION_TEXT, &o.document_token),
+        PD_OPTION("separator", "TEXT", "stands between documents of one text and is not written; \\n and \\t are understood",
+                  PD_OPTION_SET, &o, .set = set_separator),
+        PD_OPTION("field", "NAME", "of the text in lines of JSON (default text)", PD_OPTION_TEXT, &o.pack.field),
+        PD_OPTION("overwrite", NULL, "replace an existing output", PD_OPTION_FLAG, &o.pack.overwrite),
         {0}};
-    /* clang-format on */
     pd_status status =
         parse("TEXT...",
               "Packs text into a token file; a token is a byte, or what --tokenizer makes of it. TEXT is a file, a "
-              "directory or a glob, of text or "
-              "of JSON lines, plain or compressed with gzip or zstd. A file of text is a document, and so is a line "
-              "of JSON.",
+              "directory or a glob, of text or of JSON lines, plain or compressed with gzip or zstd. A file of text is a "
+              "document, and so is a line of JSON.",
               rows, argc, argv, &o, &done, err);
     if (!status && !done) status = pack(&o, o.json, err);
     options_deinit(&o);
@@ -186,10 +180,8 @@ static pd_status run_pack(int argc, char **argv, struct pd_error *err)
 static void write_inspection(struct pd_json_writer *w, const struct pd_data_inspection *x)
 {
     pd_json_object_begin(w, NULL);
-    pd_json_string(w, "path", x->file.path);
-    pd_json_string(w, "index", x->file.index_path);
-    pd_json_string(w, "format", pd_data_format_name(x->file.format));
-    pd_json_string(w, "type", pd_token_type_name(x->file.type));
+    PD_JSON_STRINGS(w, {"path", x->file.path}, {"index", x->file.index_path},
+                    {"format", pd_data_format_name(x->file.format)}, {"type", pd_token_type_name(x->file.type)});
     PD_JSON_U64S(w, {"bytes", x->file.file_bytes}, {"tokens", x->file.token_count}, {"documents", x->documents},
                  {"sequences", x->file.sequence_count});
     pd_json_i64(w, "min", x->scan.min);

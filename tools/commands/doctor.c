@@ -1,57 +1,501 @@
+/* perdure doctor: what this machine offers, what is missing and how to get it, one finding a row. Nothing is left behind. */
+#include "ckpt/base/cpu.h"
 #include "ckpt/base/fault.h"
+#include "ckpt/base/memory_limit.h"
+#include "ckpt/base/status.h"
+#include "ckpt/store/probe.h"
+#include "offload/device.h"
 #include "tools/command.h"
-#include "tools/doctor/findings.h"
 #include "tools/output.h"
+#include "trainer/engine/gpus.h"
+#include "trainer/launch/outer.h"
+#include "trainer/launch/starter.h"
+#include "trainer/math/math_cuda.h"
 #include "trainer/run/signals.h"
 
+#include <inttypes.h>
+#include <link.h>
+#include <sched.h>
+#include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/statvfs.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#define FINDINGS_MAX 40
+
+enum finding_state {
+    FINDING_OK,
+    FINDING_LIMITED, /* works, and could be better */
+    FINDING_MISSING, /* something will not work */
+    FINDING_UNUSED,  /* there or not, nothing depends on it */
+};
+
+struct finding {
+    const char *what; /* "memory", static */
+    enum finding_state state;
+    char here[200];   /* what this machine offers */
+    char advice[200]; /* what to do about it, or empty */
+};
+
+struct findings {
+    struct finding items[FINDINGS_MAX];
+    uint32_t count;
+};
+
+/* Adds a row without advice. */
+PD_PRINTF(4, 5)
+static struct finding *add(struct findings *findings, const char *what, enum finding_state state, const char *format, ...)
+{
+    PD_CHECK(findings->count < FINDINGS_MAX);
+    struct finding *finding = &findings->items[findings->count++];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(finding->here, sizeof finding->here, format, arguments);
+    va_end(arguments);
+    finding->what = what;
+    finding->state = state;
+    finding->advice[0] = '\0';
+    return finding;
+}
+
+PD_PRINTF(2, 3)
+static void advise(struct finding *finding, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(finding->advice, sizeof finding->advice, format, arguments);
+    va_end(arguments);
+}
+
+#define limit_to(finding, ...) ((finding)->state = FINDING_LIMITED, advise(finding, __VA_ARGS__))
+
+enum { CAPABILITY_MIN = 8 };
+
+static bool is_same_kind(const struct pd_gpus *gpus)
+{
+    for (uint32_t i = 1; i < gpus->count; i++)
+        if (strcmp(gpus->gpus[i].name, gpus->gpus[0].name) != 0) return false;
+    return true;
+}
+
+static void find_kind(struct findings *findings, const struct pd_gpus *gpus)
+{
+    const struct pd_gpu *gpu = &gpus->gpus[0];
+    const char *machine = pd_gpu_machine_name(gpu->name), *visible = getenv("CUDA_VISIBLE_DEVICES");
+    struct finding *f = add(findings, "gpu", FINDING_OK, "%u x %s, %s each, compute capability %u.%u%s%s", gpus->count,
+                            gpu->name, pd_text_bytes(gpu->bytes).text, gpu->major, gpu->minor,
+                            visible ? "; CUDA_VISIBLE_DEVICES=" : "", visible ? visible : "");
+    if (gpu->major < CAPABILITY_MIN)
+        limit_to(f, "kernels are made for compute capability %d.0 and later: run.device=cpu", CAPABILITY_MIN);
+    else if (!is_same_kind(gpus))
+        limit_to(f, "not all are of one kind: the slowest sets the pace; CUDA_VISIBLE_DEVICES chooses");
+    else if (machine) {
+        advise(f, "perdure plan --device %s tells what fits", machine);
+    }
+}
+
+/* Whether this program can use one: it may be built without CUDA, or for a newer driver. */
+static void find_use(struct findings *findings, const struct pd_gpus *gpus)
+{
+    struct pd_error err = {0};
+    struct pd_dev *dev = NULL;
+    if (!pd_dev_open_cuda(0, &dev, &err)) {
+        struct finding *f = add(findings, "gpu use", FINDING_OK, "opens as %s", dev->description);
+        const size_t used = strlen(f->here);
+        if (gpus->driver)
+            snprintf(f->here + used, sizeof f->here - used, "; driver for CUDA %u.%u", gpus->driver / 1000,
+                     gpus->driver % 1000 / 10);
+        char kernels[160];
+        pd_math_cuda_kernels(dev->capability, NULL, kernels, sizeof kernels);
+        add(findings, "gpu kernels", FINDING_OK, "%s", kernels);
+        pd_dev_close(dev);
+        return;
+    }
+    struct finding *f = add(findings, "gpu use", FINDING_LIMITED, "%.190s", err.message);
+    /* As pd_rank_device_open decides: a GPU that CUDA counts and that does not open ends a start that may choose, too. */
+    advise(f, pd_dev_cuda_count()
+                  ? "until this is mended run.device=auto and run.device=gpu do not start; use run.device=cpu"
+                  : "until this is mended run.device=auto trains on the CPU, and run.device=gpu does not start");
+}
+
+static const struct wanted {
+    enum pd_gpu_library library;
+    enum finding_state without;
+    const char *missing;
+} wanted[] = {
+    {PD_GPU_CUBLASLT, FINDING_MISSING, "GEMMs on a GPU need it: install cuBLAS, or put its folder on LD_LIBRARY_PATH"},
+    {PD_GPU_NCCL, FINDING_LIMITED,
+     "without it ranks talk through host memory: install libnccl2, or put its folder on LD_LIBRARY_PATH"},
+};
+
+static void find_gpu_libraries(struct findings *findings)
+{
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
+        struct pd_gpu_library_version version;
+        if (pd_gpu_library_find(wanted[i].library, true, &version)) {
+            add(findings, version.name, FINDING_OK, "%s, %.150s", version.version, version.path);
+            continue;
+        }
+        struct finding *f = add(findings, version.name, wanted[i].without, "not found");
+        advise(f, "%s", wanted[i].missing);
+    }
+}
+
+static void find_gpus(struct findings *findings)
+{
+    struct pd_gpus gpus;
+    const uint32_t usable = pd_dev_cuda_count();
+    pd_gpus_find(&gpus);
+    if (!gpus.count && !usable) {
+        add(findings, "gpu", FINDING_UNUSED, "%s", gpus.why_none);
+        return;
+    }
+    if (gpus.count)
+        find_kind(findings, &gpus);
+    else
+        add(findings, "gpu", FINDING_LIMITED, "%u, without a driver: simulated", usable);
+    find_use(findings, &gpus);
+    find_gpu_libraries(findings);
+}
+
+#define MIB (UINT64_C(1) << 20)
+
+static void find_cores(struct findings *findings)
+{
+    char model[128];
+    cpu_set_t set;
+    long online = sysconf(_SC_NPROCESSORS_ONLN), usable = online;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) usable = CPU_COUNT(&set);
+    /* The value of "model name : value" in /proc/cpuinfo. */
+    size_t bytes = sizeof model;
+    char line[512];
+    FILE *file = fopen("/proc/cpuinfo", "re");
+    snprintf(model, bytes, "unknown processor");
+    while (file && fgets(line, sizeof line, file)) {
+        const char *colon = strchr(line, ':');
+        if (!colon || strncmp(line, "model name", strlen("model name")) != 0) continue;
+        colon += 1 + strspn(colon + 1, " \t");
+        snprintf(model, bytes, "%.*s", (int)strcspn(colon, "\n"), colon);
+        break;
+    }
+    if (file) fclose(file);
+    const double quota = pd_cpu_quota(NULL);
+    struct finding *f = add(findings, "cores", FINDING_OK, "%ld of %ld usable, %s", usable, online, model);
+    if (quota < (double)usable)
+        limit_to(f, "the cgroup grants %.1f cores of time: layout.ranks x layout.threads beyond that wait", quota);
+}
+
+static void find_isa(struct findings *findings)
+{
+    enum pd_isa isa;
+    struct pd_error err;
+    char offered[64] = "";
+    for (int i = PD_ISA_PORTABLE; i < PD_ISA_COUNT; i++) {
+        size_t used = strlen(offered);
+        if (pd_isa_available((enum pd_isa)i))
+            snprintf(offered + used, sizeof offered - used, "%s%s", used ? ", " : "", pd_isa_name((enum pd_isa)i));
+    }
+    if (pd_isa_resolve(PD_ISA_AUTO, &isa, &err)) {
+        struct finding *f = add(findings, "kernels", FINDING_MISSING, "%s", offered);
+        advise(f, "%.190s", err.message);
+        return;
+    }
+    add(findings, "kernels", isa == PD_ISA_PORTABLE ? FINDING_LIMITED : FINDING_OK, "%s; used: %s", offered,
+        pd_isa_name(isa));
+}
+
+static void find_processor(struct findings *findings)
+{
+    find_cores(findings);
+    find_isa(findings);
+    find_gpus(findings);
+}
+
+static void find_ram(struct findings *findings)
+{
+    const struct pd_memory_places no_groups = {.cgroups.self = "/dev/null"}, groups_alone = {.meminfo = "/dev/null"};
+    struct pd_memory_limit machine = {0}, group;
+    (void)pd_memory_limit_read(&no_groups, &machine);
+    struct finding *f = add(findings, "memory", FINDING_OK, "%s, %s available", pd_text_bytes(machine.limit_bytes).text,
+                            pd_text_bytes(machine.free_bytes).text);
+    if (pd_memory_limit_read(&groups_alone, &group) && group.most_bytes < machine.most_bytes)
+        limit_to(f, "%s ends at %s: compare with perdure plan", group.most_who, pd_text_bytes(group.most_bytes).text);
+}
+
+static void find_lockable(struct findings *findings)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_MEMLOCK, &limit)) return;
+    if (limit.rlim_cur == RLIM_INFINITY || geteuid() == 0) {
+        add(findings, "lockable memory", FINDING_OK, "unlimited");
+        return;
+    }
+    struct finding *f = add(findings, "lockable memory", FINDING_OK, "%s", pd_text_bytes(limit.rlim_cur).text);
+    if (limit.rlim_cur >= 64 * MIB) return;
+    limit_to(f, "I/O buffers may stay unregistered: ulimit -l unlimited, or memlock in /etc/security/limits.conf");
+}
+
+static void find_shared(struct findings *findings)
+{
+    struct statvfs space;
+    if (statvfs("/dev/shm", &space)) {
+        struct finding *f = add(findings, "/dev/shm", FINDING_MISSING, "not there");
+        advise(f, "ranks of one host share memory there: mount -t tmpfs tmpfs /dev/shm");
+        return;
+    }
+    uint64_t free_bytes = (uint64_t)space.f_bavail * space.f_frsize;
+    struct finding *f = add(findings, "/dev/shm", FINDING_OK, "%s, %s free",
+                            pd_text_bytes((uint64_t)space.f_blocks * space.f_frsize).text, pd_text_bytes(free_bytes).text);
+    if (free_bytes >= 256 * MIB) return;
+    limit_to(f, "many ranks will not fit: docker run --shm-size=1g, or an emptyDir of medium Memory in Kubernetes");
+}
+
+static void find_files(struct findings *findings)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit)) return;
+    struct finding *f = add(findings, "open files", FINDING_OK, "%" PRIu64 " at most", (uint64_t)limit.rlim_cur);
+    if (limit.rlim_cur >= 1024) return;
+    limit_to(f, "checkpoints of many ranks need more: ulimit -n 4096");
+}
+
+static void find_memory(struct findings *findings)
+{
+    find_ram(findings);
+    find_lockable(findings);
+    find_shared(findings);
+    find_files(findings);
+}
+
+/* The first line that a command prints. */
+static void first_line_of(const char *command, char *ret, size_t bytes)
+{
+    ret[0] = '\0';
+    FILE *pipe = popen(command, "re");
+    if (!pipe) return;
+    if (!fgets(ret, (int)bytes, pipe)) ret[0] = '\0';
+    char rest[256];
+    while (fgets(rest, sizeof rest, pipe)) {
+    }
+    pclose(pipe);
+    ret[strcspn(ret, "\n")] = '\0';
+}
+
+static void find_mpi(struct findings *findings)
+{
+    char path[4096], version[128];
+    struct pd_error err;
+    if (pd_outer_check_slurm(&err)) {
+        limit_to(add(findings, "mpi launcher", FINDING_OK, "squeue does not know of job %.40s",
+                     getenv("SLURM_JOB_ID") ? getenv("SLURM_JOB_ID") : getenv("SLURM_JOBID")),
+                 "if Slurm's variables are left over: env -u SLURM_JOB_ID -u SLURM_JOBID perdure ...");
+        return;
+    }
+    bool srun = getenv("SLURM_JOB_ID") && pd_starter_find_program("srun", path);
+    if (srun) {
+        add(findings, "mpi launcher", FINDING_OK, "srun, inside Slurm job %s", getenv("SLURM_JOB_ID"));
+        return;
+    }
+    if (!pd_starter_find_program("mpirun", path)) {
+        struct finding *f = add(findings, "mpi launcher", FINDING_MISSING, "no mpirun on PATH");
+        advise(f, "apt-get install openmpi-bin; without it: layout.transport=local");
+        return;
+    }
+    first_line_of("mpirun --version 2>&1", version, sizeof version);
+    add(findings, "mpi launcher", FINDING_OK, "%.100s: %.90s", path, version);
+}
+
+/* Third-party libraries that matter, by the start of their file name. */
+static const struct library {
+    const char *prefix, *what, *missing;
+} libraries[] = {
+    {"libhdf5_serial.so", "hdf5", "apt-get install libhdf5-dev, then build again"},
+    {"liburing.so", "liburing", "apt-get install liburing-dev, then build again"},
+    {"libxxhash.so", "xxhash", "apt-get install libxxhash-dev, then build again"},
+    {"libzstd.so", "zstd", "apt-get install libzstd-dev, then build again"},
+    {"libz.so", "zlib", "apt-get install zlib1g-dev, then build again"},
+    {"libmpi.so", "mpi library", "apt-get install libopenmpi-dev, then build again without -DPERDURE_MPI=OFF"},
+    {"libyaml-0.so", "yaml", "apt-get install libyaml-dev, then build again"},
+    {"libjansson.so", "jansson", "apt-get install libjansson-dev, then build again"},
+};
+#define LIBRARY_COUNT (sizeof libraries / sizeof libraries[0])
+
+struct loaded {
+    char paths[LIBRARY_COUNT][256];
+};
+
+static int look_at_object(struct dl_phdr_info *info, size_t bytes, void *context)
+{
+    struct loaded *loaded = context;
+    const char *slash = strrchr(info->dlpi_name, '/');
+    (void)bytes;
+    if (!slash) return 0;
+    for (size_t i = 0; i < LIBRARY_COUNT; i++)
+        if (strncmp(slash + 1, libraries[i].prefix, strlen(libraries[i].prefix)) == 0)
+            snprintf(loaded->paths[i], sizeof loaded->paths[i], "%s", info->dlpi_name);
+    return 0;
+}
+
+/* The version stands in the name of the file that a soname leads to. */
+static void find_libraries(struct findings *findings)
+{
+    struct loaded loaded = {0};
+    dl_iterate_phdr(look_at_object, &loaded);
+    for (size_t i = 0; i < LIBRARY_COUNT; i++) {
+        if (!loaded.paths[i][0]) {
+            struct finding *f = add(findings, libraries[i].what, FINDING_MISSING, "not in this build");
+            advise(f, "%s", libraries[i].missing);
+            continue;
+        }
+        char *real = realpath(loaded.paths[i], NULL);
+        add(findings, libraries[i].what, FINDING_OK, "%.190s", real ? real : loaded.paths[i]);
+        free(real);
+    }
+}
+
+static const struct program {
+    const char *name, *what, *advice;
+    enum finding_state absent;
+} programs[] = {
+    {"h5ls", "hdf5 tools", "to look into checkpoints: apt-get install hdf5-tools", FINDING_LIMITED},
+    {"ssh", "remote shell", "for hosts of launch.hosts: apt-get install openssh-client, or another launch.agent",
+     FINDING_UNUSED},
+};
+
+static void find_programs(struct findings *findings)
+{
+    char path[4096];
+    for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) {
+        const struct program *p = &programs[i];
+        if (pd_starter_find_program(p->name, path)) {
+            add(findings, p->what, FINDING_OK, "%.190s", path);
+            continue;
+        }
+        struct finding *f = add(findings, p->what, p->absent, "no %s on PATH", p->name);
+        advise(f, "%s", p->advice);
+    }
+}
+
+static void find_software(struct findings *findings)
+{
+    struct utsname kernel;
+    if (uname(&kernel) == 0) add(findings, "kernel", FINDING_OK, "%.60s %.60s", kernel.sysname, kernel.release);
+    find_mpi(findings);
+    find_libraries(findings);
+    find_programs(findings);
+}
+
+static void find_engine(struct findings *findings, const struct pd_vfs *vfs)
+{
+    const char *description = pd_vfs_describe(vfs);
+    bool uring = strncmp(description, "io_uring", 8) == 0;
+    struct finding *f = add(findings, "i/o engine", uring ? FINDING_OK : FINDING_LIMITED, "%s", description);
+    if (!uring) advise(f, "io_uring is faster");
+}
+
+static void find_features(struct findings *findings, const struct pd_probe *probe)
+{
+    struct finding *f = add(findings, "direct i/o", probe->is_direct ? FINDING_OK : FINDING_LIMITED,
+                            probe->is_direct ? "yes" : "refused: bytes go through the page cache");
+    if (!probe->is_direct) advise(f, "checkpoints are slower here; a local ext4 or xfs takes it");
+    f = add(findings, "hard links", probe->has_links ? FINDING_OK : FINDING_LIMITED,
+            probe->has_links ? "yes" : "refused: the index is copied into each checkpoint");
+    f = add(findings, "locks", probe->has_locks ? FINDING_OK : FINDING_LIMITED, "%s",
+            !probe->has_locks   ? "refused"
+            : probe->is_network ? "yes, maybe of this host only"
+                                : "yes");
+    if (!probe->has_locks || probe->is_network)
+        advise(f, "only fences keep two launches apart here: do not start the same run twice");
+    if (!probe->syncs_names) {
+        f = add(findings, "synced names", FINDING_LIMITED, "refused");
+        advise(f, "after a power loss the newest checkpoint may be the one before");
+    }
+}
+
+static void find_space(struct findings *findings, const struct pd_space *space)
+{
+    struct finding *f = add(findings, "file system", FINDING_OK, "%s, %s, %s free", space->type_name,
+                            pd_text_bytes(space->total_bytes).text, pd_text_bytes(space->available_bytes).text);
+    if (space->in_memory)
+        limit_to(f, "it is memory: checkpoints do not survive a reboot, and count against the memory limit");
+    else if (space->total_inodes && space->available_inodes < 1000)
+        limit_to(f, "only %s inodes are free", pd_text_count(space->available_inodes).text);
+}
+
+static void find_storage(struct findings *findings, const char *dir)
+{
+    struct pd_vfs *vfs = NULL;
+    struct pd_error err;
+    struct pd_probe probe;
+    struct pd_stat stat;
+    char tag[32];
+    if (pd_vfs_new_auto(&vfs, &err)) {
+        struct finding *f = add(findings, "i/o engine", FINDING_MISSING, "none");
+        advise(f, "%.190s", err.message);
+        return;
+    }
+    find_engine(findings, vfs);
+    snprintf(tag, sizeof tag, "doctor-%ld", (long)getpid());
+    if (pd_probe_directory(vfs, dir, tag, &probe, &err)) {
+        struct finding *f = add(findings, "directory", FINDING_MISSING, "%.190s", dir);
+        if (pd_vfs_stat(vfs, dir, &stat, NULL) == PD_NOT_FOUND)
+            advise(f, "it does not exist: mkdir -p %.150s", dir);
+        else
+            advise(f, "%.190s", err.message);
+    } else {
+        add(findings, "directory", FINDING_OK, "%.190s", dir);
+        find_space(findings, &probe.space);
+        find_features(findings, &probe);
+    }
+    pd_vfs_free(vfs);
+}
 
 static const char *const state_names[] = {"ok", "limited", "missing", "unused"};
 static const char *const state_marks[] = {"ok", "!", "MISSING", "-"};
 
-static pd_status print_json(const struct pd_findings *findings, const uint32_t counts[4], struct pd_error *err)
+static pd_status print_json(const struct findings *findings, const uint32_t counts[4], struct pd_error *err)
 {
     struct pd_json_writer w;
     pd_json_writer_init_object(&w, 2);
     pd_json_string(&w, "version", PERDURE_VERSION);
     pd_json_array_begin(&w, "findings");
     for (uint32_t i = 0; i < findings->count; i++) {
-        const struct pd_finding *f = &findings->items[i];
+        const struct finding *f = &findings->items[i];
         pd_json_object_begin(&w, NULL);
-        pd_json_string(&w, "what", f->what);
-        pd_json_string(&w, "state", state_names[f->state]);
-        pd_json_string(&w, "here", f->here);
-        pd_json_string(&w, "advice", f->advice[0] ? f->advice : NULL);
+        PD_JSON_STRINGS(&w, {"what", f->what}, {"state", state_names[f->state]}, {"here", f->here},
+                        {"advice", f->advice[0] ? f->advice : NULL});
         pd_json_object_end(&w);
     }
     pd_json_array_end(&w);
-    pd_json_u64(&w, "limited", counts[PD_FINDING_LIMITED]);
-    pd_json_u64(&w, "missing", counts[PD_FINDING_MISSING]);
+    PD_JSON_U64S(&w, {"limited", counts[FINDING_LIMITED]}, {"missing", counts[FINDING_MISSING]});
     return pd_output_json(&w, err);
 }
 
-static pd_status print_table(const struct pd_findings *findings, const uint32_t counts[4], struct pd_error *err)
+static pd_status print_table(const struct findings *findings, const uint32_t counts[4], struct pd_error *err)
 {
     static const char *const headings[] = {"", "WHAT", "HERE"};
     struct pd_table table;
     printf("perdure %s\n", PERDURE_VERSION);
     pd_table_init(&table, headings, 3);
     for (uint32_t i = 0; i < findings->count; i++) {
-        const struct pd_finding *f = &findings->items[i];
+        const struct finding *f = &findings->items[i];
         pd_table_row(&table, (const char *const[]){state_marks[f->state], f->what, f->here});
         if (f->advice[0]) pd_table_row(&table, (const char *const[]){"", "", f->advice});
     }
     PD_TRY(pd_table_print(&table, err));
-    printf("%u missing, %u limited\n", counts[PD_FINDING_MISSING], counts[PD_FINDING_LIMITED]);
+    printf("%u missing, %u limited\n", counts[FINDING_MISSING], counts[FINDING_LIMITED]);
     return PD_OK;
 }
 
 /* The one thing that was named: what else is missing may not be needed. */
-static pd_status check_directory(const struct pd_findings *findings, const char *dir, struct pd_error *err)
+static pd_status check_directory(const struct findings *findings, const char *dir, struct pd_error *err)
 {
     for (uint32_t i = 0; i < findings->count; i++)
-        if (!strcmp(findings->items[i].what, "directory") && findings->items[i].state == PD_FINDING_MISSING)
+        if (!strcmp(findings->items[i].what, "directory") && findings->items[i].state == FINDING_MISSING)
             PD_FAIL(err, PD_IO, "%s cannot take checkpoints; name a directory that can: perdure doctor DIR", dir);
     return PD_OK;
 }
@@ -61,7 +505,7 @@ pd_status pd_cmd_doctor(int argc, char **argv, struct pd_error *err)
     const char *dirs[2] = {"."};
     uint32_t count, counts[4] = {0};
     bool json = false;
-    struct pd_findings findings = {0};
+    struct findings findings = {0};
     const struct pd_usage usage = {
         .arguments = "[DIR]",
         .doc = "Shows what this machine offers, what perdure uses of it, what is missing and how to get it. DIR (default: "
@@ -72,12 +516,12 @@ pd_status pd_cmd_doctor(int argc, char **argv, struct pd_error *err)
         .word_count = &count};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (count > 1) PD_FAIL(err, PD_USAGE, "perdure doctor looks at one directory; \"%s\" is another", dirs[1]);
-    pd_find_processor(&findings);
-    pd_find_memory(&findings);
-    pd_find_software(&findings);
+    find_processor(&findings);
+    find_memory(&findings);
+    find_software(&findings);
     PD_TRY(pd_fault_configure_env(err));
     PD_TRY(pd_signals_install(err)); /* what is tried there leaves no file */
-    pd_find_storage(&findings, dirs[0]);
+    find_storage(&findings, dirs[0]);
     if (pd_signals_say_leave()) PD_FAIL(err, PD_STOPPED, "asked to leave; the same command begins anew");
     for (uint32_t i = 0; i < findings.count; i++)
         counts[findings.items[i].state]++;

@@ -1,9 +1,8 @@
 /* perdure eval: loss and perplexity of a checkpoint, ours or another system's. */
 #include "ckpt/base/progress.h"
 #include "tools/command.h"
+#include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_foreign.h"
-#include "tools/commands/run_tiers.h"
-#include "tools/commands/temporary.h"
 #include "tools/output.h"
 #include "trainer/data/pack.h"
 #include "trainer/data/token_file.h"
@@ -133,9 +132,7 @@ static pd_status print_result(const struct eval *e, const struct pd_evaluated *v
     pd_report_double(&report, "loss", v->loss, PD_UNIT_NONE);
     pd_report_double(&report, "perplexity", exp(v->loss), PD_UNIT_NONE);
     pd_report_double(&report, "bits_per_token", v->loss / log(2), PD_UNIT_NONE);
-    pd_report_u64(&report, "tokens", v->tokens, PD_UNIT_NONE);
-    pd_report_u64(&report, "windows", v->windows, PD_UNIT_NONE);
-    pd_report_u64(&report, "context", v->context, PD_UNIT_NONE);
+    PD_REPORT_U64S(&report, {"tokens", v->tokens}, {"windows", v->windows}, {"context", v->context});
     pd_report_double(&report, "seconds", v->seconds, PD_UNIT_SECONDS);
     return pd_report_end(&report, err);
 }
@@ -146,21 +143,14 @@ pd_status pd_cmd_eval(int argc, char **argv, struct pd_error *err)
     struct pd_evaluated evaluated;
     struct pd_temporary temporary = {.folder = ""};
     struct pd_option options[] = {
-        {.name = "data", "FILE", "text, or tokens as data.train takes them", PD_OPTION_TEXT, &e.data},
-        {.name = "windows",
-         "N",
-         "at most so many windows, evenly over the file; all",
-         PD_OPTION_U64,
-         &e.windows,
-         1,
-         1u << 30},
-        {.name = "context", "T", "tokens of a window; as in training", PD_OPTION_U32, &e.context, 1, 1u << 20},
-        {.name = "threads", "N", "all cores", PD_OPTION_U32, &e.threads, 1, 1024},
-        {.name = "tokenizer",
-         "PATH",
-         "of text: a tokenizer.json, a directory that holds one, or byte (what lies beside the model)",
-         PD_OPTION_TEXT,
-         &e.tokenizer},
+        PD_OPTION("data", "FILE", "text, or tokens as data.train takes them", PD_OPTION_TEXT, &e.data),
+        PD_OPTION("windows", "N", "at most so many windows, evenly over the file; all", PD_OPTION_U64, &e.windows, 1,
+                  1u << 30),
+        PD_OPTION("context", "T", "tokens of a window; as in training", PD_OPTION_U32, &e.context, 1, 1u << 20),
+        PD_OPTION("threads", "N", "all cores", PD_OPTION_U32, &e.threads, 1, 1024),
+        PD_OPTION("tokenizer", "PATH",
+                  "of text: a tokenizer.json, a directory that holds one, or byte (what lies beside the model)",
+                  PD_OPTION_TEXT, &e.tokenizer),
         PD_PRECISION_ROW(&e.precision),
         {0}};
     const struct pd_usage usage = {

@@ -276,9 +276,7 @@ static pd_status print_json(const struct init *in, struct pd_error *err)
 {
     struct pd_json_writer w;
     pd_json_writer_init_object(&w, 0);
-    pd_json_string(&w, "config", in->output);
-    pd_json_string(&w, "run_dir", in->dir);
-    pd_json_string(&w, "why", steps[in->step].why);
+    PD_JSON_STRINGS(&w, {"config", in->output}, {"run_dir", in->dir}, {"why", steps[in->step].why});
     PD_JSON_U64S(&w, {"parameters", in->parameters}, {"ranks", in->ranks}, {"memory_bytes", in->choice.worst_bytes});
     pd_json_double(&w, "step_seconds", in->choice.step_seconds);
     return pd_output_json(&w, err);
@@ -321,22 +319,15 @@ pd_status pd_cmd_init(int argc, char **argv, struct pd_error *err)
     const char *data = "", *model = "", *machine = "";
     char models[1024];
     struct pd_option options[] = {
-        {.name = "data", "FILE", "text, tokens, or a directory of them", PD_OPTION_TEXT, &data},
-        {.name = "model",
-         "NAME",
-         "a size (model.preset), or a checkpoint of another system to go on from",
-         PD_OPTION_TEXT,
-         &model,
-         .offered = list_models(models, sizeof models)},
-        {.name = "machine",
-         "NAME",
-         "auto: this one; cpu; or a GPU as perdure plan --device has them",
-         PD_OPTION_TEXT,
-         &machine},
-        {.name = "ranks", "N", "devices; default: this machine's", PD_OPTION_U32, &in.ranks, 1, 65536},
-        {.name = "memory", "BYTES", "of each, such as 40G; what the machine has", PD_OPTION_BYTES, &in.memory},
-        {.name = "dir", "DIR", "run.dir; runs/first", PD_OPTION_TEXT, &in.dir},
-        {.name = "output", "FILE", "run.yaml, - for stdout", PD_OPTION_TEXT, &in.output, .letter = 'o'},
+        PD_OPTION("data", "FILE", "text, tokens, or a directory of them", PD_OPTION_TEXT, &data),
+        PD_OPTION("model", "NAME", "a size (model.preset), or a checkpoint of another system to go on from", PD_OPTION_TEXT,
+                  &model, .offered = list_models(models, sizeof models)),
+        PD_OPTION("machine", "NAME", "auto: this one; cpu; or a GPU as perdure plan --device has them", PD_OPTION_TEXT,
+                  &machine),
+        PD_OPTION("ranks", "N", "devices; default: this machine's", PD_OPTION_U32, &in.ranks, 1, 65536),
+        PD_OPTION("memory", "BYTES", "of each, such as 40G; what the machine has", PD_OPTION_BYTES, &in.memory),
+        PD_OPTION("dir", "DIR", "run.dir; runs/first", PD_OPTION_TEXT, &in.dir),
+        PD_OPTION("output", "FILE", "run.yaml, - for stdout", PD_OPTION_TEXT, &in.output, .letter = 'o'),
         {0}};
     const struct pd_usage usage = {
         .arguments = "[--data=FILE] [--model=NAME] [--machine=NAME]",

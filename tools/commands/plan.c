@@ -438,35 +438,35 @@ static pd_status load_and_plan(struct options *o, struct pd_error *err)
 
 static pd_status parse(struct options *o, int argc, char **argv, bool *ret_done, struct pd_error *err)
 {
-    /* clang-format off */
     struct pd_option options[] = {
-        {.name = "world", "N[,N...]", "number of ranks; several give one line each", PD_OPTION_SET, o, .set = set_worlds,
-         .letter = 'w'},
-        {.name = "print-config", NULL, "the resolved configuration, every key with its meaning, and nothing else",
-         PD_OPTION_FLAG, &o->print_config},
-        {.name = "threads", "N", "threads a rank (default: cores of this machine / ranks)", PD_OPTION_U32, &o->threads,
-         1, 4096, .letter = 't'},
-        {.name = "device", "NAME",
-         "cpu (default), a100-40g, a100-80g, h100-80g, h200-141g: memory and rates of a rank; with run.device=gpu by "
-         "default this machine's, or h100-80g", PD_OPTION_TEXT, &o->device},
-        {.name = "device-memory", "SIZE", "of a rank, such as 40G; cpu: no limit", PD_OPTION_BYTES, &o->device_bytes, 1,
-         .expected = "a size such as 40G"},
-        {.name = "flops", "RATE", "that training reaches on a rank in the configuration's precision, such as 150T",
-         PD_OPTION_SET, &o->flops, .set = set_rate},
-        {.name = "link", "RATE", "bytes a second and rank inside a host, such as 250G", PD_OPTION_SET, &o->link,
-         .set = set_rate},
-        {.name = "network", "RATE", "bytes a second and rank between hosts", PD_OPTION_SET, &o->network, .set = set_rate},
-        {.name = "nvme", "RATE",
-         "bytes a second and rank that drives read and write together (default: 2G for cpu, 3G for the others)",
-         PD_OPTION_SET, &o->nvme, .set = set_rate},
-        {.name = "ranks-per-host", "N", "ranks of a host", PD_OPTION_U32, &o->ranks_per_host, 1, 65536},
-        {.name = "alternatives", "N", "how many of the fastest other layouts are shown (default: 3)", PD_OPTION_U32,
-         &o->alternatives, 0, PD_PLAN_ALTERNATIVES_MAX},
-        {.name = "ladder", NULL,
-         "from everything in fp32 on one device, rung by rung, to ZeRO-3 in bf16 with recomputation on --world",
-         PD_OPTION_FLAG, &o->ladder},
+        PD_OPTION("world", "N[,N...]", "number of ranks; several give one line each", PD_OPTION_SET, o, .set = set_worlds,
+                  .letter = 'w'),
+        PD_OPTION("print-config", NULL, "the resolved configuration, every key with its meaning, and nothing else",
+                  PD_OPTION_FLAG, &o->print_config),
+        PD_OPTION("threads", "N", "threads a rank (default: cores of this machine / ranks)", PD_OPTION_U32, &o->threads, 1,
+                  4096, .letter = 't'),
+        PD_OPTION(
+            "device", "NAME",
+            "cpu (default), a100-40g, a100-80g, h100-80g, h200-141g: memory and rates of a rank; with run.device=gpu by "
+            "default this machine's, or h100-80g",
+            PD_OPTION_TEXT, &o->device),
+        PD_OPTION("device-memory", "SIZE", "of a rank, such as 40G; cpu: no limit", PD_OPTION_BYTES, &o->device_bytes, 1,
+                  .expected = "a size such as 40G"),
+        PD_OPTION("flops", "RATE", "that training reaches on a rank in the configuration's precision, such as 150T",
+                  PD_OPTION_SET, &o->flops, .set = set_rate),
+        PD_OPTION("link", "RATE", "bytes a second and rank inside a host, such as 250G", PD_OPTION_SET, &o->link,
+                  .set = set_rate),
+        PD_OPTION("network", "RATE", "bytes a second and rank between hosts", PD_OPTION_SET, &o->network, .set = set_rate),
+        PD_OPTION("nvme", "RATE",
+                  "bytes a second and rank that drives read and write together (default: 2G for cpu, 3G for the others)",
+                  PD_OPTION_SET, &o->nvme, .set = set_rate),
+        PD_OPTION("ranks-per-host", "N", "ranks of a host", PD_OPTION_U32, &o->ranks_per_host, 1, 65536),
+        PD_OPTION("alternatives", "N", "how many of the fastest other layouts are shown (default: 3)", PD_OPTION_U32,
+                  &o->alternatives, 0, PD_PLAN_ALTERNATIVES_MAX),
+        PD_OPTION("ladder", NULL,
+                  "from everything in fp32 on one device, rung by rung, to ZeRO-3 in bf16 with recomputation on --world",
+                  PD_OPTION_FLAG, &o->ladder),
         {0}};
-    /* clang-format on */
     const struct pd_usage usage = {
         .arguments = "CONFIG [key=value...]",
         .doc =

@@ -89,8 +89,7 @@ static void write_tiers(struct pd_json_writer *w, const struct tiers *t)
     for (uint32_t i = 0; i < t->count; i++) {
         pd_json_object_begin(w, NULL);
         pd_json_string(w, "dir", t->options[i].dir);
-        pd_json_u64(w, "checkpoints", t->checkpoints[i]);
-        pd_json_u64(w, "bytes", t->state * t->checkpoints[i]);
+        PD_JSON_U64S(w, {"checkpoints", t->checkpoints[i]}, {"bytes", t->state * t->checkpoints[i]});
         pd_json_object_end(w);
     }
     pd_json_array_end(w);
@@ -527,11 +526,10 @@ static void write_groups(struct pd_json_writer *w, const struct pd_config *confi
     pd_json_array_begin(w, "groups");
     for (uint32_t g = 0; g < m->group_count; g++) {
         pd_json_object_begin(w, NULL);
-        pd_json_u64(w, "first_rank", m->groups[g].first_rank);
-        pd_json_u64(w, "ranks", m->groups[g].ranks);
+        PD_JSON_U64S(w, {"first_rank", m->groups[g].first_rank}, {"ranks", m->groups[g].ranks});
         write_memory(w, &m->groups[g].plan);
-        pd_json_u64(w, "device_bytes", pd_memory_plan_total(&m->groups[g].plan));
-        pd_json_u64(w, "nccl_bytes_estimated", m->groups[g].plan.library_bytes);
+        PD_JSON_U64S(w, {"device_bytes", pd_memory_plan_total(&m->groups[g].plan)},
+                     {"nccl_bytes_estimated", m->groups[g].plan.library_bytes});
         const struct pd_offload_plan *p = x->offload ? &x->offload[g] : &none;
         uint64_t pinned = pinned_of(config, &m->groups[g].plan);
         PD_JSON_U64S(w, {"host_bytes", pinned}, {"pinned_bytes", pinned}, {"nvme_bytes", p->nvme_bytes},
@@ -569,8 +567,7 @@ static void write_world(struct pd_json_writer *w, const struct pd_config *config
                         const struct pd_planned_world *x)
 {
     pd_json_object_begin(w, NULL);
-    pd_json_u64(w, "world", x->ranks);
-    pd_json_u64(w, "threads", x->threads);
+    PD_JSON_U64S(w, {"world", x->ranks}, {"threads", x->threads});
     pd_json_string(w, "refusal", x->refusal[0] ? x->refusal : NULL);
     if (x->refusal[0]) {
         pd_json_object_end(w);
@@ -634,8 +631,7 @@ pd_status pd_plan_print_json(const struct pd_plan_subject *s, const struct pd_pl
     PD_JSON_U64S(&w, {"parameters", s->model->parameter_count}, {"tensors", s->model->tensors.count},
                  {"tokens_per_step", tokens});
     pd_json_double(&w, "flops_per_step", (double)tokens * pd_model_flops_per_token(s->model, c->batch.context));
-    pd_json_u64(&w, "micro_batches", c->batch.sequences / c->batch.micro_batch);
-    pd_json_u64(&w, "checkpoint_bytes", tiers.state);
+    PD_JSON_U64S(&w, {"micro_batches", c->batch.sequences / c->batch.micro_batch}, {"checkpoint_bytes", tiers.state});
     write_tiers(&w, &tiers);
     if (rung_count) write_ladder(&w, s->machine, rungs, rung_count);
     pd_json_array_begin(&w, "worlds");

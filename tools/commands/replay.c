@@ -183,8 +183,7 @@ static void report_losses(struct pd_report *report, const struct audit *a, uint6
         *ret_different += differs(&a->losses[i]);
         if (differs(&a->losses[i])) first = i;
     }
-    pd_report_u64(report, "losses_compared", compared, PD_UNIT_NONE);
-    pd_report_u64(report, "losses_different", *ret_different, PD_UNIT_NONE);
+    PD_REPORT_U64S(report, {"losses_compared", compared}, {"losses_different", *ret_different});
     if (first == a->loss_count) return;
     pd_report_u64(report, "first_different_step", a->first + first + 1, PD_UNIT_NONE);
     pd_report_double(report, "recorded_loss", value_of(a->losses[first].recorded), PD_UNIT_NONE);
@@ -220,9 +219,7 @@ static pd_status audit(struct audit *a, struct pd_error *err)
     struct pd_report report;
     uint64_t different;
     pd_report_begin(&report, a->json);
-    pd_report_u64(&report, "step", a->step, PD_UNIT_NONE);
-    pd_report_u64(&report, "from_step", a->replayed.from_step, PD_UNIT_NONE);
-    pd_report_u64(&report, "to_step", a->last, PD_UNIT_NONE);
+    PD_REPORT_U64S(&report, {"step", a->step}, {"from_step", a->replayed.from_step}, {"to_step", a->last});
     report_losses(&report, a, &different);
     report_state(&report, a);
     const bool is_other = a->next[0] && a->recorded_digest != a->replayed.state_digest;
@@ -233,8 +230,7 @@ static pd_status audit(struct audit *a, struct pd_error *err)
             "%s of steps %" PRIu64 " to %" PRIu64
             " %s not what the run wrote down: it or this machine computed wrongly; run "
             "this again on a third one, and where it agrees with this one go on from step %" PRIu64
-            " (move the checkpoints behind "
-            "it away)",
+            " (move the checkpoints behind it away)",
             different ? "losses" : "the state behind the last", a->replayed.from_step + 1, a->last, different ? "are" : "is",
             a->replayed.from_step);
 }
@@ -243,13 +239,11 @@ static pd_status audit(struct audit *a, struct pd_error *err)
 pd_status pd_cmd_replay(int argc, char **argv, struct pd_error *err)
 {
     struct audit a = {.run = NULL};
-    struct pd_option options[] = {{.name = "step", "N", "the step", PD_OPTION_U64, &a.step, 1, UINT64_C(1) << 53},
-                                  {.name = "loss-only",
-                                   NULL,
-                                   "stop behind step N: its loss, and not the state of the checkpoint behind it",
-                                   PD_OPTION_FLAG,
-                                   &a.loss_only},
-                                  {.name = "threads", "T", "all cores", PD_OPTION_U32, &a.threads, 1, 1024},
+    struct pd_option options[] = {PD_OPTION("step", "N", "the step", PD_OPTION_U64, &a.step, 1, UINT64_C(1) << 53),
+                                  PD_OPTION("loss-only", NULL,
+                                            "stop behind step N: its loss, and not the state of the checkpoint behind it",
+                                            PD_OPTION_FLAG, &a.loss_only),
+                                  PD_OPTION("threads", "T", "all cores", PD_OPTION_U32, &a.threads, 1, 1024),
                                   {0}};
     const struct pd_usage usage = {
         .arguments = "RUN --step=N [section.key=value...]",

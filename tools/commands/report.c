@@ -233,12 +233,8 @@ pd_status pd_cmd_report(int argc, char **argv, struct pd_error *err)
     struct report *r = calloc(1, sizeof *r);
     if (!r) PD_FAIL(err, PD_NO_MEMORY, "no memory for a report");
     bool done = false;
-    struct pd_option options[] = {{.name = "output",
-                                   "FILE",
-                                   "where the page goes; report.html, - for stdout",
-                                   PD_OPTION_TEXT,
-                                   &r->output,
-                                   .letter = 'o'},
+    struct pd_option options[] = {PD_OPTION("output", "FILE", "where the page goes; report.html, - for stdout",
+                                            PD_OPTION_TEXT, &r->output, .letter = 'o'),
                                   {0}};
     const struct pd_usage usage = {.arguments = "RUN [RUN...]",
                                    .doc =

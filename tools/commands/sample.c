@@ -3,9 +3,8 @@
 
 #include "ckpt/base/log.h"
 #include "ckpt/base/parse.h"
+#include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_foreign.h"
-#include "tools/commands/run_tiers.h"
-#include "tools/commands/temporary.h"
 #include "tools/output.h"
 #include "trainer/sample/sample.h"
 #include "trainer/sample/sample_text.h"
@@ -178,23 +177,17 @@ pd_status pd_cmd_sample(int argc, char **argv, struct pd_error *err)
     static const char number[] = "a whole number; see perdure sample --help";
     uint32_t paths;
     struct pd_option options[] = {
-        {.name = "prompt", "TEXT", "text to go on from", PD_OPTION_TEXT, &s.prompt},
-        {.name = "tokens", "N,N,...", "tokens to go on from (any model)", PD_OPTION_TEXT, &s.tokens},
-        {.name = "tokenizer",
-         "PATH",
-         "a tokenizer.json, a directory that holds one, or byte (what lies beside the model)",
-         PD_OPTION_TEXT,
-         &s.tokenizer_path},
-        {.name = "count",
-         "N",
-         "tokens to draw (200), fewer where a document ends",
-         PD_OPTION_U64,
-         &s.count,
-         .expected = number},
-        {.name = "temperature", "X", "0: always the likeliest (0.8)", PD_OPTION_SET, &s.temperature, .set = set_temperature},
-        {.name = "top-k", "N", "draw among the N likeliest; 0: all (0)", PD_OPTION_U64, &s.top_k, .expected = number},
-        {.name = "seed", "N", "the same seed draws the same text (1)", PD_OPTION_U64, &s.seed, .expected = number},
-        {.name = "threads", "N", "0: all cores (0)", PD_OPTION_U64, &s.threads, .expected = number},
+        PD_OPTION("prompt", "TEXT", "text to go on from", PD_OPTION_TEXT, &s.prompt),
+        PD_OPTION("tokens", "N,N,...", "tokens to go on from (any model)", PD_OPTION_TEXT, &s.tokens),
+        PD_OPTION("tokenizer", "PATH", "a tokenizer.json, a directory that holds one, or byte (what lies beside the model)",
+                  PD_OPTION_TEXT, &s.tokenizer_path),
+        PD_OPTION("count", "N", "tokens to draw (200), fewer where a document ends", PD_OPTION_U64, &s.count,
+                  .expected = number),
+        PD_OPTION("temperature", "X", "0: always the likeliest (0.8)", PD_OPTION_SET, &s.temperature,
+                  .set = set_temperature),
+        PD_OPTION("top-k", "N", "draw among the N likeliest; 0: all (0)", PD_OPTION_U64, &s.top_k, .expected = number),
+        PD_OPTION("seed", "N", "the same seed draws the same text (1)", PD_OPTION_U64, &s.seed, .expected = number),
+        PD_OPTION("threads", "N", "0: all cores (0)", PD_OPTION_U64, &s.threads, .expected = number),
         PD_PRECISION_ROW(&s.precision),
         {0}};
     const struct pd_usage usage = {

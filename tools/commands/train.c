@@ -1,5 +1,6 @@
 /* perdure train: the launcher of a run. perdure worker: what it starts, one a rank (or one for all of them). */
 #include "tools/command.h"
+#include "tools/commands/ckpt_place.h"
 
 #include "ckpt/base/fault.h"
 #include "ckpt/base/heartbeat.h"
@@ -11,7 +12,6 @@
 #include "offload/device.h"
 #include "tools/commands/ckpt.h"
 #include "tools/commands/plan_report.h"
-#include "tools/commands/run_tiers.h"
 #include "tools/output.h"
 #include "trainer/comm/comm.h"
 #include "trainer/data/scan_cache.h"
@@ -285,8 +285,7 @@ static pd_status check_same_checkpoints(const struct pd_config *config, struct p
     if (!old || pd_run_tiers_look_quietly(&now)) return PD_OK;
     PD_FAIL(err, PD_INVALID,
             "the run in %.400s has its checkpoints in %.400s, the newest of step %llu, and this configuration names %.400s, "
-            "which "
-            "has none: name the directory that has them, move them there, or choose another run.dir",
+            "which has none: name the directory that has them, move them there, or choose another run.dir",
             config->run.dir, old->dir, (unsigned long long)old->step, now.tiers[0].dir);
 }
 
@@ -377,8 +376,7 @@ static pd_status print_result(const struct pd_config *config, pd_status status, 
     pd_run_tiers_of_config(config, &tiers);
     const struct pd_run_tier *newest = pd_run_tiers_look_quietly(&tiers);
     pd_json_writer_init_object(&w, 0);
-    pd_json_string(&w, "run_dir", config->run.dir);
-    pd_json_string(&w, "checkpoints", newest ? newest->dir : tiers.tiers[0].dir);
+    PD_JSON_STRINGS(&w, {"run_dir", config->run.dir}, {"checkpoints", newest ? newest->dir : tiers.tiers[0].dir});
     PD_JSON_U64S(&w, {"checkpoint_count", newest ? newest->count : 0}, {"newest_step", newest ? newest->step : 0},
                  {"steps", config->run.steps});
     /* As the sink of metrics writes them; null: it is not known. */
@@ -427,25 +425,20 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
     struct train t = {0};
     struct pd_config config;
     struct pd_option options[] = {
-        {.name = "fresh", NULL, "start a new run; refuses a directory that holds checkpoints", PD_OPTION_FLAG, &t.fresh},
-        {.name = "print-config", NULL, "show the resolved configuration and start nothing", PD_OPTION_FLAG, &t.print_config},
-        {.name = "verify-data",
-         NULL,
-         "read every byte of the data again, also of files that have not changed",
-         PD_OPTION_FLAG,
-         &t.verify_data},
-        {.name = "trace",
-         "FILE",
-         "write where the time goes, for ui.perfetto.dev; other processes and restarts get names of their own",
-         PD_OPTION_TEXT,
-         &t.trace},
+        PD_OPTION("fresh", NULL, "start a new run; refuses a directory that holds checkpoints", PD_OPTION_FLAG, &t.fresh),
+        PD_OPTION("print-config", NULL, "show the resolved configuration and start nothing", PD_OPTION_FLAG,
+                  &t.print_config),
+        PD_OPTION("verify-data", NULL, "read every byte of the data again, also of files that have not changed",
+                  PD_OPTION_FLAG, &t.verify_data),
+        PD_OPTION("trace", "FILE",
+                  "write where the time goes, for ui.perfetto.dev; other processes and restarts get names of their own",
+                  PD_OPTION_TEXT, &t.trace),
         {0}};
     const struct pd_usage usage = {
         .arguments = "CONFIG [section.key=value...]",
-        .doc = "Trains, or goes on where the newest checkpoint of run.dir left off: the same command always resumes. When "
-               "a rank dies, the run starts again, in full or with the ranks that are left. Of a key given twice the last "
-               "counts."
-               "\vTERM and USR1 save and leave (exit code 75), USR2 saves and goes on, a second INT aborts.",
+        .doc = "Trains, or goes on where the newest checkpoint of run.dir left off: the same command always resumes. When a "
+               "rank dies, the run starts again, in full or with the ranks that are left. Of a key given twice the last "
+               "counts.\vTERM and USR1 save and leave (exit code 75), USR2 saves and goes on, a second INT aborts.",
         .options = options,
         .json = &t.json,
         .words = t.overrides,

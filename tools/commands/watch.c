@@ -146,8 +146,8 @@ pd_status pd_cmd_watch(int argc, char **argv, struct pd_error *err)
 {
     struct watch_options o = {.every = 0};
     struct pd_option options[] = {
-        {.name = "every", "SECONDS", "how often to look; 1 on a terminal, 10 elsewhere", PD_OPTION_U64, &o.every, 1, 3600},
-        {.name = "once", NULL, "look once and leave", PD_OPTION_FLAG, &o.once},
+        PD_OPTION("every", "SECONDS", "how often to look; 1 on a terminal, 10 elsewhere", PD_OPTION_U64, &o.every, 1, 3600),
+        PD_OPTION("once", NULL, "look once and leave", PD_OPTION_FLAG, &o.once),
         {0}};
     const struct pd_usage usage = {
         .arguments = "RUN",

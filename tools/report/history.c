@@ -1,8 +1,7 @@
 #include "tools/report/history.h"
-#include "ckpt/base/grow.h"
 
+#include "ckpt/base/grow.h"
 #include "ckpt/base/regular_file.h"
-#include "tools/report/events.h"
 
 #include <errno.h>
 #include <math.h>
@@ -11,6 +10,143 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
+
+static pd_status add_start(struct pd_history *h, struct pd_history_start **ret_start, struct pd_error *err)
+{
+    if (!pd_grow(&h->starts, h->start_count, sizeof *h->starts))
+        PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for %llu starts", h->dir, (unsigned long long)h->start_count + 1);
+    struct pd_history_start *start = &h->starts[h->start_count++];
+    *start = (struct pd_history_start){.begun = NAN, .opened = NAN, .ended = NAN, .exit_code = -1, .is_over = true};
+    for (uint32_t i = 0; i < PD_TIERS_MAX; i++)
+        start->tiers_opened[i] = start->tiers_left[i] = NAN;
+    *ret_start = start;
+    return PD_OK;
+}
+
+static uint64_t u64(const struct pd_json_value *object, const char *key)
+{
+    uint64_t value = 0;
+    (void)pd_json_is_u64(pd_json_member(object, key), &value);
+    return value;
+}
+
+static double number_of(const struct pd_json_value *object, const char *key)
+{
+    double value = NAN;
+    return pd_json_is_number(pd_json_member(object, key), &value) && fabs(value) < PD_HISTORY_LARGEST ? value : NAN;
+}
+
+static void copy_text(const struct pd_json_value *object, const char *key, char *ret, size_t room)
+{
+    const char *text = pd_json_text(pd_json_member(object, key));
+    snprintf(ret, room, "%s", text ? text : "");
+}
+
+/*   ret_newest  (PD_TIERS_MAX) of each that says it */
+static void event_take_tiers(struct pd_history *h, const struct pd_json_value *tiers, double *ret_newest)
+{
+    h->tier_count = 0;
+    for (uint32_t i = 0; i < pd_json_count(tiers) && i < PD_TIERS_MAX; i++) {
+        const struct pd_json_value *tier = pd_json_at(tiers, i);
+        struct pd_history_tier *t = &h->tiers[h->tier_count++];
+        uint64_t newest;
+        copy_text(tier, "dir", t->dir, sizeof t->dir);
+        (void)pd_json_is_bool(pd_json_member(tier, "in_memory"), &t->in_memory);
+        t->is_left_out = false;
+        (void)pd_json_is_bool(pd_json_member(tier, "left_out"), &t->is_left_out);
+        if (!pd_json_is_u64(pd_json_member(tier, "newest"), &newest)) continue;
+        if (newest > t->newest) t->newest = newest;
+        ret_newest[i] = (double)newest;
+    }
+}
+
+static void take_open(struct pd_history *h, struct pd_history_start *start, const struct pd_json_value *e)
+{
+    start->opened = number_of(e, "time");
+    if (isnan(start->begun)) start->begun = start->opened;
+    start->fence = u64(e, "fence");
+    start->from_step = u64(e, "step");
+    start->ranks = (uint32_t)u64(e, "ranks");
+    start->hosts = (uint32_t)u64(e, "hosts");
+    start->threads = (uint32_t)u64(e, "threads");
+    start->dp = (uint32_t)u64(e, "dp");
+    start->tp = (uint32_t)u64(e, "tp");
+    start->pp = (uint32_t)u64(e, "pp");
+    start->sp = (uint32_t)u64(e, "sp");
+    start->zero_stage = (uint32_t)u64(e, "zero_stage");
+    start->planned_bytes = u64(e, "planned_bytes");
+    start->checkpoint_bytes = u64(e, "checkpoint_bytes");
+    copy_text(e, "device", start->device, sizeof start->device);
+    event_take_tiers(h, pd_json_member(e, "tiers"), start->tiers_opened);
+}
+
+static void take_ranks(struct pd_history *h, const struct pd_json_value *e)
+{
+    const struct pd_json_value *all = pd_json_member(e, "ranks");
+    for (size_t i = 0; i < pd_json_count(all) && h->process_count < PD_HISTORY_PROCESSES_MAX; i++) {
+        const struct pd_json_value *one = pd_json_at(all, i);
+        const uint64_t process = u64(one, "process"), heartbeat = u64(one, "heartbeat");
+        if (!process || process > INT32_MAX || heartbeat > INT32_MAX) continue;
+        h->processes[h->process_count++] =
+            (struct pd_history_process){(uint32_t)u64(one, "rank"), (int32_t)process, (int32_t)heartbeat};
+    }
+}
+
+static void take_end(struct pd_history_start *start, const struct pd_json_value *e)
+{
+    bool restarts = false;
+    (void)pd_json_is_bool(pd_json_member(e, "restarts"), &restarts);
+    start->ended = number_of(e, "time");
+    start->exit_code = (int)u64(e, "exit_code");
+    start->is_over = !restarts;
+    copy_text(e, "cause", start->cause, sizeof start->cause);
+}
+
+/* An event belongs to the start before it, as long as that has not had it; a rank without a launcher opens by itself. */
+static pd_status event_take(struct pd_history *h, const struct pd_json_value *e, const char *event, struct pd_error *err)
+{
+    struct pd_history_start *start = h->start_count ? &h->starts[h->start_count - 1] : NULL;
+    const bool is_start = strcmp(event, "start") == 0, is_open = strcmp(event, "open") == 0;
+    const bool is_new = is_start || !start || (is_open && (start->fence || !isnan(start->ended)));
+    if (strcmp(event, "leave") == 0) {
+        const uint64_t step = u64(e, "step");
+        if (step > h->saved_step) h->saved_step = step;
+        if (!start) return PD_OK;
+        start->left_step = step;
+        event_take_tiers(h, pd_json_member(e, "tiers"), start->tiers_left);
+        return PD_OK;
+    }
+    if (strcmp(event, "ranks") == 0) take_ranks(h, e);
+    if (!is_start && !is_open && strcmp(event, "end") != 0) return PD_OK; /* of a later version */
+    if (is_new) PD_TRY(add_start(h, &start, err));
+    if (is_start) h->process_count = 0;
+    if (is_start) {
+        start->begun = number_of(e, "time");
+        start->ranks = (uint32_t)u64(e, "ranks");
+        start->from_step = u64(e, "from_step");
+        copy_text(e, "transport", start->transport, sizeof start->transport);
+        copy_text(e, "host", h->launcher_host, sizeof h->launcher_host);
+        h->launcher_process = u64(e, "process");
+    } else if (is_open)
+        take_open(h, start, e);
+    else
+        take_end(start, e);
+    return PD_OK;
+}
+
+static pd_status take_event(struct pd_history *h, const char *line, size_t bytes, struct pd_error *err)
+{
+    struct pd_json_document *document;
+    const char *event;
+    size_t length;
+    if (pd_json_parse_member(line, bytes, "event", &document, &event, &length, NULL)) {
+        h->damaged_lines++;
+        return PD_OK;
+    }
+    const pd_status st = event_take(h, pd_json_root(document), event, err);
+    pd_json_document_free(document);
+    return st;
+}
 
 const char *const pd_history_stage_names[PD_HISTORY_STAGES] = {"forward", "backward", "sums", "update"};
 
@@ -51,7 +187,7 @@ static pd_status make_room(struct pd_history *h, struct pd_error *err)
     return PD_ALLOCATED(has_room, err, "%s: no memory for %llu lines", h->dir, (unsigned long long)h->rows + 1);
 }
 
-static void take_tiers(struct pd_history *h, uint64_t row, const struct pd_json_value *tiers)
+static void row_take_tiers(struct pd_history *h, uint64_t row, const struct pd_json_value *tiers)
 {
     const uint32_t count = (uint32_t)pd_json_count(tiers);
     for (uint32_t i = 0; i < count && i < PD_TIERS_MAX; i++) {
@@ -59,15 +195,15 @@ static void take_tiers(struct pd_history *h, uint64_t row, const struct pd_json_
         struct pd_history_tier *t = &h->tiers[i];
         const char *cause = pd_json_text(pd_json_member(tier, "cause"));
         double seconds;
-        if (pd_history_u64(tier, "newest") != t->newest && pd_json_is_number(pd_json_member(tier, "seconds"), &seconds) &&
+        if (u64(tier, "newest") != t->newest && pd_json_is_number(pd_json_member(tier, "seconds"), &seconds) &&
             seconds >= 0 && seconds < 1e15) {
             t->timed++;
             t->seconds += seconds;
             t->seconds_max = fmax(t->seconds_max, seconds);
         }
-        t->newest = pd_history_u64(tier, "newest");
-        t->failures = pd_history_u64(tier, "failures");
-        t->skipped = pd_history_u64(tier, "skipped");
+        t->newest = u64(tier, "newest");
+        t->failures = u64(tier, "failures");
+        t->skipped = u64(tier, "skipped");
         snprintf(t->cause, sizeof t->cause, "%s", cause ? cause : "");
         h->columns[PD_COLUMN_TIER + i][row] = (double)t->newest;
     }
@@ -103,7 +239,7 @@ static pd_status take_row(struct pd_history *h, const char *line, size_t bytes, 
     if (!pd_json_is_u64(pd_json_member(object, "step"), &step))
         h->damaged_lines++;
     else if (!(st = make_room(h, err))) {
-        const double fence = (double)pd_history_u64(object, "fence");
+        const double fence = (double)u64(object, "fence");
         const bool is_again = h->rows && h->columns[PD_COLUMN_STEP][h->rows - 1] == (double)step &&
                               h->columns[PD_COLUMN_FENCE][h->rows - 1] == fence; /* with its validation */
         const uint64_t row = is_again ? h->rows - 1 : h->rows++;
@@ -117,7 +253,7 @@ static pd_status take_row(struct pd_history *h, const char *line, size_t bytes, 
         for (uint32_t i = 0; i < PD_HISTORY_STAGES; i++)
             (void)pd_json_is_number(pd_json_member(stages, pd_history_stage_names[i]),
                                     &h->columns[PD_COLUMN_STAGE + i][row]);
-        take_tiers(h, row, pd_json_member(object, "tiers"));
+        row_take_tiers(h, row, pd_json_member(object, "tiers"));
         take_only_tier(h, row);
     }
     pd_json_document_free(document);
@@ -179,8 +315,7 @@ pd_status pd_history_refresh(struct pd_history *h, struct pd_error *err)
 {
     const uint64_t rows = h->rows, events = h->events_bytes;
     PD_TRY(read_lines(h, "metrics.jsonl", &h->metrics_bytes, take_row, err));
-    PD_TRY(read_lines(h, "events.jsonl", &h->events_bytes, pd_history_take_event,
-                      err)); /* later: a leave follows the last line */
+    PD_TRY(read_lines(h, "events.jsonl", &h->events_bytes, take_event, err)); /* later: a leave follows the last line */
     if (rows == h->rows && events == h->events_bytes) return PD_OK;
     /* Runs without events.jsonl have the starts that their rows tell of. */
     struct pd_history_start *start = NULL;
@@ -190,7 +325,7 @@ pd_status pd_history_refresh(struct pd_history *h, struct pd_error *err)
         const uint64_t fence = whole(h->columns[PD_COLUMN_FENCE][row]), step = whole(h->columns[PD_COLUMN_STEP][row]);
         if (!start || start->fence != fence) start = start_of_fence(h, fence);
         if (!start) {
-            PD_TRY(pd_history_add_start(h, &start, err));
+            PD_TRY(add_start(h, &start, err));
             start->fence = fence;
             start->from_step = step ? step - 1 : 0;
             start->opened = start->begun = h->columns[PD_COLUMN_TIME][row] - h->columns[PD_COLUMN_SECONDS][row];
@@ -324,4 +459,58 @@ double pd_history_quantile(const struct pd_history *h, enum pd_column column, ui
     }
     free(values);
     return found;
+}
+
+/* When a start ended: as the launcher says, or by its last line. */
+static double end_of(const struct pd_history *h, const struct pd_history_start *s)
+{
+    if (!isnan(s->ended)) return s->ended;
+    if (s->rows && !isnan(h->columns[PD_COLUMN_TIME][s->last_row])) return h->columns[PD_COLUMN_TIME][s->last_row];
+    return isnan(s->opened) ? s->begun : s->opened;
+}
+
+/* A line stands for the steps since the line before it (run.log_every), which took as long as its own; at most the time that
+ * has passed. */
+static double seconds_of(const struct pd_history *h, const struct pd_history_start *s, uint64_t row)
+{
+    const double *step = h->columns[PD_COLUMN_STEP], *time = h->columns[PD_COLUMN_TIME],
+                 one = h->columns[PD_COLUMN_SECONDS][row];
+    if (isnan(one) || row == s->first_row) return isnan(one) ? 0 : one;
+    const double all = one * fmax(step[row] - step[row - 1], 1), passed = time[row] - time[row - 1];
+    return isnan(passed) ? all : fmin(all, fmax(passed, one));
+}
+
+#define PREEMPTED 75 /* exit code */
+
+bool pd_history_failed(const struct pd_history_start *s)
+{
+    return s->exit_code > 0 && !(s->exit_code == PREEMPTED && s->left_step);
+}
+
+void pd_history_life(const struct pd_history *h, struct pd_history_life *ret_life)
+{
+    struct pd_history_life life = {.begun = NAN, .ended = NAN};
+    for (uint64_t i = 0; i < h->start_count; i++) {
+        const struct pd_history_start *s = &h->starts[i];
+        const double first =
+            s->rows ? h->columns[PD_COLUMN_TIME][s->first_row] - h->columns[PD_COLUMN_SECONDS][s->first_row] : end_of(h, s);
+        if (isnan(life.begun)) life.begun = s->begun;
+        if (!isnan(life.ended) && s->begun > life.ended) *(s[-1].is_over ? &life.idle : &life.down) += s->begun - life.ended;
+        if (first > s->begun) life.opening += first - s->begun;
+        for (uint64_t row = s->first_row; s->rows && row <= s->last_row; row++) {
+            const double seconds = seconds_of(h, s, row), stall = h->columns[PD_COLUMN_STALL_SECONDS][row];
+            *(h->counts[row] ? &life.useful : &life.lost) += seconds;
+            if (!isnan(stall)) life.saving += stall;
+        }
+        life.ended = end_of(h, s);
+        life.lost_steps += s->lost_steps;
+        life.failures += pd_history_failed(s) && s->cause[0];
+    }
+    life.whole = life.ended > life.begun ? life.ended - life.begun : 0;
+    /* Training waits for saves inside of steps: what a step has waited is not useful. */
+    life.saving = fmin(life.saving, life.useful);
+    life.useful -= life.saving;
+    life.other = fmax(life.whole - life.useful - life.lost - life.saving - life.opening - life.down - life.idle, 0);
+    life.goodput = life.whole > life.idle ? life.useful / (life.whole - life.idle) : NAN;
+    *ret_life = life;
 }

@@ -36,7 +36,6 @@ void pd_report_json(const struct pd_report_data *report, struct pd_json_writer *
 
 /* ---- parts ---- */
 
-extern const char pd_style_page[]; /* light and dark */
 /* tables.c: what is not drawn. */
 void pd_tables_summary(FILE *out, const struct pd_report_data *report);
 void pd_tables_rest(FILE *out, const struct pd_report_data *report);

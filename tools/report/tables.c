@@ -42,6 +42,11 @@ static void cell(FILE *out, const char *class, const char *text)
     fputs("</td>", out);
 }
 
+static void cell_quantity(FILE *out, enum pd_quantity quantity, double value)
+{
+    cell(out, "r", pd_quantity_text(quantity, value).text);
+}
+
 static void cell_u64(FILE *out, uint64_t value)
 {
     fprintf(out, "<td class=\"r\">%" PRIu64 "</td>", value);
@@ -156,11 +161,9 @@ static void summary_table(FILE *out, const struct pd_report_data *r)
         cell(out, "r", whole(pd_history_last(h, PD_COLUMN_STEP)).text);
         cell(out, "r", number(pd_history_last(h, PD_COLUMN_LOSS)).text);
         cell(out, "r", number(lowest(h, PD_COLUMN_VALIDATION_LOSS)).text);
-        cell(out, "r",
-             pd_quantity_text(PD_QUANTITY_COUNT, pd_history_quantile(h, PD_COLUMN_TOKENS_PER_SECOND, 0, h->rows - 1, 0.5))
-                 .text);
-        cell(out, "r", pd_quantity_text(PD_QUANTITY_SHARE, life->goodput).text);
-        cell(out, "r", pd_quantity_text(PD_QUANTITY_SECONDS, life->whole).text);
+        cell_quantity(out, PD_QUANTITY_COUNT, pd_history_quantile(h, PD_COLUMN_TOKENS_PER_SECOND, 0, h->rows - 1, 0.5));
+        cell_quantity(out, PD_QUANTITY_SHARE, life->goodput);
+        cell_quantity(out, PD_QUANTITY_SECONDS, life->whole);
         cell_u64(out, h->start_count);
         cell_u64(out, life->failures);
         cell_u64(out, life->lost_steps);
@@ -212,7 +215,7 @@ static void start_row(FILE *out, const struct pd_history *h, uint64_t i, uint32_
     else
         cell(out, "r", "–");
     cell_u64(out, s->lost_steps);
-    cell(out, "r", pd_quantity_text(PD_QUANTITY_SECONDS, ended - s->begun).text);
+    cell_quantity(out, PD_QUANTITY_SECONDS, ended - s->begun);
     cell(out, "w", words);
     fputs("</tr>\n", out);
 }
@@ -248,8 +251,8 @@ static void life(FILE *out, const struct pd_history_life *l)
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         fputs("<tr>", out);
         cell(out, "", parts[i].name);
-        cell(out, "r", pd_quantity_text(PD_QUANTITY_SECONDS, parts[i].seconds).text);
-        cell(out, "r", pd_quantity_text(PD_QUANTITY_SHARE, l->whole > 0 ? parts[i].seconds / l->whole : NAN).text);
+        cell_quantity(out, PD_QUANTITY_SECONDS, parts[i].seconds);
+        cell_quantity(out, PD_QUANTITY_SHARE, l->whole > 0 ? parts[i].seconds / l->whole : NAN);
         fputs("</tr>\n", out);
     }
     end_table(out);
@@ -286,17 +289,14 @@ static void layouts(FILE *out, const struct pd_history *h)
         for (size_t k = 0; k < sizeof numbers / sizeof *numbers; k++)
             cell_u64(out, numbers[k]);
         const bool has_rows = longest->rows > 0;
-        cell(out, "r",
-             pd_quantity_text(PD_QUANTITY_COUNT, has_rows ? pd_history_quantile(h, PD_COLUMN_TOKENS_PER_SECOND,
-                                                                                longest->first_row, longest->last_row, 0.5)
-                                                          : NAN)
-                 .text);
-        cell(out, "r",
-             pd_quantity_text(
-                 PD_QUANTITY_SECONDS,
-                 has_rows ? pd_history_quantile(h, PD_COLUMN_SECONDS, longest->first_row, longest->last_row, 0.5) : NAN)
-                 .text);
-        cell(out, "r", pd_quantity_text(PD_QUANTITY_BYTES, (double)s->planned_bytes).text);
+        cell_quantity(out, PD_QUANTITY_COUNT,
+                      has_rows
+                          ? pd_history_quantile(h, PD_COLUMN_TOKENS_PER_SECOND, longest->first_row, longest->last_row, 0.5)
+                          : NAN);
+        cell_quantity(out, PD_QUANTITY_SECONDS,
+                      has_rows ? pd_history_quantile(h, PD_COLUMN_SECONDS, longest->first_row, longest->last_row, 0.5)
+                               : NAN);
+        cell_quantity(out, PD_QUANTITY_BYTES, (double)s->planned_bytes);
         fputs("</tr>\n", out);
     }
     end_table(out);
@@ -324,7 +324,7 @@ static void tiers(FILE *out, const struct pd_report_run *run)
         cell(out, "r", t->timed ? pd_quantity_text(PD_QUANTITY_SECONDS, t->seconds / (double)t->timed).text : "");
         cell(out, "r", t->timed ? pd_quantity_text(PD_QUANTITY_SECONDS, t->seconds_max).text : "");
         cell_u64(out, count);
-        cell(out, "r", pd_quantity_text(PD_QUANTITY_BYTES, (double)bytes).text);
+        cell_quantity(out, PD_QUANTITY_BYTES, (double)bytes);
         cell_u64(out, newest);
         cell_u64(out, t->failures);
         cell_u64(out, t->skipped);
@@ -383,7 +383,7 @@ static void store(FILE *out, const struct pd_report_run *run)
         cell_u64(out, c->fence);
         cell_u64(out, c->ranks);
         cell(out, "r", number(c->loss).text);
-        cell(out, "r", pd_quantity_text(PD_QUANTITY_BYTES, (double)c->bytes).text);
+        cell_quantity(out, PD_QUANTITY_BYTES, (double)c->bytes);
         cell(out, "", c->dir);
         fputs("</tr>\n", out);
     }

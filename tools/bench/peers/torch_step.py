@@ -34,7 +34,7 @@ def prepare(room):
         return {name: peer.median_of(3, step) for name, step in steps.items()}
 
     def ours():
-        said = room.run("bench", "step", "--device=cpu", "--pairs=3", "--cost-pairs=0", "--precision=fp32", f"--preset={room.preset}",
+        said = room.run("bench", "step", "--device=cpu", "--pairs=3", "--precision=fp32", f"--preset={room.preset}",
                         f"--tokens={room.tokens}", f"--threads={room.threads}")
         return dict.fromkeys(UNFAIR, said["step_seconds_fp32"])
 
