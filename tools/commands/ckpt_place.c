@@ -70,7 +70,8 @@ static void take_contents(struct pd_run_tier *tier)
     snprintf(tier->flaw, sizeof tier->flaw, "%s", newest->cause);
 }
 
-pd_status pd_run_tiers_open(struct pd_run_tiers *tiers, struct pd_vfs *vfs, struct pd_group *group, struct pd_error *err)
+/* Opens the store of each for reading; close them, after a failure too. */
+static pd_status tiers_open(struct pd_run_tiers *tiers, struct pd_vfs *vfs, struct pd_group *group, struct pd_error *err)
 {
     const struct pd_store_options options = {.keep_last = 1, .quiet = tiers->is_quiet};
     pd_status result = PD_OK;
@@ -92,7 +93,7 @@ pd_status pd_run_tiers_open(struct pd_run_tiers *tiers, struct pd_vfs *vfs, stru
     return result;
 }
 
-void pd_run_tiers_close(struct pd_run_tiers *tiers)
+static void tiers_close(struct pd_run_tiers *tiers)
 {
     for (uint32_t i = 0; i < tiers->count; i++) {
         pd_store_close(tiers->tiers[i].store);
@@ -106,23 +107,24 @@ pd_status pd_run_tiers_look(struct pd_run_tiers *tiers, struct pd_error *err)
     struct pd_group group;
     PD_TRY(pd_vfs_new_threads(4, 1, &vfs, err));
     pd_group_init_single(&group);
-    const pd_status result = pd_run_tiers_open(tiers, vfs, &group, err);
-    pd_run_tiers_close(tiers);
+    const pd_status result = tiers_open(tiers, vfs, &group, err);
+    tiers_close(tiers);
     pd_vfs_free(vfs);
     return result;
 }
 
-bool pd_run_tier_is_there(const struct pd_run_tier *tier)
+static bool tier_is_there(const struct pd_run_tier *tier)
 {
     return !tier->is_absent && !tier->status;
 }
 
-bool pd_run_tiers_warn(const struct pd_run_tiers *tiers)
+/* On stderr, those that are not there or cannot be read. False: none is there. */
+static bool tiers_warn(const struct pd_run_tiers *tiers)
 {
     bool any = false;
     for (uint32_t i = 0; i < tiers->count; i++) {
         const struct pd_run_tier *tier = &tiers->tiers[i];
-        any = any || pd_run_tier_is_there(tier);
+        any = any || tier_is_there(tier);
         if (tier->is_absent) fprintf(stderr, "perdure: %s is a tier of this run and does not exist\n", tier->dir);
         if (tier->status)
             fprintf(stderr, "perdure: %s is a tier of this run and cannot be read, so what it holds is not known: %s\n",
@@ -191,7 +193,7 @@ pd_status pd_run_tiers_checkpoints_of(const char *path, char buffer[4096], const
     struct pd_run_tiers tiers;
     pd_run_tiers_of_run(path, &tiers);
     pd_status looked = pd_run_tiers_look(&tiers, err);
-    if (tiers.count > 1) (void)pd_run_tiers_warn(&tiers);
+    if (tiers.count > 1) (void)tiers_warn(&tiers);
     const struct pd_run_tier *newest = pd_run_tiers_newest(&tiers);
     if (looked && !newest) return looked;
     if (newest)
@@ -308,8 +310,8 @@ pd_status pd_ckpt_place_reopen(struct pd_ckpt_place *place, const struct pd_stor
 static pd_status open_tiers(struct pd_ckpt_place *place, const char *path, struct pd_error *err)
 {
     struct pd_run_tiers *tiers = &place->tiers;
-    const pd_status status = pd_run_tiers_open(tiers, place->vfs, &place->group, err);
-    const bool any = tiers->count == 1 ? pd_run_tier_is_there(&tiers->tiers[0]) : pd_run_tiers_warn(tiers);
+    const pd_status status = tiers_open(tiers, place->vfs, &place->group, err);
+    const bool any = tiers->count == 1 ? tier_is_there(&tiers->tiers[0]) : tiers_warn(tiers);
     if (!any && status) return status;
     if (!any)
         PD_FAIL(err, PD_NOT_FOUND,
@@ -351,7 +353,7 @@ pd_status pd_ckpt_place_open_quiet(const char *path, struct pd_ckpt_place *ret_p
 
 void pd_ckpt_place_close(struct pd_ckpt_place *place)
 {
-    pd_run_tiers_close(&place->tiers);
+    tiers_close(&place->tiers);
     if (place->vfs) pd_vfs_free(place->vfs);
     *place = (struct pd_ckpt_place){0};
 }

@@ -30,16 +30,8 @@ void pd_run_tiers_of_config(const struct pd_config *config, struct pd_run_tiers 
 /* Those that config.yaml of a run directory names, a checkpoint.dir elsewhere among them; none where checkpoints lie in
  * <run.dir>/checkpoints alone, or where it is no run. */
 void pd_run_tiers_of_run(const char *run_dir, struct pd_run_tiers *ret_tiers);
-/* Opens the store of each for reading and fills in what lies there; close them, after a failure too.
- * errors  of the first that cannot be looked at */
-PD_MUST_USE pd_status pd_run_tiers_open(struct pd_run_tiers *tiers, struct pd_vfs *vfs, struct pd_group *group,
-                                        struct pd_error *err);
-void pd_run_tiers_close(struct pd_run_tiers *tiers);
-/* Opens and closes them. */
+/* Fills in what lies in each.   errors  of the first that cannot be looked at */
 PD_MUST_USE pd_status pd_run_tiers_look(struct pd_run_tiers *tiers, struct pd_error *err);
-bool pd_run_tier_is_there(const struct pd_run_tier *tier); /* and can be looked at */
-/* On stderr, those that are not. False: none is there. */
-bool pd_run_tiers_warn(const struct pd_run_tiers *tiers);
 /* errors  PD_IO of the first that cannot be looked at: an answer about all of them is not complete */
 PD_MUST_USE pd_status pd_run_tiers_unread(const struct pd_run_tiers *tiers, struct pd_error *err);
 /* Where no tier holds any: that checkpoints lie there all the same, what is wrong with the newest, and the command to look
