@@ -95,7 +95,7 @@ with open("universal/latest_universal") as file:
 
 # ---- what a checkpoint of another system, or of another name, is to commands that take ours ----
 for name, command, code in (("ls", "ls", 0), ("verify", "verify", 65)):
-    told = re.compile(r"/hf is a checkpoint of another system \(safetensors\), and this command takes those of perdure: perdure ckpt import ")
+    told = re.compile(r"/hf is a checkpoint of another system \(safetensors\), and this command reads only perdure.s: perdure ckpt import ")
     expect(f"{name}-of-another-system", ["ckpt", command, "hf"], code, *((told,) if code == 0 else ("", told)))
 expect("sample-of-another-system", ["sample", "hf", "--prompt=In", "--count=0"], 0, re.compile("^In"))
 shutil.copytree(glob.glob("run/checkpoints/step-*")[-1], "renamed")
