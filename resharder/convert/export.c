@@ -1,13 +1,15 @@
 /* A thread reads and converts bands of tensors; the caller's hashes and writes them. Transfers are on their way beside both. */
 #include "resharder/convert/export.h"
 
+#include "ckpt/base/checked.h"
 #include "ckpt/base/digest.h"
 #include "ckpt/base/thread.h"
 #include "ckpt/base/words.h"
+#include "ckpt/io/transfer_ring.h"
+#include "resharder/catalog/catalog.h"
 #include "resharder/catalog/model_directory.h"
 #include "resharder/convert/export_tasks.h"
 #include "resharder/convert/handoff.h"
-#include "resharder/convert/output_file.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -15,9 +17,115 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define OUTPUT_SLOTS 8u
+#define OUTPUT_SLOT_BYTES (UINT64_C(2) << 20)
+
+struct output {
+    struct pd_vfs *vfs;
+    const struct pd_catalog *wanted; /* whose files they are */
+    struct pd_queue *queue;
+    struct pd_transfer_ring ring;
+    struct pd_transfer_slot slots[OUTPUT_SLOTS];
+    struct pd_transfer_slot *filling;
+    uint64_t filled, at; /* bytes in it; where in the file it begins */
+    struct pd_file *file;
+    uint32_t number; /* of the file that is open */
+};
+
+/* buffers (OUTPUT_SLOTS * OUTPUT_SLOT_BYTES) on PD_VFS_ALIGN, borrowed. */
+static pd_status output_open(struct pd_vfs *vfs, const struct pd_catalog *wanted, void *buffers, struct output *ret_output,
+                             struct pd_error *err)
+{
+    *ret_output = (struct output){.vfs = vfs, .wanted = wanted, .number = UINT32_MAX};
+    uint64_t bytes = OUTPUT_SLOT_BYTES, slots;
+    for (uint32_t f = 0; f < wanted->file_count; f++)
+        bytes += wanted->files[f].bytes;
+    slots = pd_min_u64(bytes / OUTPUT_SLOT_BYTES, OUTPUT_SLOTS); /* memory that is touched first takes its time */
+    PD_TRY(pd_queue_open(vfs, buffers, slots * OUTPUT_SLOT_BYTES, &ret_output->queue, err));
+    pd_transfer_ring_init(&ret_output->ring, ret_output->queue, ret_output->slots, (uint32_t)slots, buffers,
+                          OUTPUT_SLOT_BYTES);
+    return PD_OK;
+}
+
+/* Whole pages; what is beyond the end is cut off when the file is closed. */
+static pd_status send(struct output *o, struct pd_error *err)
+{
+    struct pd_transfer_slot *slot = o->filling;
+    if (!slot) return PD_OK;
+    const uint64_t pages = pd_round_up(o->filled, PD_VFS_ALIGN);
+    memset(slot->buffer + o->filled, 0, pages - o->filled);
+    const struct pd_transfer transfer = {
+        .file = o->file, .offset = o->at, .bytes = pages, .is_write = true, .what = "write of an export"};
+    o->filling = NULL;
+    o->at += o->filled;
+    o->filled = 0;
+    return pd_transfer_ring_submit(&o->ring, slot, &transfer, err);
+}
+
+/* `data` NULL: zeros. */
+static pd_status append(struct output *o, const unsigned char *data, uint64_t bytes, struct pd_error *err)
+{
+    while (bytes) {
+        if (!o->filling) PD_TRY(pd_transfer_ring_take_written(&o->ring, &o->filling, err));
+        const uint64_t room = OUTPUT_SLOT_BYTES - o->filled, n = bytes < room ? bytes : room;
+        if (data)
+            memcpy(o->filling->buffer + o->filled, data, n);
+        else
+            memset(o->filling->buffer + o->filled, 0, n);
+        o->filled += n;
+        bytes -= n;
+        if (data) data += n;
+        if (o->filled == OUTPUT_SLOT_BYTES) PD_TRY(send(o, err));
+    }
+    return PD_OK;
+}
+
+static pd_status end_file(struct output *o, struct pd_error *err)
+{
+    if (!o->file) return PD_OK;
+    const uint64_t bytes = o->wanted->files[o->number].bytes;
+    PD_CHECK(o->at + o->filled <= bytes);
+    PD_TRY(append(o, NULL, bytes - o->at - o->filled, err));
+    PD_TRY(send(o, err));
+    PD_TRY(pd_transfer_ring_drain(&o->ring, PD_OK, err));
+    PD_TRY(pd_file_truncate(o->file, bytes, err));
+    struct pd_file *file = o->file;
+    o->file = NULL;
+    return pd_file_close(file, err);
+}
+
+/* Offsets of a file ascend, and a file that was left is not written again. */
+static pd_status output_write(struct output *o, uint32_t file, uint64_t offset, const void *data, uint64_t bytes,
+                              struct pd_error *err)
+{
+    if (file != o->number) {
+        PD_TRY(end_file(o, err));
+        o->number = file;
+        o->at = 0;
+        const unsigned flags = PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE | PD_OPEN_DIRECT;
+        PD_TRY(pd_file_open(o->vfs, o->wanted->files[file].path, flags, &o->file, err));
+        pd_status st = pd_file_preallocate(o->file, o->wanted->files[file].bytes, err);
+        PD_TRY(st == PD_UNSUPPORTED ? PD_OK : st);
+    }
+    PD_CHECK(offset >= o->at + o->filled);
+    PD_TRY(append(o, NULL, offset - o->at - o->filled, err));
+    return append(o, data, bytes, err);
+}
+
+/* Ends what is open, after failures too. Nothing is synced. */
+static pd_status output_close(struct output *o, pd_status mine, struct pd_error *err)
+{
+    pd_status st = mine ? mine : end_file(o, err);
+    if (o->filling) pd_transfer_ring_release(&o->ring, o->filling);
+    st = pd_transfer_ring_drain(&o->ring, st, err);
+    pd_file_close_readonly(o->file); /* of a failed export */
+    pd_queue_close(o->queue);
+    return st;
+}
+
 #define READER_BYTES (UINT64_C(48) << 20)
 #define DEPTH_MAX 5 /* of directories: a tag, zero, a parameter */
-#define OUTPUT_BYTES (PD_OUTPUT_SLOTS * PD_OUTPUT_SLOT_BYTES)
+#define OUTPUT_BYTES (OUTPUT_SLOTS * OUTPUT_SLOT_BYTES)
 #define BANDS 3u
 #define STORED_BYTES (UINT64_C(1) << 20) /* a cache holds them between conversion, digest and copy */
 
@@ -217,7 +325,7 @@ struct filling {
     uint64_t bytes_read;
 
     /* the caller's */
-    struct pd_output output;
+    struct output output;
     unsigned char *stored; /* (STORED_BYTES) of a band, as they go to the file */
     uint64_t done, total;
 };
@@ -291,8 +399,8 @@ static pd_status write_band(struct filling *f, const struct band *band, struct p
         if (!is_as_stored) element->from_f32(values, n, f->stored);
         e->format->observe(e->state, tensor, stored, bytes);
         pd_digest_stream_add(&e->digests[fill->piece], stored, bytes);
-        PD_TRY(pd_output_write(&f->output, piece->file, piece->offset + (before + done) * element->block_bytes, stored,
-                               bytes, err));
+        PD_TRY(output_write(&f->output, piece->file, piece->offset + (before + done) * element->block_bytes, stored, bytes,
+                            err));
         f->done += bytes;
     }
     if (f->request->progress) f->request->progress(f->request->context, f->done, f->total);
@@ -437,7 +545,7 @@ static pd_status run(struct filling *f, struct pd_export_report *report, struct 
     unsigned char *memory = f->request->buffers;
     f->reader_buffers = memory;
     memory += READER_BYTES;
-    PD_TRY(pd_output_open(f->e->vfs, f->e->wanted, memory, &f->output, err));
+    PD_TRY(output_open(f->e->vfs, f->e->wanted, memory, &f->output, err));
     memory += OUTPUT_BYTES;
     for (uint32_t i = 0; i < BANDS; i++, memory += PD_EXPORT_BAND_BYTES)
         f->bands[i].data = (float *)(void *)memory;
@@ -449,7 +557,7 @@ static pd_status run(struct filling *f, struct pd_export_report *report, struct 
     handoff_leave(&f->handoff);
     if (!number) (void)pthread_join(f->thread, NULL);
     handoff_deinit(&f->handoff);
-    PD_TRY(pd_output_close(&f->output, st, err));
+    PD_TRY(output_close(&f->output, st, err));
     PD_TRY(make_empty_files(f, err));
     struct pd_export *e = f->e;
     void *state = e->state;

@@ -196,7 +196,7 @@ def check_families():
                     breach(path, number, f"{literal} is a family of models: {FAMILIES} has its names")
 
 
-# Files that still call one another. Do not add to it.
+# Files that call one another; the folder's README says why.
 CIRCLES = {("all_gather", "progress", "reduce_scatter"), ("nccl", "nccl_launch"), ("compare", "step"), ("job", "starter"),
            ("zero", "zero_exchange", "zero_files", "zero_gather", "zero_terms", "zero_tied")}
 
