@@ -1,5 +1,5 @@
-/* Spans of the host's memory go straight to the file (struct spill_file). Spans of a device go by way of the host: each has a slot,
- * whose staging is a place of its own in `memory`, or one of a few places that wait for the file:
+/* Spans of the host's memory go straight to the file (struct spill_file). Spans of a device go by way of the host: each has a
+ * slot, whose staging is a place of its own in `memory`, or one of a few places that wait for the file:
  *
  *   FREE ──write──▶ COMES_OUT ──copied──▶ TO_FILE ──written──▶ FREE
  *   FREE ──read───▶ FROM_FILE ──read, waited for──▶ GOES_IN ──copied──▶ FREE
