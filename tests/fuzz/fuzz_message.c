@@ -1,6 +1,6 @@
 /* What anybody sends to the launcher's port: messages as it takes them apart, before and after the proof. */
 #include "tests/fuzz/target.h"
-#include "trainer/status/rank_table.h"
+#include "trainer/status/message.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,7 @@
 #include "tools/bench/bench.h"
 #include "trainer/engine/gpus.h"
 #include "trainer/math/math_cuda.h"
-#include "trainer/plan/fit.h"
+#include "trainer/plan/auto_layout.h"
 
 #include <stdio.h>
 #include <string.h>

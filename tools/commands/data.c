@@ -4,7 +4,6 @@
 #include "tools/command.h"
 #include "tools/commands/progress.h"
 #include "tools/output.h"
-#include "trainer/data/inspect.h"
 #include "trainer/data/pack.h"
 #include "trainer/run/signals.h"
 #include "trainer/tokenizer/tokenizer.h"

@@ -10,7 +10,6 @@
 #include "trainer/engine/gpus.h"
 #include "trainer/math/math_cuda.h"
 #include "trainer/run/directories.h"
-#include "trainer/run/launch_layout.h"
 #include "trainer/run/launched.h"
 
 #include <math.h>

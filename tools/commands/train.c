@@ -23,9 +23,8 @@
 #include "trainer/launch/reach.h"
 #include "trainer/run/directories.h"
 #include "trainer/run/events.h"
-#include "trainer/run/recorded.h"
 #include "trainer/run/worker.h"
-#include "trainer/status/relay.h"
+#include "trainer/status/channel.h"
 
 #include <dirent.h>
 #include <errno.h>

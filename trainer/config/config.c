@@ -1,25 +1,333 @@
 /* A configuration is made in five passes: defaults; the preset that is named last; values of the file, then of the command
  * line; sizes that follow from others; checks. One that was saved passes through the same, with tolerance. */
 #include "trainer/config/config.h"
-
+#include "ckpt/base/grow.h"
 #include "ckpt/base/heartbeat.h"
 #include "ckpt/base/regular_file.h"
+#include "ckpt/base/status.h"
+#include "ckpt/base/utf8.h"
 #include "resharder/catalog/family.h"
 #include "trainer/config/check.h"
 #include "trainer/config/keys.h"
-#include "trainer/config/renamed.h"
-#include "trainer/config/yaml.h"
 #include "trainer/data/sources.h"
-
+#include "trainer/data/token_file.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
+#include <yaml.h>
+
+/* ---- print ---- */
+
+#define COMMENT_COLUMN 38
+
+/* Double quotes hold anything; what YAML does not take as it is, is escaped. */
+static void print_quoted(FILE *out, const char *text)
+{
+    fputc('"', out);
+    while (*text) {
+        const char *start = text;
+        uint32_t c = pd_utf8_next(&text);
+        PD_CHECK(c != UINT32_MAX); /* pd_key_set let it through */
+        if (c == '"' || c == '\\')
+            fprintf(out, "\\%c", (int)c);
+        else if (c < 0x20 || (c >= 0x7f && c < 0xa0))
+            fprintf(out, "\\x%02x", c);
+        else if (c == 0xfeff || c == 0xfffe || c == 0xffff)
+            fprintf(out, "\\u%04x", c);
+        else
+            fwrite(start, 1, (size_t)(text - start), out);
+    }
+    fputc('"', out);
+}
+
+static void print_sources(FILE *out, const struct pd_data_source *sources, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        fputs("    - {path: ", out);
+        print_quoted(out, sources[i].path);
+        fprintf(out, ", format: %s", pd_data_format_name(sources[i].format));
+        if (sources[i].weight) { /* files without weights count by size */
+            char text[40];
+            pd_key_number_text(sources[i].weight, text, sizeof text);
+            fprintf(out, ", weight: %s", text);
+        }
+        fputs("}\n", out);
+    }
+}
+
+static void print_tiers(FILE *out, const struct pd_config_tier *tiers, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        fputs("    - {dir: ", out);
+        print_quoted(out, tiers[i].dir);
+        fprintf(out, ", every: %" PRIu64 ", keep_last: %" PRIu32 ", keep_every: %" PRIu64 ", bandwidth: %" PRIu64,
+                tiers[i].every, tiers[i].keep_last, tiers[i].keep_every, tiers[i].bandwidth);
+        if (tiers[i].replicas) fprintf(out, ", replicas: %" PRIu32, tiers[i].replicas);
+        fprintf(out, ", compression: %s}\n", tiers[i].compression);
+    }
+}
+
+static void print_key(FILE *out, const struct pd_config *config, const struct pd_key *key)
+{
+    const char *dot = strchr(key->name, '.');
+    long line_start = ftell(out);
+    fprintf(out, "%s%s: ", dot ? "  " : "", dot ? dot + 1 : key->name);
+    const void *member = (const char *)config + key->offset;
+    uint32_t count = 0;
+    if (key->count_offset) memcpy(&count, (const char *)config + key->count_offset, sizeof count);
+    if (key->type == PD_KEY_SOURCES || key->type == PD_KEY_TIERS) {
+        if (!count) fputs("[]", out);
+    } else if (key->type == PD_KEY_RANKS) {
+        const uint32_t *ranks = *(uint32_t *const *)member;
+        fputc('[', out);
+        for (uint32_t i = 0; i < count; i++)
+            fprintf(out, i ? ", %u" : "%u", ranks[i]);
+        fputc(']', out);
+    } else if (key->type == PD_KEY_STRING) {
+        print_quoted(out, *(char *const *)member);
+    } else {
+        char text[64];
+        pd_key_text(config, key, text, sizeof text);
+        fputs(pd_key_is_left(config, key) ? "auto" : text, out);
+    }
+    const char *meaning = key->meaning;
+    long width = ftell(out) - line_start;
+    fprintf(out, "%*s  # %s\n", width < COMMENT_COLUMN ? (int)(COMMENT_COLUMN - width) : 0, "", meaning);
+    if (key->type == PD_KEY_SOURCES) print_sources(out, *(struct pd_data_source *const *)member, count);
+    if (key->type == PD_KEY_TIERS) print_tiers(out, *(struct pd_config_tier *const *)member, count);
+}
+
+pd_status pd_config_print(const struct pd_config *config, char **ret_yaml, struct pd_error *err)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *out = open_memstream(&text, &bytes);
+    if (!out) PD_FAIL(err, PD_NO_MEMORY, "no memory to print the configuration");
+    const char *section = "";
+    size_t section_length = 0;
+    for (uint32_t i = 0; i < pd_key_count; i++) {
+        const struct pd_key *key = &pd_keys[i];
+        size_t length = strcspn(key->name, ".");
+        if (key->name[length] == '.' && (length != section_length || strncmp(section, key->name, length) != 0))
+            fprintf(out, "%s%.*s:\n", i ? "\n" : "", (int)length, key->name);
+        else if (key->name[length] == '\0')
+            fputc('\n', out);
+        section = key->name;
+        section_length = length;
+        print_key(out, config, key);
+    }
+    bool failed = ferror(out) != 0;
+    if (fclose(out) != 0 || failed) {
+        free(text);
+        PD_FAIL(err, PD_NO_MEMORY, "no memory to print the configuration");
+    }
+    *ret_yaml = text;
+    return PD_OK;
+}
+
+pd_status pd_config_write(const struct pd_config *config, const char *path, struct pd_error *err)
+{
+    char *yaml = NULL, temporary[4200];
+    snprintf(temporary, sizeof temporary, "%s.%d", path, (int)getpid());
+    PD_TRY(pd_config_print(config, &yaml, err));
+    (void)unlink(temporary); /* of a killed process with this number; a new file follows no link */
+    FILE *f = fopen(temporary, "wxe");
+    bool written = f && fputs(yaml, f) >= 0;
+    if (f && fclose(f)) written = false;
+    int number = errno;
+    free(yaml);
+    if (written && !rename(temporary, path)) return PD_OK;
+    if (written) number = errno;
+    if (f) unlink(temporary);
+    PD_FAIL_ERRNO(err, number, "%s: writing it", path);
+}
+
+/* A YAML text as a flat list of paths and values with their places. The only user of libyaml. */
+
+enum pd_yaml_node { PD_YAML_VALUE, PD_YAML_SECTION, PD_YAML_LIST };
+
+struct pd_yaml_entry {
+    enum pd_yaml_node node;
+    char *path;            /* "data.train[0].path", owned */
+    char *value;           /* PD_YAML_VALUE: the scalar; NULL otherwise; owned */
+    uint32_t line, column; /* from 1 */
+};
+
+struct pd_yaml {
+    struct pd_yaml_entry *entries; /* in the order of the text, a section or list before what is in it */
+    uint32_t count;
+};
+
+#define ENTRIES_MAX 65536u
+#define PATH_MAX_BYTES 256u
+#define DEPTH_MAX 8
+
+struct reader {
+    const char *name, *text;
+    yaml_parser_t parser;
+    yaml_event_t event; /* the newest; the reader's until the next */
+    struct pd_yaml yaml;
+    struct pd_error *err;
+};
+
+#define FAIL_AT(r, mark, ...)                                                                                       \
+    do {                                                                                                            \
+        (void)pd_error_set((r)->err, PD_INVALID, PD_WHERE, 0, __VA_ARGS__);                                         \
+        return pd_error_context((r)->err, PD_INVALID, "%s:%zu:%zu", (r)->name, (mark).line + 1, (mark).column + 1); \
+    } while (0)
+
+/* libyaml calls it a character that cannot start any token. */
+static bool is_indented_by_tab(const char *text, size_t line)
+{
+    for (; line && (text = strchr(text, '\n')); line--)
+        text++;
+    return text && memchr(text, '\t', strspn(text, " \t"));
+}
+
+static pd_status next_event(struct reader *r)
+{
+    yaml_event_delete(&r->event);
+    if (yaml_parser_parse(&r->parser, &r->event)) return PD_OK;
+    if (r->parser.error == YAML_MEMORY_ERROR) PD_FAIL(r->err, PD_NO_MEMORY, "%s: no memory to parse it", r->name);
+    yaml_mark_t mark = r->parser.problem_mark;
+    if (r->parser.error == YAML_READER_ERROR) mark = r->parser.mark;
+    if (is_indented_by_tab(r->text, mark.line)) FAIL_AT(r, mark, "a tab indents this line; use spaces, YAML takes no tabs");
+    FAIL_AT(r, mark, "this is not YAML: %s", r->parser.problem ? r->parser.problem : "unreadable");
+}
+
+static pd_status add_entry(struct reader *r, enum pd_yaml_node node, const char *path, const char *value, yaml_mark_t mark)
+{
+    for (uint32_t i = 0; i < r->yaml.count; i++)
+        if (strcmp(r->yaml.entries[i].path, path) == 0)
+            FAIL_AT(r, mark, "%s is there already, in line %u; keep one of them", path, r->yaml.entries[i].line);
+    if (r->yaml.count == ENTRIES_MAX) FAIL_AT(r, mark, "more than %u values", ENTRIES_MAX);
+    if (!pd_grow(&r->yaml.entries, r->yaml.count, sizeof *r->yaml.entries))
+        PD_FAIL(r->err, PD_NO_MEMORY, "%s: no memory for %u values", r->name, r->yaml.count + 1);
+    struct pd_yaml_entry *e = &r->yaml.entries[r->yaml.count++];
+    *e = (struct pd_yaml_entry){node, strdup(path), value ? strdup(value) : NULL, (uint32_t)mark.line + 1,
+                                (uint32_t)mark.column + 1};
+    if (!e->path || (value && !e->value)) PD_FAIL(r->err, PD_NO_MEMORY, "%s: no memory for %s", r->name, path);
+    return PD_OK;
+}
+
+static pd_status read_node(struct reader *r, const char *path, int depth);
+
+static pd_status read_section(struct reader *r, const char *path, int depth)
+{
+    for (;;) {
+        char below[PATH_MAX_BYTES + 64];
+        PD_TRY(next_event(r));
+        if (r->event.type == YAML_MAPPING_END_EVENT) return PD_OK;
+        if (r->event.type != YAML_SCALAR_EVENT || r->event.data.scalar.length >= 64)
+            FAIL_AT(r, r->event.start_mark, "a key must be one short word");
+        snprintf(below, sizeof below, "%s%s%s", path, path[0] ? "." : "", (const char *)r->event.data.scalar.value);
+        PD_TRY(next_event(r));
+        PD_TRY(read_node(r, below, depth + 1));
+    }
+}
+
+/* What YAML calls null is as nothing there. */
+static bool is_null(const yaml_event_t *scalar)
+{
+    const char *value = (const char *)scalar->data.scalar.value;
+    return scalar->data.scalar.style == YAML_PLAIN_SCALAR_STYLE && (!strcmp(value, "~") || !strcasecmp(value, "null"));
+}
+
+/* `optimizer: {}` is as `optimizer:`. */
+static pd_status make_empty(struct reader *r, struct pd_yaml_entry *section)
+{
+    section->node = PD_YAML_VALUE;
+    section->value = strdup("");
+    return PD_ALLOCATED(section->value, r->err, "%s: no memory for %s", r->name, section->path);
+}
+
+static pd_status read_node(struct reader *r, const char *path, int depth)
+{
+    const yaml_mark_t mark = r->event.start_mark;
+    const char *value = (const char *)r->event.data.scalar.value;
+    if (depth > DEPTH_MAX || strlen(path) >= PATH_MAX_BYTES) FAIL_AT(r, mark, "nested too deep");
+    switch (r->event.type) {
+    case YAML_SCALAR_EVENT:
+        if (r->event.data.scalar.length != strlen(value)) FAIL_AT(r, mark, "%s holds a zero byte", path);
+        return add_entry(r, PD_YAML_VALUE, path, is_null(&r->event) ? "" : value, mark);
+    case YAML_MAPPING_START_EVENT:
+        if (path[0]) PD_TRY(add_entry(r, PD_YAML_SECTION, path, NULL, mark));
+        const uint32_t count = r->yaml.count;
+        PD_TRY(read_section(r, path, depth));
+        return path[0] && r->yaml.count == count ? make_empty(r, &r->yaml.entries[count - 1]) : PD_OK;
+    case YAML_SEQUENCE_START_EVENT:
+        if (!path[0]) FAIL_AT(r, mark, "the file is a list; it must have sections: run, model, data, ...");
+        PD_TRY(add_entry(r, PD_YAML_LIST, path, NULL, mark));
+        for (uint32_t index = 0;; index++) {
+            char below[PATH_MAX_BYTES + 64];
+            PD_TRY(next_event(r));
+            if (r->event.type == YAML_SEQUENCE_END_EVENT) return PD_OK;
+            snprintf(below, sizeof below, "%s[%u]", path, index);
+            PD_TRY(read_node(r, below, depth + 1));
+        }
+    case YAML_ALIAS_EVENT:
+        FAIL_AT(r, mark, "%s is an alias; write the value out", path);
+    default:
+        FAIL_AT(r, mark, "a value is missing");
+    }
+}
+
+/* The root of a document, up to its end. */
+static pd_status read_document(struct reader *r)
+{
+    PD_TRY(next_event(r));
+    if (r->event.type != YAML_SCALAR_EVENT) return read_node(r, "", 0);
+    if (r->event.data.scalar.length == 0) return PD_OK; /* a text of nothing but comments is one empty scalar */
+    FAIL_AT(r, r->event.start_mark, "expected sections: run, model, data, ...; is this the configuration?");
+}
+
+static pd_status read_stream(struct reader *r)
+{
+    for (uint32_t documents = 0;;) {
+        PD_TRY(next_event(r));
+        if (r->event.type == YAML_STREAM_END_EVENT) return PD_OK;
+        if (r->event.type != YAML_DOCUMENT_START_EVENT) continue;
+        if (documents++) FAIL_AT(r, r->event.start_mark, "a second document begins; a configuration is one");
+        PD_TRY(read_document(r));
+    }
+}
+
+static void yaml_deinit(struct pd_yaml *yaml)
+{
+    for (uint32_t i = 0; i < yaml->count; i++) {
+        free(yaml->entries[i].path);
+        free(yaml->entries[i].value);
+    }
+    free(yaml->entries);
+    *yaml = (struct pd_yaml){0};
+}
+
+/*   errors  PD_INVALID with "name:line:column": bad syntax, a key said twice, an alias, a second document, too deep, too
+ * many */
+static pd_status yaml_read(const char *name, const char *text, struct pd_yaml *ret_yaml, struct pd_error *err)
+{
+    struct reader r = {.name = name, .text = text, .err = err};
+    if (!yaml_parser_initialize(&r.parser)) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory to parse it", name);
+    yaml_parser_set_input_string(&r.parser, (const unsigned char *)text, strlen(text));
+    pd_status status = read_stream(&r);
+    yaml_event_delete(&r.event);
+    yaml_parser_delete(&r.parser);
+    if (status)
+        yaml_deinit(&r.yaml);
+    else
+        *ret_yaml = r.yaml;
+    return status;
+}
+
+/* ---- defaults, preset, file, command line ---- */
 
 #define FILE_BYTES_MAX (16u << 20)
 
@@ -87,12 +395,12 @@ static pd_status set_list(const char *path, const char *text, struct pd_config *
     char *line;
     if (text[strlen(text) - 1] != ']') PD_FAIL(err, PD_INVALID, "%s: the list does not end; close it with ]", path);
     if (asprintf(&line, "%s: %s", path, text) < 0) PD_FAIL(err, PD_NO_MEMORY, "no memory for %s", path);
-    pd_status status = pd_yaml_read(path, line, &yaml, err);
+    pd_status status = yaml_read(path, line, &yaml, err);
     free(line);
     PD_TRY(status);
     for (uint32_t i = 0; !status && i < yaml.count; i++)
         status = visit_entry(&yaml.entries[i], config, err);
-    pd_yaml_deinit(&yaml);
+    yaml_deinit(&yaml);
     return status;
 }
 
@@ -240,10 +548,10 @@ static pd_status translate(struct pd_yaml *yaml, struct pd_error *err)
 static pd_status parse(struct source *source, const char *yaml, struct pd_config *ret_config, struct pd_error *err)
 {
     struct pd_config config = {0};
-    PD_TRY(pd_yaml_read(source->name, yaml, &source->yaml, err));
+    PD_TRY(yaml_read(source->name, yaml, &source->yaml, err));
     pd_status status = source->is_saved ? translate(&source->yaml, err) : PD_OK;
     if (!status) status = build(source, &config, err);
-    pd_yaml_deinit(&source->yaml);
+    yaml_deinit(&source->yaml);
     if (status)
         pd_config_deinit(&config);
     else

@@ -91,7 +91,7 @@ struct pd_config {
         enum pd_codes fp8_codes;                /* how long codes of weights are kept, where linears are fp8 */
         enum pd_order order;       /* breadth_first: every micro-batch of a block before the next block; one stage only */
         enum pd_exchange exchange; /* of gradients */
-        uint32_t zero_stage, zero_shard;         /* zero_shard 0: dp*sp */
+        uint32_t zero_stage, zero_shard; /* zero_shard 0: dp*sp */
     } layout;
     struct {
         enum pd_place optimizer;   /* master, both moments. nvme: generations in the pool of the checkpoint directory */
@@ -122,7 +122,7 @@ struct pd_config {
     struct {
         bool tensorboard;        /* event files in <run.dir>/tensorboard */
         char *prometheus_file;   /* for node_exporter's textfile collector; "": none */
-        char *prometheus_listen; /* [ADDRESS:]PORT of rank 0's endpoint (listen.h); "": none */
+        char *prometheus_listen; /* [ADDRESS:]PORT of rank 0's endpoint (check.h); "": none */
     } metrics;
     struct {
         uint32_t limit;  /* restarts without progress before giving up (93) */

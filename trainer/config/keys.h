@@ -1,6 +1,7 @@
 /* Every key of the configuration in one table: it drives reading, overriding, printing, comparing and suggestions. */
 #pragma once
 
+#include "ckpt/base/status.h"
 #include "trainer/config/config.h"
 
 enum pd_key_type {
@@ -63,6 +64,17 @@ void pd_key_number_text(double value, char *ret, size_t bytes);
 /* To layout.auto, whatever its value is: "auto" is read back so. */
 bool pd_key_is_left(const struct pd_config *config, const struct pd_key *key);
 #define PD_TIER_LEFT_OUT UINT64_MAX /* every and keep_every of a tier that does not name them */
-/* Members that were left out, from checkpoint.*. */
-PD_MUST_USE pd_status pd_config_tiers_resolve(struct pd_config *config, struct pd_error *err);
-PD_MUST_USE pd_status pd_config_tiers_check(const struct pd_config *config, struct pd_error *err);
+
+/* Keys and values that once had another name, or are gone: one table for who types them and for what a checkpoint carries. */
+struct pd_renamed {
+    const char *key;   /* the index of a list left out: checkpoint.tiers[].replicas */
+    const char *value; /* NULL: the key itself was renamed, else only this value of it */
+    const char *now;   /* NULL: nothing has taken its place */
+    const char *said;  /* NULL: "is now called `now`"; else the rest of the sentence that refuses it */
+    bool is_accepted;  /* what a user wrote is taken as `now`, with a warning */
+};
+
+/* The row of an old key, or of an old value of a key that is still there; NULL: none. */
+const struct pd_renamed *pd_renamed_find(const char *path, const char *value);
+/* "checkpoint.tiers[].new" with the index of `path`.   ret (bytes) */
+void pd_renamed_path(const struct pd_renamed *row, const char *path, char *ret, size_t bytes);

@@ -1,13 +1,372 @@
 #include "trainer/config/laid_out.h"
-
 #include "ckpt/base/words.h"
 #include "resharder/layout.h"
-#include "trainer/config/degrees.h"
 #include "trainer/parallel/grid.h"
-
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+/* ---- degrees ---- */
+
+#define STAGES_MAX 256u
+#define NAMED_MAX 3u
+
+/* A record that knows no lanes has one a micro-batch. */
+static uint32_t lanes_of(const struct pd_config *c)
+{
+    return c->numerics.lanes ? c->numerics.lanes : c->batch.sequences / c->batch.micro_batch;
+}
+
+static bool are_lanes_given(const struct pd_config *c)
+{
+    return lanes_of(c) < c->batch.sequences / c->batch.micro_batch;
+}
+
+static uint32_t or_one(uint32_t degree)
+{
+    return degree ? degree : 1;
+}
+
+static uint32_t interleave_of(const struct pd_config *c, uint32_t pp)
+{
+    return pp > 1 ? c->layout.interleave : 1;
+}
+
+uint32_t pd_degrees_world(const struct pd_degrees *d)
+{
+    return d->dp * d->tp * d->pp * d->sp;
+}
+
+void pd_degrees_text(const struct pd_degrees *d, char *ret, size_t bytes)
+{
+    const struct {
+        const char *name;
+        uint32_t value;
+    } parts[] = {{"tp", d->tp}, {"pp", d->pp}, {"sp", d->sp}, {"interleave", d->interleave}};
+    snprintf(ret, bytes, "dp=%u", d->dp);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        size_t used = strlen(ret);
+        if (parts[i].value > 1) snprintf(ret + used, bytes - used, " %s=%u", parts[i].name, parts[i].value);
+    }
+}
+
+/* ---- what is admitted ---- */
+
+static pd_status check_order(const struct pd_config *c, const struct pd_degrees *d, struct pd_error *err)
+{
+    if (c->layout.order != PD_ORDER_BREADTH_FIRST || d->pp == 1) return PD_OK;
+    PD_FAIL(err, PD_INVALID,
+            "layout.order is breadth_first and layout.pp is %u, but pipeline stages take micro-batch after micro-batch; use "
+            "layout.pp=1 or layout.order=depth_first",
+            d->pp);
+}
+
+/* Sums that are elsewhere than the device travel once a step breadth first, and depth first once a micro-batch. */
+static pd_status check_gradients(const struct pd_config *c, const struct pd_degrees *d, struct pd_error *err)
+{
+    const bool nvme = c->offload.gradients == PD_PLACE_NVME,
+               away = nvme || (c->offload.gradients == PD_PLACE_CPU && c->run.device == PD_DEVICE_GPU);
+    const char *place = nvme ? "nvme" : "cpu";
+    if (away && d->pp > 1)
+        PD_FAIL(err, PD_INVALID,
+                "offload.gradients is %s and layout.pp is %u, but pipeline stages take micro-batch after micro-batch, so "
+                "that sums would travel once a micro-batch; use layout.pp=1 or offload.gradients=device",
+                place, d->pp);
+    if (away && (c->layout.order == PD_ORDER_DEPTH_FIRST || (!nvme && c->layout.order == PD_ORDER_AUTO)))
+        PD_FAIL(err, PD_INVALID,
+                "offload.gradients is %s and layout.order is %s, so that sums would travel once a micro-batch; use "
+                "layout.order=breadth_first or offload.gradients=device",
+                place, c->layout.order == PD_ORDER_AUTO ? "auto, which is depth_first here" : "depth_first");
+    return PD_OK;
+}
+
+/* Every rule on which degrees and the rest of a configuration depend together: what a start asks, a restart and advice. */
+static pd_status check_rules(const struct pd_config *c, const struct pd_degrees *d, struct pd_error *err)
+{
+    PD_TRY(check_order(c, d, err));
+    PD_TRY(check_gradients(c, d, err));
+    /* State on nvme is one copy: no two ranks hold the same part. A zero_shard that does not divide what restarts leave of dp x
+     * sp gives way (laid_out.c). */
+    const uint32_t shares = d->dp * d->sp, shard = c->layout.zero_shard;
+    const bool stage_is_open = c->layout.automatic && !c->layout.zero_stage_given;
+    if (c->offload.optimizer != PD_PLACE_NVME || shares == 1) return PD_OK;
+    if (c->layout.zero_stage == 0 && !stage_is_open)
+        PD_FAIL(err, PD_INVALID,
+                "layout.zero_stage is 0, which keeps the whole state on each of %u ranks, and offload.optimizer is nvme, "
+                "which keeps it once; use layout.zero_stage=1, or offload.optimizer=device",
+                shares);
+    if (!shard || shard == shares || shares % shard) return PD_OK;
+    PD_FAIL(err, PD_INVALID,
+            "layout.zero_shard is %u of dp x sp %u, which keeps the state %u times, and offload.optimizer is nvme, which "
+            "keeps it once; use layout.zero_shard=0, or offload.optimizer=device",
+            shard, shares, shares / shard);
+}
+
+static bool fits(const struct pd_config *c, const struct pd_degrees *d)
+{
+    const uint64_t stages = (uint64_t)d->pp * d->interleave;
+    return c->numerics.virtual_tp % d->tp == 0 && c->numerics.virtual_sp % d->sp == 0 && d->dp <= lanes_of(c) &&
+           (d->pp == 1 || stages <= c->model.layers) && stages <= STAGES_MAX && check_rules(c, d, NULL) == PD_OK;
+}
+
+uint32_t pd_degrees_list(const struct pd_config *c, uint32_t world, const struct pd_degrees *held, struct pd_degrees *ret,
+                         uint32_t capacity)
+{
+    uint32_t count = 0;
+    for (uint32_t tp = 1; tp <= c->numerics.virtual_tp && tp <= world; tp *= 2) {
+        if (world % tp || (held->tp && held->tp != tp)) continue;
+        for (uint32_t sp = 1; sp <= c->numerics.virtual_sp && sp * tp <= world; sp *= 2) {
+            if (world % (tp * sp) || (held->sp && held->sp != sp)) continue;
+            const uint32_t rest = world / (tp * sp);
+            for (uint32_t pp = 1; pp <= rest && pp <= c->model.layers && pp <= STAGES_MAX; pp++) {
+                if (rest % pp || (held->pp && held->pp != pp)) continue;
+                const struct pd_degrees d = {
+                    .dp = rest / pp, .tp = tp, .pp = pp, .sp = sp, .interleave = interleave_of(c, pp)};
+                if ((held->dp && held->dp != d.dp) || !fits(c, &d)) continue;
+                if (count < capacity) ret[count] = d;
+                count++;
+            }
+        }
+    }
+    return count;
+}
+
+static double ratio(uint32_t a, uint32_t b)
+{
+    return fabs(log2((double)a / b));
+}
+
+/* Doublings from one to the other; a change of tp or sp weighs more than one of dp, which costs the least to change. */
+static double distance(const struct pd_degrees *a, const struct pd_degrees *b)
+{
+    return ratio(a->dp, b->dp) + 1.01 * ratio(a->pp, b->pp) + 1.02 * ratio(a->sp, b->sp) + 1.03 * ratio(a->tp, b->tp);
+}
+
+/* The nearest `count` first. Small counts: selection. */
+static void order_by_distance(struct pd_degrees *list, uint32_t total, uint32_t count, const struct pd_degrees *wanted)
+{
+    for (uint32_t i = 0; i < count && i < total; i++) {
+        uint32_t best = i;
+        for (uint32_t k = i + 1; k < total; k++)
+            if (distance(&list[k], wanted) < distance(&list[best], wanted)) best = k;
+        const struct pd_degrees swapped = list[i];
+        list[i] = list[best];
+        list[best] = swapped;
+    }
+}
+
+static bool has_any(const struct pd_config *c, uint32_t world)
+{
+    const struct pd_degrees anything = {0};
+    return world > 0 && pd_degrees_list(c, world, &anything, NULL, 0) > 0;
+}
+
+/* The nearest number of ranks that some layout admits; the smaller of two. One rank is always admitted. */
+static uint32_t nearest_world(const struct pd_config *c, uint32_t world)
+{
+    for (uint32_t by = 0; by < world; by++) {
+        if (has_any(c, world - by)) return world - by;
+        if (has_any(c, world + by)) return world + by;
+    }
+    return 1;
+}
+
+/* "8 ranks fit as dp=8, dp=4 tp=2 or dp=2 tp=4" */
+static void name_nearest(const struct pd_config *c, uint32_t world, const struct pd_degrees *wanted, char *ret, size_t bytes)
+{
+    const struct pd_degrees anything = {0};
+    const uint32_t ranks = nearest_world(c, world), total = pd_degrees_list(c, ranks, &anything, NULL, 0);
+    struct pd_degrees *list = calloc(total ? total : 1, sizeof *list);
+    snprintf(ret, bytes, "%u rank%s", ranks, ranks == 1 ? " fits" : "s fit");
+    if (!list) return;
+    pd_degrees_list(c, ranks, &anything, list, total);
+    order_by_distance(list, total, NAMED_MAX, wanted);
+    for (uint32_t i = 0; i < total && i < NAMED_MAX; i++) {
+        char text[64];
+        size_t used = strlen(ret);
+        bool is_last = i + 1 == total || i + 1 == NAMED_MAX;
+        pd_degrees_text(&list[i], text, sizeof text);
+        snprintf(ret + used, bytes - used, "%s%s", i == 0 ? " as " : is_last ? " or " : ", ", text);
+    }
+    free(list);
+}
+
+/* ---- layout.* by itself ---- */
+
+static pd_status check_divides(const char *name, uint32_t degree, uint32_t virtual, struct pd_error *err)
+{
+    if (!degree || virtual % degree == 0) return PD_OK;
+    uint32_t below = 1u << (31 - __builtin_clz(degree)); /* the power of two up to it */
+    char more[160] = "";
+    if (below == degree && degree <= 256)
+        snprintf(more, sizeof more, ", or set numerics.virtual_%s=%u as well, which gives other bits", name, degree);
+    if (below > virtual) below = virtual;
+    if (below < degree && 2 * below <= virtual) snprintf(more, sizeof more, " or layout.%s=%u", name, 2 * below);
+    PD_FAIL(err, PD_INVALID,
+            "layout.%s is %u, and it must divide numerics.virtual_%s, which is %u: the number of parts in which sums are "
+            "made, so that "
+            "bits do not depend on layout.%s; use layout.%s=%u%s",
+            name, degree, name, virtual, name, name, below, more);
+}
+
+static const char *more_micro_batches(const struct pd_config *c)
+{
+    if (are_lanes_given(c)) return "a larger numerics.lanes";
+    return c->batch.micro_batch > 1 ? "a smaller batch.micro_batch" : "more batch.sequences";
+}
+
+static pd_status check_dp(const struct pd_config *c, uint32_t dp, struct pd_error *err)
+{
+    const uint32_t lanes = lanes_of(c);
+    if (dp <= lanes) return PD_OK;
+    PD_FAIL(err, PD_INVALID,
+            "layout.dp is %u, but a step has only %s (batch.sequences %u / batch.micro_batch %u); set it to at most %u, or "
+            "take %s, which gives other bits",
+            dp, pd_counted(lanes, are_lanes_given(c) ? "lane" : "micro-batch").text, c->batch.sequences,
+            c->batch.micro_batch, lanes, more_micro_batches(c));
+}
+
+static uint32_t stages_limit(const struct pd_config *c)
+{
+    return c->model.layers < STAGES_MAX ? c->model.layers : STAGES_MAX;
+}
+
+/* Every key that is advised is admitted as it is advised: nobody is sent in a circle. */
+static pd_status check_interleave(const struct pd_config *c, struct pd_error *err)
+{
+    const uint32_t interleave = c->layout.interleave, pp = or_one(c->layout.pp), limit = stages_limit(c);
+    if (interleave == 1) return PD_OK;
+    if (pp == 1 && !c->layout.automatic)
+        PD_FAIL(
+            err, PD_INVALID,
+            "layout.interleave is %u and layout.pp is 1, so there are no stages to interleave; use layout.interleave=1%s",
+            interleave, 2ull * interleave <= limit ? " or layout.pp=2" : "");
+    return PD_OK;
+}
+
+static pd_status check_stages(const struct pd_config *c, struct pd_error *err)
+{
+    const uint32_t pp = or_one(c->layout.pp), interleave = c->layout.interleave, layers = c->model.layers,
+                   limit = stages_limit(c);
+    const uint64_t stages = (uint64_t)pp * interleave;
+    if (pp == 1 || stages <= limit) return PD_OK;
+    char cause[64], fewer[48] = "";
+    snprintf(cause, sizeof cause, layers < stages ? "the model has %s" : "the limit is %s",
+             pd_counted(limit, layers < stages ? "block" : "stage").text);
+    if (interleave == 1)
+        PD_FAIL(err, PD_INVALID, "layout.pp is %u pipeline stages, but %s; use layout.pp=%u at most", pp, cause, limit);
+    if (pp > limit)
+        PD_FAIL(err, PD_INVALID,
+                "layout.pp %u x layout.interleave %u is %u pipeline stages, but %s; use layout.pp=%u at most, with "
+                "layout.interleave=1",
+                pp, interleave, (uint32_t)stages, cause, limit);
+    if (limit / interleave > 1) snprintf(fewer, sizeof fewer, ", or layout.pp=%u", limit / interleave);
+    PD_FAIL(err, PD_INVALID, "layout.pp %u x layout.interleave %u is %u pipeline stages, but %s; use layout.interleave=%u%s",
+            pp, interleave, (uint32_t)stages, cause, limit / pp, fewer);
+}
+
+static pd_status check_zero_shard(const struct pd_config *c, const struct pd_degrees *d, struct pd_error *err)
+{
+    const uint32_t parts = c->layout.zero_shard, ranks = d->dp * d->sp;
+    if (!parts || ranks % parts == 0) return PD_OK;
+    uint32_t below = parts < ranks ? parts : ranks, above = parts;
+    while (ranks % below)
+        below--;
+    while (above < ranks && ranks % above)
+        above++;
+    char more[48] = "";
+    if (above <= ranks && above != below) snprintf(more, sizeof more, " or layout.zero_shard=%u", above);
+    PD_FAIL(err, PD_INVALID, "layout.zero_shard is %u and does not divide dp x sp, which is %u; use layout.zero_shard=%u%s",
+            parts, ranks, below, more);
+}
+
+pd_status pd_degrees_check(const struct pd_config *c, struct pd_error *err)
+{
+    struct pd_degrees d;
+    PD_TRY(check_divides("tp", c->layout.tp, c->numerics.virtual_tp, err));
+    PD_TRY(check_divides("sp", c->layout.sp, c->numerics.virtual_sp, err));
+    PD_TRY(check_dp(c, c->layout.dp, err));
+    PD_TRY(check_interleave(c, err));
+    PD_TRY(check_stages(c, err));
+    const struct pd_degrees given = {
+        .dp = or_one(c->layout.dp), .tp = or_one(c->layout.tp), .pp = or_one(c->layout.pp), .sp = or_one(c->layout.sp)};
+    PD_TRY(check_order(c, &given, err));
+    PD_TRY(check_gradients(c, &given, err));
+    if (c->layout.automatic) return PD_OK;
+    const uint32_t ranks = c->layout.ranks ? c->layout.ranks : c->layout.dp ? pd_degrees_first_world(c, 1) : 0;
+    return ranks ? pd_degrees_of(c, ranks, &d, err) : PD_OK;
+}
+
+/* ---- for a number of ranks ---- */
+
+static struct pd_degrees wanted_of(const struct pd_config *c, uint32_t world)
+{
+    struct pd_degrees d = {.tp = or_one(c->layout.tp), .pp = or_one(c->layout.pp), .sp = or_one(c->layout.sp)};
+    const uint64_t rest = (uint64_t)d.tp * d.pp * d.sp;
+    d.dp = c->layout.dp ? c->layout.dp : world >= rest ? (uint32_t)(world / rest) : 1;
+    d.interleave = interleave_of(c, d.pp);
+    return d;
+}
+
+pd_status pd_degrees_of(const struct pd_config *c, uint32_t world, struct pd_degrees *ret_degrees, struct pd_error *err)
+{
+    const struct pd_degrees d = wanted_of(c, world);
+    const uint64_t product = (uint64_t)d.dp * d.tp * d.pp * d.sp;
+    char nearest[256];
+    if (product != world) {
+        name_nearest(c, world, &d, nearest, sizeof nearest);
+        if (c->layout.dp)
+            PD_FAIL(err, PD_INVALID, "layout: dp %u x tp %u x pp %u x sp %u is %s, and there are %u; %s", d.dp, d.tp, d.pp,
+                    d.sp, pd_counted(product, "rank").text, world, nearest);
+        PD_FAIL(err, PD_INVALID, "layout: tp %u x pp %u x sp %u does not divide %s; %s", d.tp, d.pp, d.sp,
+                pd_counted(world, "rank").text, nearest);
+    }
+    if (d.dp > lanes_of(c)) {
+        name_nearest(c, world, &d, nearest, sizeof nearest);
+        PD_FAIL(err, PD_INVALID,
+                "layout: dp %u of %s is more than the %s of a step (batch.sequences %u / batch.micro_batch %u); %s; or take "
+                "%s, which gives other bits",
+                d.dp, pd_counted(world, "rank").text,
+                pd_counted(lanes_of(c), are_lanes_given(c) ? "lane" : "micro-batch").text, c->batch.sequences,
+                c->batch.micro_batch, nearest, more_micro_batches(c));
+    }
+    PD_TRY(check_zero_shard(c, &d, err));
+    PD_TRY(check_rules(c, &d, err));
+    *ret_degrees = d;
+    return PD_OK;
+}
+
+uint32_t pd_degrees_first_world(const struct pd_config *c, uint32_t devices)
+{
+    const uint32_t lanes = lanes_of(c);
+    if (c->layout.ranks) return c->layout.ranks;
+    if (c->layout.automatic) {
+        while (devices > 1 && !has_any(c, devices))
+            devices--;
+        return devices;
+    }
+    const struct pd_degrees d = wanted_of(c, devices);
+    const uint32_t dp = !c->layout.dp && d.dp > lanes ? lanes : d.dp;
+    return dp * d.tp * d.pp * d.sp;
+}
+
+bool pd_degrees_fewer(const struct pd_config *c, uint32_t left, const struct pd_degrees *before,
+                      struct pd_degrees *ret_degrees)
+{
+    const struct pd_degrees held = {.tp = before->tp, .pp = before->pp, .sp = before->sp}, anything = {0};
+    if (pd_degrees_list(c, left, &held, ret_degrees, 1)) return true;
+    while (left > 0 && !has_any(c, left))
+        left--;
+    const uint32_t total = left ? pd_degrees_list(c, left, &anything, NULL, 0) : 0;
+    struct pd_degrees *list = total ? calloc(total, sizeof *list) : NULL;
+    if (!list) return false;
+    pd_degrees_list(c, left, &anything, list, total);
+    order_by_distance(list, total, 1, before);
+    *ret_degrees = list[0];
+    free(list);
+    return true;
+}
 
 /* ---- stages ---- */
 

@@ -4,8 +4,9 @@
  *   threads  one at a time */
 #pragma once
 
-#include "trainer/data/input_kind.h"
+#include "ckpt/base/status.h"
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 struct pd_byte_stream;
@@ -23,3 +24,29 @@ bool pd_byte_stream_drop_mark(struct pd_byte_stream *stream);
 /* Fills data (bytes), unless the stream ends before. */
 PD_MUST_USE pd_status pd_byte_stream_read(struct pd_byte_stream *stream, void *data, size_t bytes, size_t *ret_got,
                                           struct pd_error *err);
+
+/* What a file that somebody names as text is, by its first bytes and its name. Text and JSON lines are read; what is known to
+ * be something else is refused by name, with the command that makes text of it. */
+#define PD_INPUT_HEAD_BYTES 4096u /* that are looked at */
+
+enum pd_input_form {
+    PD_INPUT_TEXT,
+    PD_INPUT_JSON_LINES,
+    PD_INPUT_GZIP,
+    PD_INPUT_ZSTD,
+    PD_INPUT_TOKENS,
+    PD_INPUT_DOUBTFUL, /* might be text all the same, if somebody says so */
+    PD_INPUT_OTHER
+};
+
+struct pd_input_kind {
+    enum pd_input_form form;
+    const char *what;   /* "a zip archive", static */
+    const char *advice; /* of the last three: what to do, static; '@' stands for the path */
+};
+
+/* PD_INVALID "<path> is <what>: <advice>". */
+pd_status pd_input_refuse(const char *path, const struct pd_input_kind *kind, struct pd_error *err);
+
+/* `path` as a shell takes it: in quotes where it has to be. ret (capacity) is cut where it is too short. Returns ret. */
+const char *pd_shell_word(const char *path, char *ret, size_t capacity);

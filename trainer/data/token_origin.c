@@ -7,7 +7,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
-char *pd_token_origin_path(const char *token_path)
+/* malloc'ed; NULL: no memory. */
+static char *token_origin_path(const char *token_path)
 {
     char *path = NULL;
     return asprintf(&path, "%s" PD_TOKEN_ORIGIN_END, token_path) < 0 ? NULL : path;
@@ -51,7 +52,7 @@ static pd_status parse(const char *path, struct pd_token_origin *origin, struct 
 
 pd_status pd_token_origin_read(const char *token_path, struct pd_token_origin *origin, struct pd_error *err)
 {
-    char *path = pd_token_origin_path(token_path);
+    char *path = token_origin_path(token_path);
     if (!path) PD_FAIL(err, PD_NO_MEMORY, "no memory for a name");
     pd_status status = PD_OK;
     if (access(path, F_OK) == 0)
@@ -77,7 +78,7 @@ pd_status pd_token_origin_write(const char *token_path, const struct pd_tokenize
 {
     size_t bytes;
     const char *json = tokenizer ? pd_tokenizer_json(tokenizer, &bytes) : NULL;
-    char *path = pd_token_origin_path(token_path);
+    char *path = token_origin_path(token_path);
     if (!path) PD_FAIL(err, PD_NO_MEMORY, "no memory for a name");
     pd_status status = PD_OK;
     if (json)
@@ -90,7 +91,7 @@ pd_status pd_token_origin_write(const char *token_path, const struct pd_tokenize
 
 pd_status pd_token_origin_copy(const char *token_path, const char *path, struct pd_error *err)
 {
-    char *from = pd_token_origin_path(token_path), *text = NULL, *there = NULL;
+    char *from = token_origin_path(token_path), *text = NULL, *there = NULL;
     uint64_t bytes = 0, bytes_there = 0;
     if (!from) PD_FAIL(err, PD_NO_MEMORY, "no memory for a name");
     pd_status status = read_file(from, &text, &bytes, err);

@@ -12,8 +12,6 @@ struct pd_token_origin { /* zeroed: not known */
     uint64_t file_digest; /* of the bytes that were read: the same ones need not be read twice */
 };
 
-/* malloc'ed; NULL: no memory. */
-char *pd_token_origin_path(const char *token_path);
 /* *origin as it was of another file, or zeroed, on entry. PD_CORRUPT, PD_UNSUPPORTED: what lies there is no tokenizer. */
 PD_MUST_USE pd_status pd_token_origin_read(const char *token_path, struct pd_token_origin *origin, struct pd_error *err);
 /* Copies what lies beside a token file to `path`, where it differs. */

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "trainer/launch/starter.h"
-#include "trainer/status/rank_table.h"
+#include "trainer/status/message.h"
 
 /* What is known of a process of ranks. */
 struct pd_launch_process {
@@ -28,10 +28,10 @@ struct pd_launch_end {
     bool is_left_late;                         /* ended by the launcher: asked to leave, and PERDURE_GRACE_S is over */
     char hang[640];                            /* ended by the launcher: this rank held up the others; "": none did */
     uint32_t hang_rank;
-    char silent[256];      /* ended by the launcher: these hosts are gone without a sign; "": none is */
-    bool is_begin_overdue; /* ended by the launcher: not all ranks had begun in time */
-    bool is_join_overdue;  /* ended by the launcher: all had, and they had not joined one another in time */
-    uint64_t oom_kills;    /* of the launcher's memory cgroup, during this start */
+    char silent[256];       /* ended by the launcher: these hosts are gone without a sign; "": none is */
+    bool is_begin_overdue;  /* ended by the launcher: not all ranks had begun in time */
+    bool is_join_overdue;   /* ended by the launcher: all had, and they had not joined one another in time */
+    uint64_t oom_kills;     /* of the launcher's memory cgroup, during this start */
     char memory_limit[288]; /* of that cgroup, for people: "300 MiB (memory.max of /sys/fs/cgroup/...)" */
 };
 

@@ -10,7 +10,7 @@
 
 #include "ckpt/base/status.h"
 #include "trainer/launch/placement.h"
-#include "trainer/run/launch_layout.h"
+#include "trainer/run/launched.h"
 
 #define PD_LAUNCH_FOUND_BYTES 1600u
 

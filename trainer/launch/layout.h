@@ -1,6 +1,6 @@
 /* The layout of each start of a launch: the launcher chooses, once for all ranks, and tells them in words.
  *
- *   first start   what the configuration says (trainer/config/degrees.h); with layout.auto the fastest that fits hosts that
+ *   first start   what the configuration says (trainer/config/laid_out.h); with layout.auto the fastest that fits hosts that
  *                 are as this one is, with layout.ranks_per_host each. Of GPUs that is what is free on them now, less a
  *                 twentieth of what they have; of CPUs the machine's memory or the smallest cgroup limit, less a tenth
  *   restart       tp, pp and sp of the first start where they divide the ranks that are left; otherwise the best admitted
@@ -10,7 +10,7 @@
 #include "ckpt/base/memory_limit.h"
 #include "offload/device.h"
 #include "trainer/plan/auto_layout.h"
-#include "trainer/run/launch_layout.h"
+#include "trainer/run/launched.h"
 
 /* The GPU that had least room at the first start. Later ones go by it: what ranks that died held may take a while to go. */
 struct pd_launch_room {

@@ -1,5 +1,5 @@
 /* The launcher's end of the connections of one start: ranks of this host by a Unix socket, ranks and relays of other hosts
- * by TCP. It writes what ranks report into their table (trainer/status/rank_table.h).
+ * by TCP. It writes what ranks report into their table (trainer/status/message.h).
  *
  *   invariants  1. nothing but HELLO and PROOF is taken from a peer that has not proven that it knows the secret
  *               2. ENDED is answered once it is in the table
@@ -7,7 +7,7 @@
  *   threads     one caller, which calls at every tick */
 #pragma once
 
-#include "trainer/status/rank_table.h"
+#include "trainer/status/message.h"
 #include "trainer/status/seal.h"
 
 struct pd_launch_receiver;

@@ -7,7 +7,6 @@
 #include "ckpt/base/words.h"
 #include "trainer/launch/job.h"
 #include "trainer/run/launched.h"
-#include "trainer/run/recovery.h"
 #include "trainer/status/channel.h"
 
 #include <errno.h>

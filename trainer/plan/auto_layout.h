@@ -7,6 +7,7 @@
  */
 #pragma once
 
+#include "ckpt/base/status.h"
 #include "ckpt/store/commit.h"
 #include "trainer/config/laid_out.h"
 
@@ -40,3 +41,11 @@ bool pd_layouts_fit(const struct pd_config *config, const struct pd_model *model
  * help. */
 void pd_less_memory_text(const struct pd_config *config, uint32_t world, bool places, bool state_alone, char *ret,
                          size_t bytes);
+
+/* The one search for what would fit: the planner, advice and benchmarks of a GPU ask it. */
+/* Whether it fits with so many. More never fits less. */
+typedef pd_status (*pd_fit_probe)(void *context, uint32_t count, bool *ret_fits, struct pd_error *err);
+
+/* The fewest of 1 to `enough` with which it fits, where it is known to fit with `enough`. About log2(enough) probes. */
+PD_MUST_USE pd_status pd_fit_fewest(pd_fit_probe probe, void *context, uint32_t enough, uint32_t *ret_fewest,
+                                    struct pd_error *err);

@@ -2,7 +2,6 @@
 
 #include "trainer/config/check.h"
 #include "trainer/plan/auto_layout.h"
-#include "trainer/plan/fit.h"
 
 #include <stdio.h>
 #include <string.h>

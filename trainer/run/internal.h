@@ -5,11 +5,10 @@
 
 #include "trainer/comm/comm.h"
 #include "trainer/engine/advance.h"
+#include "trainer/run/directories.h"
 #include "trainer/run/metrics.h"
 #include "trainer/run/save.h"
-#include "trainer/run/save_failures.h"
 #include "trainer/run/step_log.h"
-#include "trainer/run/tier_places.h"
 
 struct pd_scratch;
 

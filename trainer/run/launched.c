@@ -1,14 +1,15 @@
 #include "trainer/run/launched.h"
-
 #include "ckpt/base/clock.h"
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/heartbeat.h"
+#include "ckpt/base/log.h"
 #include "ckpt/base/parse.h"
-#include "trainer/run/recovery.h"
+#include "trainer/config/keys.h"
+#include "trainer/run/events.h"
 #include "trainer/run/signals.h"
-#include "trainer/status/relay.h"
-
+#include "trainer/status/channel.h"
 #include <errno.h>
+#include <inttypes.h>
 #include <math.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -17,6 +18,103 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <unistd.h>
+
+/* ---- how long recovery takes ---- */
+
+const char *const pd_recovery_names[PD_RECOVERY_PHASES] = {"detect", "end",  "decide", "start",
+                                                           "join",   "open", "load",   "step"};
+static double seconds[PD_RECOVERY_PHASES];
+static uint64_t since_ns; /* 0: nothing was lost, or all is said */
+
+/* first thing in the process */
+static void recovery_begin(void)
+{
+    uint64_t spawned_ns;
+    const uint64_t now_ns = pd_clock_wall_ns(NULL);
+    const char *text = getenv(PD_LAUNCH_ENV_RECOVERY);
+    if (!text || sscanf(text, "%lf %lf %lf %" SCNu64, &seconds[PD_RECOVERY_DETECT], &seconds[PD_RECOVERY_END],
+                        &seconds[PD_RECOVERY_DECIDE], &spawned_ns) != 4)
+        return;
+    since_ns = pd_clock_monotonic_ns(NULL);
+    if (now_ns > spawned_ns) seconds[PD_RECOVERY_START] = (double)(now_ns - spawned_ns) * 1e-9;
+}
+
+void pd_recovery_reached(enum pd_recovery_phase phase)
+{
+    if (!since_ns) return;
+    const uint64_t now_ns = pd_clock_monotonic_ns(NULL);
+    seconds[phase] += (double)(now_ns - since_ns) * 1e-9;
+    since_ns = now_ns;
+}
+
+static void note(const char *run_dir, uint64_t step, double total)
+{
+    struct pd_json_writer w;
+    pd_event_begin(&w, "recover");
+    pd_json_u64(&w, "step", step);
+    pd_json_object_begin(&w, "recover_seconds");
+    pd_json_double(&w, "total", total);
+    for (int i = 0; i < PD_RECOVERY_PHASES; i++)
+        pd_json_double(&w, pd_recovery_names[i], seconds[i]);
+    pd_json_object_end(&w);
+    pd_event_end(&w, run_dir);
+}
+
+void pd_recovery_end(const char *run_dir, uint64_t step)
+{
+    char text[256];
+    double total = 0;
+    int used = 0;
+    if (!since_ns) return;
+    pd_recovery_reached(PD_RECOVERY_STEP);
+    since_ns = 0;
+    for (int i = 0; i < PD_RECOVERY_PHASES; i++) {
+        total += seconds[i];
+        used +=
+            snprintf(text + used, sizeof text - (size_t)used, "%s%s %.2f", i ? ", " : "", pd_recovery_names[i], seconds[i]);
+    }
+    pd_log(PD_LOG_INFO, "worker", "step %llu is done, %.2f s after the last one before the loss: %s",
+           (unsigned long long)step, total, text);
+    note(run_dir, step, total);
+}
+
+#define MODULE "layout"
+
+/* Other hosts are as this one is. */
+uint32_t pd_launch_ranks_of_a_host(const struct pd_config *config, uint32_t ranks)
+{
+    const uint32_t ranks_per_host = config->layout.ranks_per_host;
+    return ranks_per_host && ranks_per_host < ranks ? ranks_per_host : ranks;
+}
+
+pd_status pd_launch_layout_apply(struct pd_config *config, const char *settings, uint32_t ranks, struct pd_error *err)
+{
+    char text[sizeof((struct pd_launch_layout *)0)->settings], key[64];
+    snprintf(text, sizeof text, "%s", settings);
+    config->layout.chosen = config->layout.automatic;
+    config->layout.automatic = false;
+    config->layout.ranks = ranks;
+    for (char *rest = text, *word; (word = strtok_r(rest, ",", &rest));) {
+        char *equals = strchr(word, '=');
+        if (!equals) PD_FAIL(err, PD_BUG, "\"%s\" is no setting of a layout", word);
+        *equals = '\0';
+        snprintf(key, sizeof key, "%s%s", strchr(word, '.') ? "" : "layout.", word);
+        PD_TRY(pd_key_set(config, key, equals + 1, err));
+    }
+    return PD_OK;
+}
+
+void pd_launch_layout_log_hosts(const struct pd_config *config, uint32_t ranks, uint32_t hosts, uint32_t most)
+{
+    const uint32_t counted = pd_launch_ranks_of_a_host(config, ranks);
+    if (!config->layout.chosen || counted == most) return;
+    pd_log(PD_LOG_WARN, MODULE,
+           "the layout was chosen for %u ranks a host, and %u hosts have %u at most: layout.ranks_per_host=%u counts their "
+           "memory and links as they are",
+           counted, hosts, most, most);
+}
+
+/* ---- the launcher's words ---- */
 
 #define SAVED_NS UINT64_C(1000000000)
 
@@ -62,7 +160,7 @@ pd_status pd_launched_begin(struct pd_launched *ret_launched, struct pd_error *e
 {
     struct pd_launched launched = {.transport = PD_TRANSPORT_AUTO};
     PD_TRY(pd_signals_install(err));
-    pd_recovery_begin();
+    recovery_begin();
     const char *addresses = getenv(PD_CHANNEL_ENV_ADDRESSES), *transport = getenv(PD_LAUNCH_ENV_TRANSPORT);
     if (addresses && *addresses && transport) {
         launched.is_launched = true;

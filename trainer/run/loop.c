@@ -5,7 +5,7 @@
  * Signals are looked at between micro-batches and agreed upon by all ranks; a step that is left unfinished changes
  * nothing, so what is saved is the state of the last update. Saves go on in the background (save.h). How many have ended
  * on all ranks is part of the same agreement, so all ranks act on the same outcomes at the same step. So is the root's
- * clock, by which saves that fail are tried again (save_failures.h). */
+ * clock, by which saves that fail are tried again (save.h). */
 #include "trainer/run/internal.h"
 
 #include "ckpt/base/clock.h"
@@ -15,8 +15,6 @@
 #include "ckpt/base/words.h"
 #include "trainer/run/events.h"
 #include "trainer/run/launched.h"
-#include "trainer/run/recorded.h"
-#include "trainer/run/recovery.h"
 #include "trainer/run/signals.h"
 
 #include <math.h>

@@ -4,8 +4,6 @@
  *          -> saver -> room for checkpoints -> state (resume.h) -> metrics
  *
  * What one rank alone finds out is agreed upon before the next part begins, so all ranks fail with the same status. */
-#include "trainer/run/internal.h"
-
 #include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/file_limit.h"
@@ -16,6 +14,7 @@
 #include "trainer/comm/nccl.h"
 #include "trainer/data/scan_cache.h"
 #include "trainer/data/token_origin.h"
+#include "trainer/engine/engine.h"
 #include "trainer/engine/gpus.h"
 #include "trainer/engine/scratch.h"
 #include "trainer/math/math_cuda.h"
@@ -23,17 +22,74 @@
 #include "trainer/plan/device_room.h"
 #include "trainer/run/directories.h"
 #include "trainer/run/events.h"
-#include "trainer/run/gemm_rate.h"
-#include "trainer/run/launch_layout.h"
+#include "trainer/run/internal.h"
 #include "trainer/run/launched.h"
-#include "trainer/run/recovery.h"
 #include "trainer/run/resume.h"
 #include "trainer/run/signals.h"
-
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+/* How fast the GEMM of this run is on these ranks: the bound that the progress line compares a step with. */
+
+/* The best of some GEMMs of the given operands, in operations a second. */
+static pd_status time_gemm(struct pd_engine *e, struct pd_comm *comm, const struct pd_gemm *gemm, double *ret_best,
+                           struct pd_error *err)
+{
+    enum { TRIES_MIN = 2, TRIES = 16 };
+    const double seconds_max = 0.005; /* of every start, and of every restart */
+    double best = 0;
+    PD_TRY(pd_comm_barrier(comm, err));
+    const uint64_t begin = pd_clock_monotonic_ns(NULL);
+    for (int i = 0; i < TRIES && (i < TRIES_MIN || pd_clock_seconds_since(NULL, begin) < seconds_max); i++) {
+        uint64_t start = pd_clock_monotonic_ns(NULL);
+        PD_TRY(pd_gemm(e->math, gemm, err));
+        PD_TRY(pd_math_sync(e->math, err));
+        best = fmax(best, 2.0 * (double)gemm->m * (double)gemm->n * (double)gemm->k / pd_clock_seconds_since(NULL, start));
+    }
+    *ret_best = best;
+    return PD_OK;
+}
+
+static pd_status time_gemm_here(struct pd_engine *e, struct pd_comm *comm, double *ret_best, struct pd_error *err)
+{
+    enum { SIDE = 384 };
+    float *a = e->staging.data, *b = a + SIDE * SIDE, *c = b + SIDE * SIDE;
+    for (int i = 0; i < 2 * SIDE * SIDE; i++)
+        a[i] = (float)(i % 7) - 3.0f;
+    const struct pd_gemm gemm = {
+        .m = SIDE, .n = SIDE, .k = SIDE, .a = {a, PD_F32, SIDE}, .b = {b, PD_F32, SIDE}, .c = {c, PD_F32, SIDE}};
+    return time_gemm(e, comm, &gemm, ret_best, err);
+}
+
+/* Every element is the same small number; zeros stay behind, as there were. */
+static pd_status time_gemm_on_gpu(struct pd_engine *e, struct pd_comm *comm, double *ret_best, struct pd_error *err)
+{
+    const struct pd_gemm gemm = pd_engine_gemm(e);
+    const struct pd_rank_device *device = e->options.device;
+    const uint64_t bytes = 3 * gemm.m * gemm.k * pd_dtype_bytes(gemm.a.dtype); /* all three, one behind the other */
+    const struct pd_span span = {(void *)(uintptr_t)gemm.a.data, bytes, false};
+    PD_TRY(pd_dev_fill(device->dev, device->compute, span, 0x2e, err));
+    PD_TRY(time_gemm(e, comm, &gemm, ret_best, err));
+    return pd_dev_fill(device->dev, device->compute, span, 0, err);
+}
+
+/* Operations a second of all ranks of `comm` together, which compute at the same time. Collective. On a CPU the operands lie
+ * in the engine's I/O buffers, on a GPU in memory for gradients or the plan's: before the first step and the first save. */
+static pd_status gemm_rate_measure(struct pd_engine *e, struct pd_comm *comm, double *ret_flops_per_second,
+                                   struct pd_error *err)
+{
+    double best = 0;
+    PD_TRY(e->options.device ? time_gemm_on_gpu(e, comm, &best, err) : time_gemm_here(e, comm, &best, err));
+    uint64_t rate = (uint64_t)best;
+    PD_TRY(pd_comm_all_reduce(comm, &rate, 1, PD_REDUCE_SUM_U64, err));
+    *ret_flops_per_second = (double)rate;
+    return PD_OK;
+}
+
+/* ---- open and close ---- */
 
 #define MODULE "worker"
 
@@ -229,7 +285,7 @@ static pd_status open_metrics(struct run *r, const struct pd_resume_report *repo
                                          .planned_bytes = r->planned_bytes,
                                          .has_stages = r->engine->grid.layout.pp > 1,
                                          .flops_per_token = pd_model_flops_per_token(r->model, r->config->batch.context)};
-    PD_TRY(pd_gemm_rate_measure(r->engine, r->comm, &options.gemm_flops_per_second, err));
+    PD_TRY(gemm_rate_measure(r->engine, r->comm, &options.gemm_flops_per_second, err));
     pd_status st = r->comm->rank == 0 ? pd_metrics_open(&options, &r->metrics, err) : PD_OK;
     PD_TRY(pd_group_agree(&r->group, st, err));
     return pd_event_open(r, report, options.gemm_flops_per_second, err);

@@ -3,16 +3,31 @@
  * The newest over all tiers counts, of equal ones that of the faster tier. A checkpoint whose bytes are damaged is moved to
  * quarantine with an error in the log, and the one before is taken; a storage error is not damage and ends the launch. The
  * first step is for a directory that holds nothing else: beside damaged or incomplete checkpoints, in quarantine or not, a
- * launch fails, and also where run.dir has the record of checkpoints that are gone (recorded.h). A changed configuration
+ * launch fails, and also where run.dir has the record of checkpoints that are gone (events.h). A changed configuration
  * follows pd_config_compare.
  *
  * Where only checkpoints of later steps than the limit are there, the run begins again, as the same run. */
 #pragma once
 
+#include "ckpt/group/group.h"
 #include "ckpt/tiers/tiers.h"
 #include "trainer/engine/engine.h"
 #include "trainer/run/step_log.h"
-#include "trainer/run/whence.h"
+
+/* Which hosts gave the bytes that a run goes on with, and what it lost. For people: no decision reads it. */
+struct pd_whence {
+    char hosts[256];           /* "a (1.20 MiB) and b (621 KiB)" have read them; "": one host alone */
+    uint32_t lost_hosts;       /* that saved a part, and hold none of it now: others had their shards too */
+    struct pd_lost_steps lost; /* rank 0 */
+};
+
+/* Once `bytes_read` of the checkpoint in `directory` are in this rank's memory. Collective.   has_replicas: its tier has */
+PD_MUST_USE pd_status pd_whence_find(struct pd_group *group, const char *directory, const struct pd_commit *commit,
+                                     bool has_replicas, uint64_t bytes_read, struct pd_whence *ret_whence,
+                                     struct pd_error *err);
+/* "; from /dev/shm/mine, in memory, read on a (1.20 MiB) and b (621 KiB), with replicas of the shards of 1 lost host,
+ * 4.2 s old: 3 steps are lost, 1.5 s" */
+void pd_whence_describe(const struct pd_whence *whence, const struct pd_tier_report *tier, char *ret_text, size_t bytes);
 
 struct pd_resume_report {
     bool resumed; /* false: a fresh start */

@@ -5,7 +5,8 @@
  * A save's place is its number modulo the places. started - collected never exceeds them: in_flight are under way, and one
  * more has ended here and is still told to the other ranks. Each save under way says whether it pins the state. */
 #include "trainer/run/save.h"
-
+#include "ckpt/base/backoff.h"
+#include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/fault.h"
 #include "ckpt/base/heartbeat.h"
@@ -13,11 +14,351 @@
 #include "ckpt/base/rank.h"
 #include "ckpt/base/thread.h"
 #include "ckpt/base/trace.h"
-#include "trainer/run/save_source.h"
-
+#include "ckpt/store/index.h"
+#include "ckpt/tiers/tiers.h"
+#include "resharder/layout.h"
+#include "trainer/engine/engine.h"
+#include "trainer/engine/state_files.h"
+#include <malloc.h>
+#include <math.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
+
+/* ---- sources ---- */
+
+/* Where the bytes of a save come from: this rank's boxes in memory, a GPU's mirror of them, or its newest generation of
+ * state in files. One table of functions with three rows.
+ *
+ *   begin    the caller's thread, right after an update: the state does not change before on_copied
+ *   ready    the saver's thread, before ranks meet: what must have ended on this rank before its shard can be written
+ *   write    the saver's thread, once for each tier that is tried: this rank's shard, into `store`
+ *
+ *              state in memory                             state in files
+ *   begin      on a GPU the copy to the mirror starts      what is still in memory is written
+ *   ready      it has arrived                              tables and one sync
+ *   write      the boxes are copied                        the file gets one more name
+ */
+/* The three rows: `memory`, a GPU's `mirror`, and `files`. What all need is the index of whole tensors, which a commit
+ * takes over. */
+
+struct pd_save_source;
+
+/* How a save stands to those before it. */
+enum pd_save_order {
+    PD_SAVE_BESIDE,     /* it may begin while others are under way */
+    PD_SAVE_AFTER_COPY, /* there is one mirror: the save before has copied what is in it */
+    PD_SAVE_ALONE       /* state in files, whose pool has one user at a time: all others have ended */
+};
+
+/* What `ready` leaves for `write`, where state is in files. */
+struct pd_save_shard {
+    struct pd_shard_summary summary;
+    uint32_t slot;
+};
+
+struct row;
+
+struct pd_save_source {
+    const struct row *row;
+    struct pd_tiers *tiers;
+    struct pd_group *group;
+    struct pd_engine *engine;
+    void (*on_copied)(void *context);
+    void *context;
+    struct pd_shard_box *boxes;
+    uint32_t box_count;
+    const void *
+        *data; /* (box_count) boxes in memory: the saver's thread reads them until on_copied, updates write them after */
+    /* Writers of each tier; tiers of equal compression share the first one's. With engine->staging, which they write from,
+     * they belong to the saver's thread from save_source_new on: its owner is checked whenever it uses them. */
+    struct pd_shard_writer *writers[PD_TIERS_MAX];
+    struct pd_thread_pool *pool; /* compresses; NULL where nothing does */
+    void *index;
+};
+
+struct row {
+    enum pd_save_order order;
+    pd_status (*write)(struct pd_save_source *, const struct pd_identity *, const struct pd_save_shard *, struct pd_store *,
+                       uint32_t tier, pd_status *ret_written, struct pd_shard_summary *, struct pd_error *);
+    uint64_t (*file_bytes)(const struct pd_save_source *);
+};
+
+/* ---- state in memory ---- */
+
+static pd_status memory_write(struct pd_save_source *s, const struct pd_identity *identity,
+                              const struct pd_save_shard *shard, struct pd_store *store, uint32_t tier,
+                              pd_status *ret_written, struct pd_shard_summary *ret_summary, struct pd_error *err)
+{
+    char path[4096];
+    (void)shard;
+    PD_TRY(pd_store_begin(store, identity, path, err));
+    *ret_written = pd_shard_write(s->writers[tier], path, identity, s->group->rank, s->data, ret_summary, err);
+    return PD_OK;
+}
+
+static uint64_t memory_file_bytes(const struct pd_save_source *s)
+{
+    uint64_t most = 0;
+    for (uint32_t tier = 0; tier < pd_tiers_count(s->tiers); tier++) {
+        const uint64_t bytes = pd_shard_writer_file_bytes(s->writers[tier]);
+        if (bytes > most) most = bytes;
+    }
+    return most;
+}
+
+static const struct row memory = {PD_SAVE_BESIDE, memory_write, memory_file_bytes};
+static const struct row mirror = {PD_SAVE_AFTER_COPY, memory_write, memory_file_bytes};
+
+/* ---- state in files ---- */
+
+/* The first tier links the files, which are whole by now; another tier copies them. */
+static pd_status files_write(struct pd_save_source *s, const struct pd_identity *identity, const struct pd_save_shard *shard,
+                             struct pd_store *store, uint32_t tier, pd_status *ret_written,
+                             struct pd_shard_summary *ret_summary, struct pd_error *err)
+{
+    struct pd_engine *e = s->engine;
+    char path[4096];
+    *ret_summary = shard->summary;
+    *ret_written = PD_OK;
+    if (tier == 0) {
+        PD_TRY(pd_store_begin_generation(store, identity, shard->slot, e->staging.data, e->staging.bytes, err));
+    } else {
+        PD_TRY(pd_store_begin(store, identity, path, err));
+        *ret_written = pd_state_files_copy(e->state, path, identity, e->staging.data, e->staging.bytes, err);
+    }
+    s->on_copied(s->context); /* from here on the checkpoint alone decides about the file */
+    return PD_OK;
+}
+
+static uint64_t files_file_bytes(const struct pd_save_source *s)
+{
+    return pd_state_files_file_bytes(s->engine->state);
+}
+
+static const struct row files = {PD_SAVE_ALONE, files_write, files_file_bytes};
+
+/* ---- opening ---- */
+
+/* Whole tensors for people: every rank's boxes, from the layout function alone. */
+static pd_status build_index(struct pd_save_source *s, struct pd_error *err)
+{
+    const uint32_t shards = pd_layout_world(&s->engine->grid.layout);
+    const struct pd_tensor_table *tensors = &s->engine->options.model->tensors;
+    struct pd_index_source *sources = calloc(shards, sizeof *sources);
+    char(*names)[32] = calloc(shards, sizeof *names);
+    uint64_t bytes = 0;
+    pd_status st =
+        sources && names ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "index: no memory for %u shards", shards);
+    for (uint32_t r = 0; !st && r < shards; r++) {
+        struct pd_shard_box *boxes = NULL;
+        st = pd_layout_shard_boxes(&s->engine->grid.layout, tensors, r, &boxes, &sources[r].box_count, err);
+        snprintf(names[r], sizeof names[r], "shard-%05u.h5", r);
+        sources[r].file_name = names[r];
+        sources[r].boxes = boxes;
+    }
+    if (!st) st = pd_index_build(tensors, sources, shards, &s->index, &bytes, err);
+    (void)malloc_trim(0); /* HDF5 took much more than it leaves */
+    if (!st) pd_tiers_set_index(s->tiers, s->index, bytes);
+    for (uint32_t r = 0; sources && r < shards; r++)
+        free((void *)sources[r].boxes);
+    free(sources);
+    free(names);
+    return st;
+}
+
+/* Tiers that save the same bytes have one writer. */
+static pd_status plan_tier(struct pd_save_source *s, struct pd_vfs *vfs, uint32_t tier, struct pd_error *err)
+{
+    const struct pd_engine *e = s->engine;
+    struct pd_shard_codec codec = *pd_tiers_codec(s->tiers, tier);
+    for (uint32_t i = 0; i < tier; i++) {
+        const struct pd_shard_codec *other = pd_tiers_codec(s->tiers, i);
+        if (other->codec != codec.codec || other->level != codec.level) continue;
+        s->writers[tier] = s->writers[i];
+        return PD_OK;
+    }
+    if (codec.codec != PD_CODEC_NONE && !s->pool) PD_TRY(pd_thread_pool_new(e->options.threads, &s->pool, err));
+    codec.pool = s->pool;
+    PD_TRY(pd_shard_writer_new(vfs, &e->options.model->tensors, s->boxes, s->box_count, e->staging.data, e->staging.bytes,
+                               &codec, &s->writers[tier], err));
+    pd_shard_writer_on_copied(s->writers[tier], s->on_copied, s->context);
+    return PD_OK;
+}
+
+static pd_status list_boxes(struct pd_save_source *s, struct pd_error *err)
+{
+    const struct pd_tensor_table *tensors = &s->engine->options.model->tensors;
+    PD_TRY(pd_layout_shard_boxes(&s->engine->grid.layout, tensors, s->group->rank, &s->boxes, &s->box_count, err));
+    s->data = calloc(s->box_count + 1ull, sizeof *s->data);
+    if (!s->data) PD_FAIL(err, PD_NO_MEMORY, "save: no memory for %u boxes", s->box_count);
+    for (uint32_t b = 0, number = 0; b < s->box_count; b++) {
+        const struct pd_shard_box *box = &s->boxes[b];
+        bool is_first = b == 0 || box[-1].tensor != box->tensor || box[-1].kind != box->kind;
+        number = is_first ? 0 : number + 1;
+        s->data[b] = pd_state_box(s->engine->state, box->tensor, box->kind, number);
+    }
+    return PD_OK;
+}
+
+static pd_status build(struct pd_save_source *s, struct pd_vfs *vfs, struct pd_error *err)
+{
+    if (s->row != &files) {
+        PD_TRY(list_boxes(s, err));
+        for (uint32_t tier = 0; tier < pd_tiers_count(s->tiers); tier++)
+            PD_TRY(plan_tier(s, vfs, tier, err));
+    }
+    /* A leader of a shared directory places it, and leaders are the first ranks of hosts. */
+    const struct pd_comm *comm = s->engine->grid.comm;
+    return s->group->rank == 0 || (comm && comm->rank_here == 0) ? build_index(s, err) : PD_OK;
+}
+
+static void save_source_free(struct pd_save_source *s)
+{
+    if (!s) return;
+    for (uint32_t i = 0; i < PD_TIERS_MAX; i++) {
+        bool is_shared = false;
+        for (uint32_t k = 0; k < i; k++)
+            is_shared |= s->writers[k] == s->writers[i];
+        if (!is_shared) pd_shard_writer_free(s->writers[i]);
+    }
+    pd_thread_pool_free(s->pool);
+    free(s->boxes);
+    free(s->data);
+    free(s->index);
+    free(s);
+}
+
+/* Everything is borrowed for the source's life. `on_copied` is called by the saver's thread, inside write, as soon as the
+ * state may change again. */
+static pd_status save_source_new(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group *group,
+                                 struct pd_engine *engine, void (*on_copied)(void *context), void *context,
+                                 struct pd_save_source **ret_source, struct pd_error *err)
+{
+    struct pd_save_source *s = calloc(1, sizeof *s);
+    if (!s) PD_FAIL(err, PD_NO_MEMORY, "save: no memory");
+    *s = (struct pd_save_source){
+        .tiers = tiers, .group = group, .engine = engine, .on_copied = on_copied, .context = context};
+    s->row = pd_state_is_in_files(engine->state) ? &files : pd_state_is_mirrored(engine->state) ? &mirror : &memory;
+    const pd_status st = build(s, vfs, err);
+    if (st) {
+        save_source_free(s);
+        return st;
+    }
+    *ret_source = s;
+    return PD_OK;
+}
+
+/* ---- the rows, called ---- */
+
+static enum pd_save_order save_source_order(const struct pd_save_source *s)
+{
+    return s->row->order;
+}
+
+/* The most of any tier. */
+static uint64_t save_source_file_bytes(const struct pd_save_source *s)
+{
+    return s->row->file_bytes(s);
+}
+
+static pd_status save_source_begin(struct pd_save_source *s, const struct pd_identity *identity, struct pd_error *err)
+{
+    return pd_state_save_begin(s->engine->state, identity, err);
+}
+
+static pd_status save_source_ready(struct pd_save_source *s, struct pd_save_shard *ret_shard, struct pd_error *err)
+{
+    return pd_state_save_wait(s->engine->state, &ret_shard->summary, &ret_shard->slot, err);
+}
+
+/* As pd_tiers_save.prepare. */
+static pd_status save_source_write(struct pd_save_source *s, const struct pd_identity *identity,
+                                   const struct pd_save_shard *shard, struct pd_store *store, uint32_t tier,
+                                   pd_status *ret_written, struct pd_shard_summary *ret_summary, struct pd_error *err)
+{
+    pd_owner_acquire(&s->engine->staging.owner, "a save");
+    const pd_status st = s->row->write(s, identity, shard, store, tier, ret_written, ret_summary, err);
+    pd_owner_release(&s->engine->staging.owner, "a save");
+    return st;
+}
+
+/* One file for the next save, where files lie in memory. The saver's thread, while no save is under way. */
+static void save_source_make_file(struct pd_save_source *s)
+{
+    struct pd_tier_report first;
+    pd_tiers_report(s->tiers, 0, &first);
+    struct pd_store *store = first.is_left_out ? NULL : pd_tiers_store(s->tiers, 0);
+    if (!store) return;
+    pd_owner_acquire(&s->engine->staging.owner, "a file made ready");
+    pd_store_keep_ready(store, s->row->file_bytes(s), s->engine->staging.data, s->engine->staging.bytes);
+    pd_owner_release(&s->engine->staging.owner, "a file made ready");
+}
+
+#define LEAVING_RETRY_NS UINT64_C(1000000000)
+#define OVER_RETRY_NS_MAX UINT64_C(15000000000)
+
+static uint64_t ns_of(double seconds)
+{
+    return (uint64_t)(seconds * 1e9); /* a key's: 6e7 seconds at most */
+}
+
+uint64_t pd_save_failures_deadline(const struct pd_save_failures *f, double give_up_seconds)
+{
+    const bool is_brief = f->status == PD_NO_MEMORY || f->status == PD_UNSUPPORTED;
+    uint64_t end = f->since_ns + ns_of(is_brief ? fmin(give_up_seconds, PD_SAVE_BRIEF_SECONDS) : give_up_seconds);
+    if (f->leave_ns) end = pd_min_u64(end, f->leave_ns);
+    return f->over_ns ? pd_min_u64(end, f->over_ns) : end;
+}
+
+/* From one attempt to the next. */
+static uint64_t pause_ns(const struct pd_save_failures *f)
+{
+    if (f->leave_ns) return LEAVING_RETRY_NS;
+    return f->over_ns ? pd_min_u64(pd_backoff_ns(f->count), OVER_RETRY_NS_MAX) : pd_backoff_ns(f->count);
+}
+
+void pd_save_failures_add(struct pd_save_failures *f, pd_status status, uint64_t step, uint64_t now_ns,
+                          double give_up_seconds)
+{
+    f->status = status;
+    if (!f->count++) {
+        f->first_step = step;
+        f->since_ns = now_ns;
+    }
+    f->retry_ns = pd_min_u64(now_ns + pause_ns(f), pd_save_failures_deadline(f, give_up_seconds));
+}
+
+void pd_save_failures_clear(struct pd_save_failures *f)
+{
+    f->count = 0;
+    f->retry_ns = 0;
+}
+
+void pd_save_failures_leave(struct pd_save_failures *f, uint64_t now_ns, double leave_seconds)
+{
+    f->leave_ns = now_ns + ns_of(leave_seconds);
+    f->retry_ns = 0;
+}
+
+void pd_save_failures_over(struct pd_save_failures *f, uint64_t now_ns)
+{
+    if (!f->over_ns) f->over_ns = now_ns + ns_of(PD_SAVE_LAST_SECONDS);
+}
+
+bool pd_save_failures_is_backing_off(const struct pd_save_failures *f, uint64_t now_ns)
+{
+    return f->count && now_ns < f->retry_ns;
+}
+
+bool pd_save_failures_is_too_long(const struct pd_save_failures *f, uint64_t now_ns, double give_up_seconds)
+{
+    return f->count && now_ns >= pd_save_failures_deadline(f, give_up_seconds);
+}
+
+/* ---- the queue ---- */
 
 #define PLACES (PD_SAVER_IN_FLIGHT_MAX + 1u)
 
@@ -30,7 +371,7 @@ struct save {
     uint64_t start_ns;
     bool is_pinned;      /* the state in memory is still to be read, and may not change */
     bool is_overwritten; /* it may have changed: this save cannot read it again */
-    pd_status begun;     /* what became of pd_save_source_begin, with its error in the outcome */
+    pd_status begun;     /* what became of save_source_begin, with its error in the outcome */
     struct pd_saver_outcome outcome;
     struct pd_save_shard shard;
 };
@@ -123,8 +464,8 @@ static pd_status prepare(void *context, struct pd_store *store, uint32_t tier, p
                          struct pd_shard_summary *ret_summaries, struct pd_error *err)
 {
     const struct writing *w = context;
-    return pd_save_source_write(w->saver->source, &w->save->state.identity, &w->save->shard, store, tier, ret_written,
-                                ret_summaries, err);
+    return save_source_write(w->saver->source, &w->save->state.identity, &w->save->shard, store, tier, ret_written,
+                             ret_summaries, err);
 }
 
 static pd_status write_save(struct pd_saver *s, struct save *save, struct pd_error *err)
@@ -132,9 +473,9 @@ static pd_status write_save(struct pd_saver *s, struct save *save, struct pd_err
     struct writing writing = {s, save};
     const struct pd_tiers_save request = {&save->state, save->is_everywhere, prepare, hold, &writing};
     uint32_t tier;
-    if (pd_save_source_order(s->source) != PD_SAVE_BESIDE) {
+    if (save_source_order(s->source) != PD_SAVE_BESIDE) {
         const pd_status st = save->begun ? save->begun /* with its error in *err */
-                                         : pd_save_source_ready(s->source, &save->shard, err);
+                                         : save_source_ready(s->source, &save->shard, err);
         PD_TRY(pd_group_agree(s->group, st, err));
     }
     if (save->is_last) return pd_tiers_finish(s->tiers, &request, save->leave_seconds, err);
@@ -172,7 +513,7 @@ static void *thread_main(void *argument)
             /* Called with the lock, which is open meanwhile. */
             s->is_file_due = false;
             pthread_mutex_unlock(&s->lock);
-            pd_save_source_make_file(s->source);
+            save_source_make_file(s->source);
             pthread_mutex_lock(&s->lock);
         } else
             pthread_cond_wait(&s->changed, &s->lock);
@@ -205,7 +546,7 @@ pd_status pd_saver_new(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_gro
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
     pd_owner_acquire(&s->state, "updates");
-    pd_status st = pd_save_source_new(vfs, tiers, group, engine, on_copied, s, &s->source, err);
+    pd_status st = save_source_new(vfs, tiers, group, engine, on_copied, s, &s->source, err);
     if (!st) st = start_thread(s, err);
     if (st) {
         pd_saver_free(s);
@@ -225,18 +566,18 @@ void pd_saver_free(struct pd_saver *s)
     if (s->is_running) pthread_join(s->thread, NULL);
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
-    pd_save_source_free(s->source);
+    save_source_free(s->source);
     free(s);
 }
 
 uint64_t pd_saver_file_bytes(const struct pd_saver *s)
 {
-    return pd_save_source_file_bytes(s->source);
+    return save_source_file_bytes(s->source);
 }
 
 void pd_saver_keep_ready(struct pd_saver *s)
 {
-    if (pd_save_source_order(s->source) == PD_SAVE_ALONE) return; /* its own files are the checkpoint */
+    if (save_source_order(s->source) == PD_SAVE_ALONE) return; /* its own files are the checkpoint */
     pthread_mutex_lock(&s->lock);
     s->makes_files = s->is_file_due = true;
     pthread_cond_broadcast(&s->changed);
@@ -253,7 +594,7 @@ static void wait_changed(struct pd_saver *s)
 
 uint32_t pd_saver_in_flight(const struct pd_saver *s)
 {
-    return pd_save_source_order(s->source) == PD_SAVE_ALONE ? 1 : s->in_flight;
+    return save_source_order(s->source) == PD_SAVE_ALONE ? 1 : s->in_flight;
 }
 
 void pd_saver_wait_turn(struct pd_saver *s, double seconds)
@@ -277,7 +618,7 @@ static void start(struct pd_saver *s, const struct save *what)
     const uint64_t start_ns = pd_clock_monotonic_ns(NULL);
     pthread_mutex_lock(&s->lock);
     /* Until a place is free and the source may begin. */
-    const enum pd_save_order order = pd_save_source_order(s->source);
+    const enum pd_save_order order = save_source_order(s->source);
     PD_CHECK(s->started - s->collected < PLACES);
     while (s->started - s->finished >= pd_saver_in_flight(s) || (order == PD_SAVE_AFTER_COPY && has_pins(s)))
         wait_changed(s);
@@ -287,7 +628,7 @@ static void start(struct pd_saver *s, const struct save *what)
     *next = *what;
     next->start_ns = start_ns;
     next->outcome = (struct pd_saver_outcome){.step = what->state.identity.step};
-    next->begun = pd_save_source_begin(s->source, &next->state.identity, &next->outcome.error);
+    next->begun = save_source_begin(s->source, &next->state.identity, &next->outcome.error);
     next->outcome.stall_seconds = pd_clock_seconds_since(NULL, start_ns);
     pthread_mutex_lock(&s->lock);
     pin(s, next);

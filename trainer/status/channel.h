@@ -25,5 +25,9 @@ bool pd_channel_is_relay(void); /* this process is the one that starts the relay
 const char *
 pd_channel_config(void); /* the launcher's configuration, on another host than the launcher's; NULL: read the file */
 
-/* For a relay: a proven connection.   errors  as above, without trying again; ret_fd is the caller's */
-PD_MUST_USE pd_status pd_channel_connect(struct pd_seal *ret_seal, int *ret_fd, struct pd_error *err);
+/* The relay of a host other than the launcher's: a process that sends the launcher the heartbeats of the host's ranks, which
+ * nobody else can read when a rank is stopped. It is a child of the first rank there, and dies with it. */
+/* In the rank that pd_channel_is_relay says is the one. */
+void pd_relay_start(uint32_t rank, uint32_t ranks);
+/* The relay itself, `perdure relay RANK RANKS`; returns on an error alone. */
+PD_MUST_USE pd_status pd_relay_run(uint32_t rank, uint32_t ranks, struct pd_error *err);

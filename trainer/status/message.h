@@ -106,7 +106,6 @@ uint32_t pd_message_print_gpu(const struct pd_lost_gpu *gpu, uint8_t *ret_data);
 bool pd_message_parse_gpu(const struct pd_message *message, struct pd_lost_gpu *ret);
 uint32_t pd_message_print_suspect(const struct pd_suspect *suspect, uint8_t *ret_data);
 bool pd_message_parse_suspect(const struct pd_message *message, struct pd_suspect *ret);
-bool pd_message_parse_saved(const struct pd_message *message, uint64_t *ret_step);
 bool pd_message_parse_heartbeat(const struct pd_message *message, struct pd_remote_heartbeat *ret);
 bool pd_message_parse_watched(const struct pd_message *message, struct pd_watched *ret);
 
@@ -117,3 +116,28 @@ void pd_message_place(uint32_t rank, uint32_t size, char ret_text[PD_MESSAGE_PLA
 void pd_message_text(const uint8_t *data, size_t count, char *ret_text, size_t bytes);
 /* "1.2.0, build 0123456789abcdef", by the bytes of a program's file. */
 void pd_message_build(const char *program, char ret_build[PD_MESSAGE_BUILD_BYTES]);
+
+/* What the ranks of one start have said so far, in the launcher's memory. The receiver writes it, the launcher reads it: one
+ * thread. A start begins with an empty table. */
+struct pd_rank_entry {
+    bool has_begun, is_ready, has_ended, is_taken;
+    struct pd_begun begun;
+    struct pd_ended *ended;   /* owned; NULL: it has not ended, or not said so */
+    struct pd_lost_gpu *lost; /* owned; NULL: it lost none */
+};
+
+struct pd_rank_table {
+    struct pd_rank_entry *ranks;         /* (count) */
+    uint32_t count, begun, ready, ended; /* count: processes; the others of them */
+    bool is_training;                    /* rank 0 has begun its first step: there may be something to save */
+    bool has_saved, has_suspect;
+    uint64_t saved; /* the newest step that was committed */
+    struct pd_suspect suspect;
+};
+
+PD_MUST_USE pd_status pd_rank_table_init(struct pd_rank_table *table, uint32_t count, struct pd_error *err);
+void pd_rank_table_deinit(struct pd_rank_table *table);
+/* Takes a message of a rank but BEGUN's answer. False: its payload is wrong, its rank is none, or it has begun already. */
+bool pd_rank_table_take(struct pd_rank_table *table, const struct pd_message *message);
+/* Files that Open MPI leaves in /dev/shm when a rank of this host is killed, 4 MiB each. */
+void pd_rank_table_remove_memory(const struct pd_rank_table *table);

@@ -4,12 +4,92 @@
  * 3. Text that no pre-tokenizer has cut (SentencePiece's models join whole documents) is cut here, between two characters that no
  *    merge joins: merges on both sides never meet, so each side gives its tokens alone. */
 #include "trainer/tokenizer/bpe.h"
-
-#include "trainer/tokenizer/bpe_joins.h"
 #include "trainer/tokenizer/bpe_merge.h"
 #include "trainer/tokenizer/byte_level.h"
 #include "trainer/tokenizer/unicode.h"
 #include <stdio.h>
+
+/* ---- where text may be cut ---- */
+
+/* Which two characters some merge joins: the last of its left token and the first of its right one. Between two others no merge
+ * ever happens, so text may be cut there.
+ *   threads  any */
+
+struct pd_joins;
+
+#define FREE UINT64_MAX
+#define ASCII 128u
+
+struct pd_joins {
+    bool ascii[ASCII][ASCII];
+    uint64_t *pairs; /* (mask + 1) first << 32 | second; FREE */
+    uint64_t mask;
+};
+
+static uint64_t *pair_of(const struct pd_joins *joins, uint32_t first, uint32_t second)
+{
+    const uint64_t pair = (uint64_t)first << 32 | second;
+    uint64_t at = (pair * 0x9e3779b97f4a7c15u >> 32) & joins->mask;
+    while (joins->pairs[at] != FREE && joins->pairs[at] != pair)
+        at = (at + 1) & joins->mask;
+    return &joins->pairs[at];
+}
+
+static void add_merge(struct pd_joins *joins, const struct pd_vocab *vocab, const struct pd_merge *merge)
+{
+    size_t left_bytes = 0, right_bytes = 0;
+    unsigned length;
+    const char *left = pd_vocab_text(vocab, merge->left, &left_bytes);
+    const char *right = pd_vocab_text(vocab, merge->right, &right_bytes);
+    if (!left || !right || !left_bytes || !right_bytes) return;
+    const uint32_t first = pd_unicode_at(left + left_bytes - pd_unicode_last_bytes(left, left_bytes), &length);
+    const uint32_t second = pd_unicode_at(right, &length);
+    if (first < ASCII && second < ASCII) joins->ascii[first][second] = true;
+    *pair_of(joins, first, second) = (uint64_t)first << 32 | second;
+}
+
+static pd_status joins_new(const struct pd_vocab *vocab, const struct pd_merge *merges, uint32_t count,
+                           struct pd_joins **ret_joins, struct pd_error *err)
+{
+    struct pd_joins *joins = calloc(1, sizeof *joins);
+    if (!joins) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u merges", count);
+    for (joins->mask = 255; joins->mask < 2ull * count;)
+        joins->mask = 2 * joins->mask + 1;
+    joins->pairs = malloc((joins->mask + 1) * sizeof *joins->pairs);
+    if (!joins->pairs) {
+        free(joins);
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for %u merges", count);
+    }
+    memset(joins->pairs, 0xff, (joins->mask + 1) * sizeof *joins->pairs);
+    for (uint32_t i = 0; i < count; i++)
+        add_merge(joins, vocab, &merges[i]);
+    *ret_joins = joins;
+    return PD_OK;
+}
+
+static void joins_free(struct pd_joins *joins)
+{
+    if (!joins) return;
+    free(joins->pairs);
+    free(joins);
+}
+
+/* Bytes up to the first place where valid UTF-8 may be cut; all where there is none. */
+static size_t joins_cut(const struct pd_joins *joins, const char *text, size_t bytes)
+{
+    unsigned length;
+    uint32_t before = pd_unicode_at(text, &length);
+    for (size_t at = length; at < bytes; at += length) {
+        const uint32_t code = pd_unicode_at(text + at, &length);
+        const bool joined =
+            before < ASCII && code < ASCII ? joins->ascii[before][code] : *pair_of(joins, before, code) != FREE;
+        if (!joined) return at;
+        before = code;
+    }
+    return bytes;
+}
+
+/* ---- words ---- */
 
 #define CACHE_BITS 15
 #define CACHE_KEY_BYTES 30u
@@ -144,7 +224,7 @@ pd_status pd_bpe_encode(const struct pd_bpe *bpe, struct pd_bpe_scratch *scratch
     if (!scratch->cache) scratch->cache = calloc(1u << CACHE_BITS, sizeof *scratch->cache);
     if (!scratch->cache) PD_FAIL(err, PD_NO_MEMORY, "no memory for a cache of words");
     while (bytes) {
-        size_t part = bpe->joins ? pd_joins_cut(bpe->joins, text, bytes) : bytes;
+        size_t part = bpe->joins ? joins_cut(bpe->joins, text, bytes) : bytes;
         PD_TRY(encode_word(bpe, scratch, text, part, tokens, err));
         text += part;
         bytes -= part;
@@ -205,7 +285,7 @@ static pd_status build(struct pd_bpe *bpe, const struct pd_merge *merges, uint32
         bpe->byte_tokens[byte] = pd_vocab_find(bpe->vocab, name, 6);
     }
     PD_TRY(fill_words(bpe, err));
-    if (may_cut(bpe, merges, count)) PD_TRY(pd_joins_new(bpe->vocab, merges, count, &bpe->joins, err));
+    if (may_cut(bpe, merges, count)) PD_TRY(joins_new(bpe->vocab, merges, count, &bpe->joins, err));
     return pd_merge_table_new(merges, count, &bpe->merges, err);
 }
 
@@ -229,7 +309,7 @@ void pd_bpe_free(struct pd_bpe *bpe)
 {
     if (!bpe) return;
     pd_merge_table_free(bpe->merges);
-    pd_joins_free(bpe->joins);
+    joins_free(bpe->joins);
     pd_vocab_deinit(&bpe->words);
     free(bpe->direct);
     free(bpe);

@@ -15,7 +15,8 @@ uint32_t pd_byte_level_char(unsigned char byte)
     return 0x143; /* 0xad */
 }
 
-bool pd_byte_level_byte(uint32_t code, unsigned char *ret_byte)
+/* False: the code point stands for no byte. */
+static bool byte_level_byte(uint32_t code, unsigned char *ret_byte)
 {
     if (code < 0x100 && !is_printable(code)) return false;
     if (code > 0x143) return false;
@@ -36,7 +37,7 @@ pd_status pd_byte_level_decode(const char *text, size_t bytes, struct pd_string 
     for (size_t at = 0; at < bytes;) {
         unsigned length;
         unsigned char byte;
-        if (!pd_byte_level_byte(pd_unicode_at(text + at, &length), &byte)) {
+        if (!byte_level_byte(pd_unicode_at(text + at, &length), &byte)) {
             pd_string_cut(out, before);
             *ret_all = false;
             return PD_OK;

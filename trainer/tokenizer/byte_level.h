@@ -7,8 +7,6 @@
 #include <stdint.h>
 
 uint32_t pd_byte_level_char(unsigned char byte);
-/* False: the code point stands for no byte. */
-bool pd_byte_level_byte(uint32_t code, unsigned char *ret_byte);
 /* Appends the bytes that valid UTF-8 stands for; *ret_all: every character stood for one, else nothing is appended. */
 PD_MUST_USE pd_status pd_byte_level_decode(const char *text, size_t bytes, struct pd_string *out, bool *ret_all,
                                            struct pd_error *err);

@@ -33,15 +33,6 @@ PD_MUST_USE pd_status pd_load_merge(const struct pd_vocab *vocab, const char *co
                                     struct pd_error *err);
 /* Appends the step ByteLevel; there is room. */
 PD_MUST_USE pd_status pd_load_byte_level(struct pd_splitter *splitter, bool splits, bool prefix, struct pd_error *err);
-PD_MUST_USE pd_status pd_load_check_template(const struct pd_loader *l, struct pd_error *err);
-
-/* A pre-tokenizer of GGUF: tokenizer.ggml.pre. */
-struct pd_gguf_pre {
-    const char *names;                 /* with a blank before and behind each */
-    const char *words[7];              /* NULL-terminated; none: GPT-2's own */
-    bool nfc, ignore_merges, adds_bos; /* adds_bos: where the file does not say */
-};
-const struct pd_gguf_pre *pd_gguf_pre(const char *name); /* NULL: not known here */
 
 /* tokenizer.gguf: the whole of it.   errors  as pd_tokenizer_from_arrays */
 PD_MUST_USE pd_status pd_load_gguf_text(const char *name, const struct pd_json_value *root,
@@ -56,5 +47,3 @@ PD_MUST_USE pd_status pd_load_bool(const struct pd_loader *l, const struct pd_js
                                    const char *key, bool fallback, bool *ret_value, struct pd_error *err);
 PD_MUST_USE pd_status pd_load_content(const struct pd_loader *l, const struct pd_json_value *object, const char *path,
                                       const char *key, char **ret_content, struct pd_error *err);
-PD_MUST_USE pd_status pd_load_matcher(const struct pd_loader *l, const struct pd_json_value *object, const char *path,
-                                      struct pd_matcher *ret_matcher, struct pd_error *err);

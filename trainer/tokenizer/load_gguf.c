@@ -6,6 +6,198 @@
 #include "trainer/tokenizer/load.h"
 #include "trainer/tokenizer/tokenizer.h"
 #include "trainer/tokenizer/unicode.h"
+#include <stdio.h>
+
+/* ---- pre-tokenizers ---- */
+
+/* A pre-tokenizer of GGUF: tokenizer.ggml.pre. */
+struct gguf_pre {
+    const char *names;                 /* with a blank before and behind each */
+    const char *words[7];              /* NULL-terminated; none: GPT-2's own */
+    bool nfc, ignore_merges, adds_bos; /* adds_bos: where the file does not say */
+};
+
+/* Pre-tokenizers that llama.cpp knows by name (llama-vocab.cpp, llm_tokenizer_bpe): expressions that cut a text one after the
+ * other, what none of them matches being a piece too. What is not here needs its tokenizer.json. */
+
+#define GPT2 "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)"
+#define WORDS(digits)                                                                                           \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" digits " ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*" \
+    "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define IDEOGRAPHS "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+#define UPPER "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
+#define LOWER "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
+#define CASES(ending) \
+    "[^\\r\\n\\p{L}\\p{N}]?" UPPER "*" LOWER "+" ending "|[^\\r\\n\\p{L}\\p{N}]?" UPPER "+" LOWER "*" ending
+#define REST " ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+#define ENDINGS "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+#define LETTERS                                                                                            \
+    "\\s?[A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-Ⴥ" \
+    "Ꭰ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώ" \
+    "ᾀ-ᾴᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨ"   \
+    "K-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-"  \
+    "ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-"    \
+    "𞥃]+"
+
+static const struct gguf_pre gguf_pres[] = {
+    {.names = " gpt-2 phi-2 jina-es jina-de jina-v2-es jina-v2-de gigachat a.x-4.0 mellum mpt olmo jais trillion exaone4 ",
+     .words = {NULL}},
+    {.names = " llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 ",
+     .words = {WORDS("{1,3}|")},
+     .ignore_merges = true,
+     .adds_bos = true},
+    {.names = " dbrx smaug-bpe glm4 chatglm-bpe ", .words = {WORDS("{1,3}|")}},
+    {.names = " qwen2 deepseek-r1-qwen megrez ", .words = {WORDS("|")}, .nfc = true},
+    {.names = " stablelm2 hunyuan ", .words = {WORDS("|")}},
+    {.names = " smollm starcoder refact command-r codeshell exaone minerva-7b ", .words = {"\\p{N}", GPT2}},
+    {.names = " falcon ", .words = {"[\\p{P}\\$\\+<=>\\^~\\|`]+", GPT2, "[0-9][0-9][0-9]"}},
+    {.names = " default ", .words = {"[\\p{P}\\$\\+<=>\\^~\\|]+", GPT2, "\\p{N}+", "[0-9][0-9][0-9]"}},
+    {.names = " deepseek-llm ",
+     .words = {"[\r\n]", LETTERS, "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+", "\\s+$", IDEOGRAPHS,
+               "\\p{N}+"}},
+    {.names = " deepseek-coder ", .words = {"[\r\n]", "\\s?\\p{L}+", "\\s?\\p{P}+", IDEOGRAPHS, "\\p{N}"}},
+    {.names = " deepseek-v3 hunyuan-dense ",
+     .words = {"\\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+               "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| "
+               "?[\\p{P}\\p{S}]+[\r\n]*"
+               "|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"}},
+    {.names = " tekken ", .words = {CASES("") "|\\p{N}|" REST}, .ignore_merges = true, .adds_bos = true},
+    {.names = " gpt-4o llama4 ", .words = {CASES(ENDINGS) "|\\p{N}{1,3}|" REST}},
+};
+
+/* NULL: not known here */
+static const struct gguf_pre *gguf_pre(const char *name)
+{
+    const size_t bytes = strlen(name);
+    for (size_t i = 0; i < sizeof gguf_pres / sizeof *gguf_pres; i++) {
+        const char *at = bytes && !strchr(name, ' ') ? gguf_pres[i].names : NULL;
+        for (; at && (at = strstr(at, name)); at++)
+            if (at[-1] == ' ' && at[bytes] == ' ') return &gguf_pres[i];
+    }
+    return NULL;
+}
+
+/* ---- tokenizer.gguf ---- */
+
+/* GGUF metadata as an import lays it beside a checkpoint (tokenizer.gguf): keys without "tokenizer.", as one JSON object. What
+ * is absent is what llama.cpp takes then (llama-vocab.cpp): llama and llama-bpe begin with bos, llama puts a space before. */
+
+/* Owned arrays; texts are borrowed from the document. */
+struct owned {
+    struct pd_tokenizer_string *tokens, *merges;
+    float *scores;
+    int32_t *types;
+};
+
+static pd_status take_texts(const char *name, const struct pd_json_value *array, const char *key,
+                            struct pd_tokenizer_string **ret, struct pd_error *err)
+{
+    const size_t count = pd_json_count(array);
+    if (!(*ret = calloc(count + 1, sizeof **ret))) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory", name);
+    for (size_t i = 0; i < count; i++) {
+        const char *text = pd_json_text(pd_json_at(array, i));
+        if (!text) PD_FAIL(err, PD_INVALID, "%s: %s[%zu] is no text", name, key, i);
+        (*ret)[i] = (struct pd_tokenizer_string){text, strlen(text)};
+    }
+    return PD_OK;
+}
+
+static pd_status take_number(const char *name, const struct pd_json_value *array, size_t i, const char *key, double *ret,
+                             struct pd_error *err)
+{
+    if (pd_json_is_number(pd_json_at(array, i), ret) && *ret > -1e9 && *ret < 1e9) return PD_OK;
+    PD_FAIL(err, PD_INVALID, "%s: %s[%zu] is not a valid number", name, key, i);
+}
+
+static int64_t id_of(const struct pd_json_value *root, const char *key)
+{
+    uint64_t id = 0;
+    return pd_json_is_u64(pd_json_member(root, key), &id) && id <= INT32_MAX ? (int64_t)id : -1;
+}
+
+static bool flag_of(const struct pd_json_value *root, const char *key, bool absent)
+{
+    (void)pd_json_is_bool(pd_json_member(root, key), &absent);
+    return absent;
+}
+
+/* A key that is neither used below nor about something else than which tokens a text has (ids of padding, of turns, ...). */
+static pd_status check_keys(const char *name, const struct pd_json_value *root, struct pd_error *err)
+{
+    static const char known[] = " model pre tokens token_type scores merges bos_token_id eos_token_id unknown_token_id"
+                                " add_bos_token add_eos_token add_space_prefix token_type_count ";
+    const struct pd_json_value *value;
+    const char *key;
+    char word[80];
+    for (void *cursor = NULL; pd_json_next(root, &cursor, &key, &value);) {
+        bool is_on = true;
+        double number = 1;
+        if (strncmp(key, "ggml.", 5) != 0 || strstr(key, "_token_id")) continue;
+        snprintf(word, sizeof word, " %s ", key + 5);
+        if (strstr(known, word) || (pd_json_is_bool(value, &is_on) && !is_on)) continue;
+        if (pd_json_is_number(value, &number) && number == 0) continue;
+        PD_FAIL(err, PD_UNSUPPORTED, "%s: tokenizer.%.100s is not supported; name a tokenizer with --tokenizer=PATH", name,
+                key);
+    }
+    return PD_OK;
+}
+
+static pd_status make(const char *name, const struct pd_json_value *root, struct owned *o,
+                      struct pd_tokenizer **ret_tokenizer, struct pd_error *err)
+{
+    const struct pd_json_value *tokens = pd_json_member(root, "ggml.tokens"), *merges = pd_json_member(root, "ggml.merges");
+    struct pd_tokenizer_arrays a = {.model = pd_json_text(pd_json_member(root, "ggml.model"))};
+    const struct pd_json_value *pre = pd_json_member(root, "ggml.pre");
+    a.pre = pre ? pd_json_text(pre) : NULL;
+    const struct gguf_pre *known = a.pre ? gguf_pre(a.pre) : NULL;
+    const bool is_llama = a.model && strcmp(a.model, "llama") == 0;
+    PD_TRY(check_keys(name, root, err));
+    PD_TRY(take_texts(name, tokens, "ggml.tokens", &o->tokens, err));
+    PD_TRY(take_texts(name, merges, "ggml.merges", &o->merges, err));
+    a.token_count = (uint32_t)pd_json_count(tokens);
+    a.merge_count = (uint32_t)pd_json_count(merges);
+    /* Scores and types are there for every token, or not at all. */
+    uint32_t count = a.token_count;
+    const struct pd_json_value *scores = pd_json_member(root, "ggml.scores"),
+                               *types = pd_json_member(root, "ggml.token_type");
+    double number = 0;
+    if ((scores && pd_json_count(scores) != count) || (types && pd_json_count(types) != count))
+        PD_FAIL(err, PD_INVALID, "%s: ggml.scores or ggml.token_type has not one number a token", name);
+    if (scores) o->scores = calloc((size_t)count + 1, sizeof *o->scores);
+    if (types) o->types = calloc((size_t)count + 1, sizeof *o->types);
+    if ((scores && !o->scores) || (types && !o->types)) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory", name);
+    for (uint32_t i = 0; scores && i < count; i++) {
+        PD_TRY(take_number(name, scores, i, "ggml.scores", &number, err));
+        o->scores[i] = (float)number;
+    }
+    for (uint32_t i = 0; types && i < count; i++) {
+        PD_TRY(take_number(name, types, i, "ggml.token_type", &number, err));
+        o->types[i] = (int32_t)number;
+    }
+    a.tokens = o->tokens, a.merges = o->merges, a.scores = o->scores, a.types = o->types;
+    a.bos = id_of(root, "ggml.bos_token_id");
+    a.eos = id_of(root, "ggml.eos_token_id");
+    a.unknown = id_of(root, "ggml.unknown_token_id");
+    a.add_bos = flag_of(root, "ggml.add_bos_token", a.bos >= 0 && (is_llama || (known && known->adds_bos)));
+    a.add_eos = flag_of(root, "ggml.add_eos_token", false);
+    a.add_space_prefix = flag_of(root, "ggml.add_space_prefix", is_llama);
+    const pd_status st = pd_tokenizer_from_arrays(&a, ret_tokenizer, err);
+    return st ? pd_error_context(err, st, "%s", name) : PD_OK;
+}
+
+pd_status pd_load_gguf_text(const char *name, const struct pd_json_value *root, struct pd_tokenizer **ret_tokenizer,
+                            struct pd_error *err)
+{
+    struct owned o = {0};
+    const pd_status st = make(name, root, &o, ret_tokenizer, err);
+    free(o.tokens);
+    free(o.merges);
+    free(o.scores);
+    free(o.types);
+    return st;
+}
+
+/* ---- arrays ---- */
 
 #define MARK "\xe2\x96\x81"
 enum { UNKNOWN = 2, CONTROL = 3, USER = 4, BYTE = 6 }; /* token types */
@@ -74,7 +266,7 @@ static pd_status fill_gpt2(struct gguf *g, struct pd_error *err)
 {
     struct pd_tokenizer *t = g->tokenizer;
     const char *pre = g->arrays->pre ? g->arrays->pre : "default";
-    const struct pd_gguf_pre *known = pd_gguf_pre(pre);
+    const struct gguf_pre *known = gguf_pre(pre);
     if (!known)
         PD_FAIL(err, PD_UNSUPPORTED, "tokenizer.ggml.pre: %.40s is not known; name its tokenizer.json with --tokenizer=PATH",
                 pre);

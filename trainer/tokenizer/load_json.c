@@ -5,7 +5,6 @@
 #include "trainer/tokenizer/load.h"
 #include "trainer/tokenizer/parts.h"
 #include "trainer/tokenizer/tokenizer.h"
-
 #include <stdio.h>
 
 /* ---- added tokens ---- */
@@ -217,6 +216,17 @@ static pd_status check_members(const struct pd_loader *l, const struct pd_json_v
     return PD_OK;
 }
 
+static pd_status load_check_template(const struct pd_loader *l, struct pd_error *err)
+{
+    const struct pd_tokens *lists[] = {&l->tokenizer->before, &l->tokenizer->behind};
+    for (unsigned list = 0; list < 2; list++)
+        for (size_t i = 0; i < lists[list]->count; i++)
+            if ((uint32_t)lists[list]->ids[i] >= l->tokenizer->limit)
+                PD_FAIL(err, PD_INVALID, "%s: the template has token %d, and the vocabulary ends at %u", l->name,
+                        lists[list]->ids[i], l->tokenizer->limit);
+    return PD_OK;
+}
+
 static pd_status load_root(const struct pd_loader *l, const struct pd_json_value *root, struct pd_error *err)
 {
     static const struct pd_load_kind processors = {"processors", load_processor};
@@ -248,18 +258,7 @@ static pd_status load_root(const struct pd_loader *l, const struct pd_json_value
     if (!status && beside) status = check_beside(l, root, beside, err);
     if (!status) status = pd_tokenizer_finish(t, merges, merge_count, err);
     free(merges);
-    return status ? status : pd_load_check_template(l, err);
-}
-
-pd_status pd_load_check_template(const struct pd_loader *l, struct pd_error *err)
-{
-    const struct pd_tokens *lists[] = {&l->tokenizer->before, &l->tokenizer->behind};
-    for (unsigned list = 0; list < 2; list++)
-        for (size_t i = 0; i < lists[list]->count; i++)
-            if ((uint32_t)lists[list]->ids[i] >= l->tokenizer->limit)
-                PD_FAIL(err, PD_INVALID, "%s: the template has token %d, and the vocabulary ends at %u", l->name,
-                        lists[list]->ids[i], l->tokenizer->limit);
-    return PD_OK;
+    return status ? status : load_check_template(l, err);
 }
 
 static pd_status keep_json(struct pd_tokenizer *tokenizer, const char *json, size_t bytes, struct pd_error *err)

@@ -33,8 +33,8 @@ pd_status pd_load_bool(const struct pd_loader *l, const struct pd_json_value *ob
     return PD_OK;
 }
 
-pd_status pd_load_matcher(const struct pd_loader *l, const struct pd_json_value *object, const char *path,
-                          struct pd_matcher *ret_matcher, struct pd_error *err)
+static pd_status load_matcher(const struct pd_loader *l, const struct pd_json_value *object, const char *path,
+                              struct pd_matcher *ret_matcher, struct pd_error *err)
 {
     const struct pd_json_value *pattern = pd_load_member(object, "pattern");
     const struct pd_json_value *literal = pattern ? pd_load_member(pattern, "String") : NULL;
@@ -127,7 +127,7 @@ static pd_status load_normalizer(const struct pd_loader *l, const struct pd_json
     case PD_NORMALIZE_PREPEND:
         return pd_load_content(l, value, path, "prepend", &step->content, err);
     case PD_NORMALIZE_REPLACE:
-        PD_TRY(pd_load_matcher(l, value, path, &step->matcher, err));
+        PD_TRY(load_matcher(l, value, path, &step->matcher, err));
         return pd_load_content(l, value, path, "content", &step->content, err);
     case PD_NORMALIZE_STRIP:
         PD_TRY(pd_load_bool(l, value, path, "strip_left", false, &step->strip_left, err));
@@ -174,7 +174,7 @@ static pd_status load_behavior(const struct pd_loader *l, const struct pd_json_v
 static pd_status load_split(const struct pd_loader *l, const struct pd_json_value *value, const char *path,
                             struct pd_split_step *step, struct pd_error *err)
 {
-    PD_TRY(pd_load_matcher(l, value, path, &step->matcher, err));
+    PD_TRY(load_matcher(l, value, path, &step->matcher, err));
     PD_TRY(pd_load_bool(l, value, path, "invert", false, &step->invert, err));
     return load_behavior(l, value, path, step, err);
 }
@@ -300,7 +300,7 @@ static pd_status load_decoder(const struct pd_loader *l, const struct pd_json_va
     *step = (struct pd_decoder_step){.kind = (enum pd_decoder_kind)kind};
     switch (step->kind) {
     case PD_DECODE_REPLACE:
-        PD_TRY(pd_load_matcher(l, value, path, &step->matcher, err));
+        PD_TRY(load_matcher(l, value, path, &step->matcher, err));
         return pd_load_content(l, value, path, "content", &step->content, err);
     case PD_DECODE_STRIP:
         return load_strip(l, value, path, step, err);

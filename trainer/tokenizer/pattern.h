@@ -1,6 +1,6 @@
 /* Regular expressions of tokenizers, by PCRE2 with its just-in-time compiler where the processor has one.
  *
- * They are written in the dialect of Oniguruma, whose classes differ from PCRE2's: pattern_dialect.c rewrites them, and what
+ * They are written in the dialect of Oniguruma, whose classes differ from PCRE2's: pattern.c rewrites them, and what
  * has no equal is refused by name. Sources: doc/RE of Oniguruma, pcre2pattern(3), pcre2syntax(3).
  *   threads  a pattern any, a scratch one at a time */
 #pragma once
@@ -21,6 +21,3 @@ void pd_pattern_scratch_free(struct pd_pattern_scratch *scratch);
  *   errors  PD_INVALID: matching takes more than 10,000,000 steps */
 PD_MUST_USE pd_status pd_pattern_find(const struct pd_pattern *pattern, struct pd_pattern_scratch *scratch, const char *text,
                                       size_t bytes, size_t from, size_t *ret_start, size_t *ret_end, struct pd_error *err);
-
-/* Appends `source` as PCRE2 reads it, terminated. `added`: with what Unicode 15 and 16 assigned. */
-PD_MUST_USE pd_status pd_pattern_translate(const char *source, bool added, struct pd_string *out, struct pd_error *err);

@@ -11,7 +11,7 @@ struct pd_unicode_range {
     char category[3]; /* general category: "Lu" */
 };
 
-/* Ascending; what newer versions of Unicode assigned than those of the libraries (unicode_added.c). */
+/* Ascending; code points that are newer than the libraries. */
 const struct pd_unicode_range *pd_unicode_added(uint32_t *ret_count);
 
 /* Bytes at the start of `text` that are UTF-8. */

@@ -6,7 +6,7 @@
 #include "tests/helpers/turns.h"
 #include "trainer/engine/rank_device.h"
 #include "trainer/launch/launcher.h"
-#include "trainer/status/rank_table.h"
+#include "trainer/status/message.h"
 
 #include <inttypes.h>
 

@@ -1,6 +1,6 @@
 #include "trainer/config/check.h"
-#include "trainer/config/degrees.h"
 #include "trainer/config/keys.h"
+#include "trainer/config/laid_out.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

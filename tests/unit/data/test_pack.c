@@ -1,7 +1,6 @@
 #include "trainer/data/pack.h"
 
 #include "files.h"
-#include "trainer/data/inspect.h"
 #include "trainer/data/token_file.h"
 #include "trainer/data/token_origin.h"
 

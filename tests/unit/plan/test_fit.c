@@ -1,4 +1,4 @@
-#include "trainer/plan/fit.h"
+#include "trainer/plan/auto_layout.h"
 
 #include <criterion/criterion.h>
 

@@ -1,5 +1,5 @@
 /* A sink that hangs, fails or is slow: the step that hands it a line does not wait, and the log has one warning. */
-#include "trainer/run/metrics_queue.h"
+#include "trainer/run/metrics_sink.h"
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"

@@ -1,5 +1,5 @@
 /* What run.dir says of its run: which step was saved, where, by which run, since it began at step 1. */
-#include "trainer/run/recorded.h"
+#include "trainer/run/events.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

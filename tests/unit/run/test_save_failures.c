@@ -1,5 +1,5 @@
 /* Saves that fail: how the attempts are spread over time, and when a run gives up. Time is a number here. */
-#include "trainer/run/save_failures.h"
+#include "trainer/run/save.h"
 
 #include <criterion/criterion.h>
 

@@ -1,5 +1,5 @@
 #include "tests/helpers/local_group.h"
-#include "trainer/run/whence.h"
+#include "trainer/run/resume.h"
 
 #include <criterion/criterion.h>
 #include <stdio.h>

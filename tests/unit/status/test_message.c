@@ -1,5 +1,5 @@
 /* Messages of ranks: what is whole, what is cut off, what is something else; proofs and MACs. */
-#include "trainer/status/rank_table.h"
+#include "trainer/status/message.h"
 #include "trainer/status/seal.h"
 
 #include <criterion/criterion.h>
