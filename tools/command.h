@@ -78,6 +78,9 @@ struct pd_usage {
     bool takes_keys; /* section.key=value among the words */
 };
 
+/* Those three members: PD_WORDS(paths, 2, &path_count). */
+#define PD_WORDS(words_, max_, count_) .words = (words_), .words_max = (max_), .word_count = (count_)
+
 /*   ret_done  true when --help was asked for and printed: the command returns PD_OK at once
  *   errors    PD_USAGE: the message says what was expected, or ends with how to get help */
 PD_MUST_USE pd_status pd_command_parse(const struct pd_usage *usage, int argc, char **argv, bool *ret_done,

@@ -1,5 +1,4 @@
 #include "ckpt/base/log.h"
-#include "ckpt/base/progress.h"
 #include "ckpt/base/utf8.h"
 #include "ckpt/base/words.h"
 #include "offload/device.h"
@@ -32,8 +31,8 @@ const struct pd_command pd_commands[] = {
     {"eval", "RUN --data=FILE", "loss and perplexity of a checkpoint on text or tokens", pd_cmd_eval},
     {"ckpt", "COMMAND ...", "checkpoints: ls, show, verify, diff, stats, reshard, import, export, prune", pd_cmd_ckpt},
     {"data", "COMMAND ...", "token files: pack, inspect", pd_cmd_data},
-    {"bench", "COMMAND ...",
-     "speed: ckpt, reshard, offload, step, exchange, attention, adam, tokenize, convert", pd_cmd_bench},
+    {"bench", "COMMAND ...", "speed: ckpt, reshard, offload, step, exchange, attention, adam, tokenize, convert",
+     pd_cmd_bench},
     {"doctor", "[DIR]", "what this machine offers, what is used, what is missing", pd_cmd_doctor},
     {"completion", "SHELL", "commands and options for bash, zsh or fish to complete", pd_cmd_completion},
     {"manual", "DIRECTORY", NULL, pd_cmd_manual},

@@ -2,9 +2,8 @@
 #pragma once
 
 #include "ckpt/base/json.h"
-#include "ckpt/base/status.h"
-#include <stdbool.h>
-#include <stdint.h>
+#include "ckpt/base/progress.h"
+#include "ckpt/inspect/inspect.h"
 
 #define PD_TABLE_COLUMNS_MAX 12
 
@@ -19,6 +18,11 @@ struct pd_table {
 void pd_table_init(struct pd_table *table, const char *const *headings, uint32_t columns);
 /* A row of `columns` texts. */
 void pd_table_row(struct pd_table *table, const char *const *cells);
+/* The same: PD_TABLE_INIT(&table, "NAME", ">SIZE"), PD_TABLE_ROW(&table, name, size). */
+#define PD_TABLE_INIT(table, ...) \
+    pd_table_init(table, PD_TEXTS(__VA_ARGS__), sizeof PD_TEXTS(__VA_ARGS__) / sizeof(const char *))
+#define PD_TABLE_ROW(table, ...) pd_table_row(table, PD_TEXTS(__VA_ARGS__))
+#define PD_TEXTS(...) ((const char *const[]){__VA_ARGS__})
 void pd_table_deinit(struct pd_table *table);
 /* Prints and frees. */
 PD_MUST_USE pd_status pd_table_print(struct pd_table *table, struct pd_error *err);
@@ -63,3 +67,12 @@ struct pd_text pd_text_plain(uint64_t number); /* "12345678": of steps and ranks
 struct pd_text pd_text_short(double number);   /* "1.24 G": for FLOP and the like */
 struct pd_text pd_text_number(double number);  /* six digits */
 struct pd_text pd_text_hex(uint64_t number);
+
+/* Bytes done of bytes in all, on stderr, with rate and time left. NULL where nothing is to be shown. */
+struct pd_shown_progress {
+    struct pd_progress_mode mode;
+    uint64_t start_ns, shown_ns;
+    bool is_shown;
+};
+pd_inspect_progress pd_shown_progress_start(struct pd_shown_progress *progress);
+void pd_shown_progress_end(const struct pd_shown_progress *progress);

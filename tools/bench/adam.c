@@ -1,10 +1,6 @@
-/* perdure bench adam: the AdamW update of the CPU against the STREAM triad (McCalpin 1995) on the same cores and memory.
- *
- * Both count what a program reads and writes, once each: the triad as STREAM does, 24 bytes for a = b + s * c in doubles;
- * AdamW 28 a parameter (three fp32 arrays read and written, the gradient read; 20 with moments in bf16), and the working
- * copy's 2 on top. An ordinary store of the triad makes the processor fetch the line first, 8 bytes that STREAM does not
- * count; a streaming store does not. So the triad runs both ways in every pair, and the faster of the two is the ceiling.
- * AdamW writes only lines that it has read, except the copy. */
+/* perdure bench adam: the AdamW update of the CPU against the STREAM triad (McCalpin 1995) on the same cores and memory. An
+ * ordinary store of the triad makes the processor fetch the line first, 8 bytes that STREAM does not count; a streaming store
+ * does not. So the triad runs both ways in every pair, and the faster is the ceiling. */
 #include "ckpt/base/arena.h"
 #include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
@@ -12,7 +8,6 @@
 #include "ckpt/base/words.h"
 #include "offload/cpu_adam.h"
 #include "tools/bench/bench.h"
-#include "tools/command.h"
 #if defined(__x86_64__)
 #include <emmintrin.h>
 #endif

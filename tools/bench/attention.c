@@ -1,14 +1,9 @@
-/* perdure bench attention: forward and backward of attention alone, in the arithmetic it must do over time it took.
- *
- * Counted are the pairs that causal attention looks at, length (length + 1) / 2 a head and sequence: two products forward,
- * five backward, 2 D operations a pair and product. What a kernel does besides (a product made twice, masked pairs) is its
- * own loss. Times are between two events of the stream, medians of several calls on random operands; a GPU
- * gets several calls at once. */
+/* perdure bench attention: forward and backward of attention alone, in the arithmetic it must do over time it took: for the
+ * length (length + 1) / 2 pairs a head and sequence of causal attention two products forward and five backward, 2 D operations
+ * each. What a kernel does besides (a product made twice, masked pairs) is its own loss. */
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/half.h"
 #include "tools/bench/bench.h"
-#include "tools/command.h"
-#include "trainer/config/config.h"
 #include "trainer/engine/rank_device.h"
 #include "trainer/math/math_cuda.h"
 
@@ -167,14 +162,10 @@ struct attention_bench {
     struct pd_span spans[ARRAYS];
 };
 
-struct result {
-    double forward_tflops, backward_tflops;
-    struct attention_errors errors;
-};
-
 struct timing {
     uint64_t length, sequences;
-    struct result result;
+    double forward_tflops, backward_tflops;
+    struct attention_errors errors;
 };
 
 /* ---- the device and its table ---- */
@@ -352,18 +343,18 @@ static pd_status measure(struct attention_bench *b, uint64_t length, struct timi
     *ret_timing = (struct timing){.length = length, .sequences = a.sequences};
     PD_TRY(seconds_of(b, &a, false, &forward, err));
     PD_TRY(seconds_of(b, &a, true, &backward, err));
-    ret_timing->result.forward_tflops = forward_operations / forward;
-    ret_timing->result.backward_tflops = 2.5 * forward_operations / backward;
-    return find_errors(b, &a, &ret_timing->result.errors, err);
+    ret_timing->forward_tflops = forward_operations / forward;
+    ret_timing->backward_tflops = 2.5 * forward_operations / backward;
+    return find_errors(b, &a, &ret_timing->errors, err);
 }
 
 static void report_timing(struct pd_report *r, const struct timing *t)
 {
     PD_REPORT_U64S(r, {"length", t->length}, {"sequences", t->sequences});
-    pd_report_double(r, "forward_tflops", t->result.forward_tflops, PD_UNIT_NONE);
-    pd_report_double(r, "backward_tflops", t->result.backward_tflops, PD_UNIT_NONE);
-    pd_report_double(r, "forward_error", t->result.errors.forward, PD_UNIT_NONE);
-    pd_report_double(r, "backward_error", t->result.errors.backward, PD_UNIT_NONE);
+    pd_report_double(r, "forward_tflops", t->forward_tflops, PD_UNIT_NONE);
+    pd_report_double(r, "backward_tflops", t->backward_tflops, PD_UNIT_NONE);
+    pd_report_double(r, "forward_error", t->errors.forward, PD_UNIT_NONE);
+    pd_report_double(r, "backward_error", t->errors.backward, PD_UNIT_NONE);
 }
 
 static pd_status run(struct attention_bench *b, struct pd_error *err)

@@ -2,8 +2,6 @@
 
 #include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
-#include "ckpt/io/vfs.h"
-#include "tools/output.h"
 #include "trainer/run/signals.h"
 
 #include <errno.h>

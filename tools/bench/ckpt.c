@@ -1,9 +1,6 @@
-/* perdure bench ckpt: a checkpoint of a GPT-2 shaped state, saved and loaded as a run does it, against raw direct I/O of a
- * file of the same size in the same state.
- *
- * One rank. A save is begin, shard, commit and prune of a store; the raw side is open, write, fdatasync, close. Fresh: both
- * files are new. Recycled: both overwrite blocks that a file before them left. A load opens, verifies every checksum and
- * leaves the state in memory that was touched before; the raw side reads the same shard file into its buffers. */
+/* perdure bench ckpt: a checkpoint of a GPT-2 shaped state, saved and loaded as a run of one rank does it, against raw direct
+ * I/O of a file of the same size. Fresh: both sides write new files. Recycled: both overwrite blocks that an earlier file
+ * left. A load verifies every checksum and fills memory that was touched before; the raw side reads the same shard file. */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/digest.h"
 #include "ckpt/store/store.h"

@@ -1,10 +1,7 @@
-/* perdure bench convert: a checkpoint of another format imported, and one of ours exported, against raw direct I/O.
- *
- * The candidate is the command itself, in a process of its own, so that its largest resident memory is its alone. The raw side
- * writes as much as the command wrote, reads the files that it read, and reads back what it wrote itself: bytes that are verified
- * are bytes read. */
+/* perdure bench convert: `ckpt import` and `ckpt export` against raw direct I/O. Each command runs in a process of its own, so
+ * that its largest resident memory is its alone. The raw side writes as much as the command wrote, reads the files that it
+ * read, and reads back what it wrote itself: bytes that are verified are bytes read. */
 #include "ckpt/base/clock.h"
-#include "ckpt/base/json.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/raw_bench.h"
 #include "trainer/model/hugging_face.h"

@@ -1,15 +1,10 @@
 /* perdure bench ckpt --every N: what a run loses to a checkpoint every N steps.
  *
- * One rank, a GPT-2 shaped model, whole training steps on all cores, AdamW over all state included, saved by the trainer's
- * own saver into a store. Turns of steps with saves are alternated with turns of the same steps without. The end of a save
- * counts: a turn is over when its checkpoint is committed.
- *
- * State in memory: beforehand a copy is measured: what a save takes, with nothing else going on, until state may change
- * again; then the batch is made so large that a step takes at least COPIES of them.
- *
- * --state nvme: the update works on generations of the store, and a save links the file that it wrote. The batch is made
- * so large that forward and backward take about as long as the update. What both kinds of turn write and flush is counted
- * at the VFS, which can also make every flush slower, as on a drive that honours it. */
+ * One rank runs whole training steps on all cores, saved by the trainer's own saver into a store. Turns of steps with saves
+ * alternate with turns of the same steps without; a turn ends when its checkpoint is committed. With state in memory a rehearsal
+ * first measures a copy alone, then makes the batch so large that a step takes at least COPIES of them. With --state nvme the
+ * update works on generations of the store, a save links the file that it wrote, and the batch makes forward and backward take
+ * about as long as the update; the VFS counts writes and flushes, and can make every flush slower. */
 #include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/cpu.h"

@@ -1,17 +1,13 @@
 /* perdure bench exchange: what gradients and parameters cost between hosts, over the collectives alone or over whole steps.
  *
- * Ranks are processes, started as perdure train starts them; hosts are pretended, or network namespaces that
- * tools/bench/hosts.sh has joined by a bridge. A host of H sends (8 + 2) * P * (H - 1) / H bytes of P parameters under ZeRO-1
- * and 2, and (8 + 4) * P * (H - 1) / H under ZeRO-3, which gathers twice: terms of 8 bytes to their owners, parameters in bf16
- * from them, twice a step and not a micro-batch since blocks come one by one (layout.order). What was sent over that is the
- * ratio, by the communicator's own count and by the counters of the interfaces; over what perdure plan says, plan_ratio.
- *
- * A measurement lies between two barriers, which are counted with it. */
+ * Ranks are processes, started as perdure train starts them; hosts are pretended, or network namespaces of
+ * tools/bench/hosts.sh. The least that a host of H sends is (8 + 2) * P * (H - 1) / H bytes of P parameters under ZeRO-1 and 2,
+ * and (8 + 4) * P * (H - 1) / H under ZeRO-3: terms of 8 bytes to their owners, parameters in bf16 from them, which ZeRO-3
+ * gathers twice. Each measurement lies between two barriers, whose bytes count too. */
 #include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/parse.h"
 #include "tools/bench/bench.h"
-#include "tools/command.h"
 #include "trainer/launch/starter.h"
 #include "trainer/plan/cost_model.h"
 
@@ -82,12 +78,7 @@ static void report_one(struct exchange_bench *b, const char *name, const char *w
     if (b->comm->rank == 0) pd_report_double(&b->report, key, value, unit);
 }
 
-static double worse(double a, double b)
-{
-    return a > b ? a : b;
-}
-
-/* Whatever is measured. Bytes are those of all hosts. */
+/* What is measured. Bytes are summed over all hosts. */
 struct work {
     pd_status (*run)(void *context, uint64_t number, struct pd_error *err);
     void *context;
@@ -106,7 +97,7 @@ static void report_time(struct exchange_bench *b, const char *name, const struct
         return;
     }
     report_one(b, name, "wire_ratio", seconds / least, PD_UNIT_NONE);
-    b->worst_time = worse(b->worst_time, seconds / least);
+    b->worst_time = fmax(b->worst_time, seconds / least);
 }
 
 static pd_status measure(const struct exchange_bench *b, const struct work *work, uint64_t number, struct sample *ret_sample,
@@ -139,7 +130,7 @@ static pd_status measure_all(struct exchange_bench *b, const char *name, const s
     report_one(b, name, "seconds", median, PD_UNIT_SECONDS);
     if (work->ideal <= 0) return PD_OK;
     report_one(b, name, "host_bytes_ratio", leaving / work->ideal, PD_UNIT_NONE);
-    b->worst_bytes = worse(b->worst_bytes, leaving / work->ideal);
+    b->worst_bytes = fmax(b->worst_bytes, leaving / work->ideal);
     if (work->planned > 0) {
         report_one(b, name, "plan_ratio", leaving / work->planned, PD_UNIT_NONE);
         if (fabs(leaving / work->planned - 1) >= fabs(b->worst_plan - 1)) b->worst_plan = leaving / work->planned;
@@ -147,7 +138,7 @@ static pd_status measure_all(struct exchange_bench *b, const char *name, const s
     if (b->interface) {
         report_one(b, name, "host_wire_bytes", wire / b->hosts, PD_UNIT_BYTES);
         report_one(b, name, "host_wire_bytes_ratio", wire / work->ideal, PD_UNIT_NONE);
-        b->worst_wire = worse(b->worst_wire, wire / work->ideal);
+        b->worst_wire = fmax(b->worst_wire, wire / work->ideal);
     }
     if (b->gbit > 0) report_time(b, name, work, median);
     return PD_OK;
@@ -387,9 +378,7 @@ pd_status pd_bench_exchange(int argc, char **argv, struct pd_error *err)
             "time of a step over the time of the bytes on the link, if compute alone takes less than half of that.",
         .options = options,
         .json = &b.json,
-        .words = b.words,
-        .words_max = WORDS_MAX,
-        .word_count = &b.word_count};
+        PD_WORDS(b.words, WORDS_MAX, &b.word_count)};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (b.hosts > b.ranks) PD_FAIL(err, PD_USAGE, "--hosts=%u: there are %u ranks only", b.hosts, b.ranks);
     return b.is_rank ? run_rank(&b, err) : start_ranks(&b, argc, argv, err);

@@ -13,19 +13,20 @@
 /* OpenMP threads spin for some milliseconds after a product before they sleep; our turn starts after that. */
 #define SETTLE_NS UINT64_C(10000000)
 
+enum { LINEARS_MAX = 8 };
+
+struct gemm_case {
+    uint64_t m, n, k;
+    bool trans_a, trans_b;
+    uint32_t count; /* occurrences in a step */
+};
+
 struct pd_gemm_bench {
-    struct pd_gemm_case *cases; /* (count) */
+    struct gemm_case cases[3 * LINEARS_MAX]; /* (count) */
     uint32_t count;
     struct pd_thread_pool *pool;
     float *a, *b, *c; /* as large as the largest product */
 };
-
-void pd_gemm_cases_of_linear(uint64_t tokens, uint64_t in, uint64_t out, uint32_t count, struct pd_gemm_case ret_cases[3])
-{
-    ret_cases[0] = (struct pd_gemm_case){tokens, out, in, false, true, count};
-    ret_cases[1] = (struct pd_gemm_case){tokens, in, out, false, false, count};
-    ret_cases[2] = (struct pd_gemm_case){out, in, tokens, true, false, count};
-}
 
 /* Between 1/2 and 1, of either sign. */
 static float *operand_new(uint64_t count)
@@ -41,29 +42,33 @@ static float *operand_new(uint64_t count)
     return data;
 }
 
-pd_status pd_gemm_bench_new(const struct pd_gemm_case *cases, uint32_t count, struct pd_thread_pool *pool,
-                            struct pd_gemm_bench **ret_bench, struct pd_error *err)
+pd_status pd_gemm_bench_new(uint64_t tokens, const struct pd_gemm_linear *linears, uint32_t count,
+                            struct pd_thread_pool *pool, struct pd_gemm_bench **ret_bench, struct pd_error *err)
 {
     struct pd_gemm_bench *bench = calloc(1, sizeof *bench);
     if (!bench) PD_FAIL(err, PD_NO_MEMORY, "no memory for the GEMM benchmark");
     uint64_t a = 1, b = 1, c = 1;
-    for (uint32_t i = 0; i < count; i++) {
-        a = pd_max_u64(a, cases[i].m * cases[i].k);
-        b = pd_max_u64(b, cases[i].k * cases[i].n);
-        c = pd_max_u64(c, cases[i].m * cases[i].n);
-    }
-    bench->count = count;
+    PD_CHECK(count <= LINEARS_MAX);
     bench->pool = pool;
-    bench->cases = malloc(pd_max_u64(count, 1) * sizeof *cases);
+    for (const struct pd_gemm_linear *l = linears; l < linears + count; l++) {
+        const struct gemm_case cases[3] = {{tokens, l->out, l->in, false, true, l->count},
+                                           {tokens, l->in, l->out, false, false, l->count},
+                                           {l->out, l->in, tokens, true, false, l->count}};
+        for (int i = 0; i < 3; i++) {
+            bench->cases[bench->count++] = cases[i];
+            a = pd_max_u64(a, cases[i].m * cases[i].k);
+            b = pd_max_u64(b, cases[i].k * cases[i].n);
+            c = pd_max_u64(c, cases[i].m * cases[i].n);
+        }
+    }
     bench->a = operand_new(a);
     bench->b = operand_new(b);
     bench->c = operand_new(c);
-    if (!bench->cases || !bench->a || !bench->b || !bench->c) {
+    if (!bench->a || !bench->b || !bench->c) {
         pd_gemm_bench_free(bench);
         PD_FAIL(err, PD_NO_MEMORY, "no memory for the operands of the GEMM benchmark: %zu MiB",
                 (size_t)((a + b + c) * sizeof(float) >> 20));
     }
-    memcpy(bench->cases, cases, count * sizeof *cases);
     *ret_bench = bench;
     return PD_OK;
 }
@@ -71,7 +76,6 @@ pd_status pd_gemm_bench_new(const struct pd_gemm_case *cases, uint32_t count, st
 void pd_gemm_bench_free(struct pd_gemm_bench *bench)
 {
     if (!bench) return;
-    free(bench->cases);
     free(bench->a);
     free(bench->b);
     free(bench->c);
@@ -81,7 +85,7 @@ void pd_gemm_bench_free(struct pd_gemm_bench *bench)
 #ifdef PERDURE_ONEDNN
 
 /* Flush-to-zero belongs to each thread, and OpenMP's are not the pool's. */
-static pd_status gemm_once(struct pd_gemm_bench *bench, const struct pd_gemm_case *one, double *ret_s, struct pd_error *err)
+static pd_status gemm_once(struct pd_gemm_bench *bench, const struct gemm_case *one, double *ret_s, struct pd_error *err)
 {
     const uint64_t start = pd_clock_monotonic_ns(NULL);
     omp_set_num_threads((int)pd_thread_pool_size(bench->pool));
@@ -99,7 +103,7 @@ static pd_status gemm_once(struct pd_gemm_bench *bench, const struct pd_gemm_cas
 
 #else
 
-static pd_status gemm_once(struct pd_gemm_bench *bench, const struct pd_gemm_case *one, double *ret_s, struct pd_error *err)
+static pd_status gemm_once(struct pd_gemm_bench *bench, const struct gemm_case *one, double *ret_s, struct pd_error *err)
 {
     (void)bench, (void)one, (void)ret_s;
     PD_FAIL(err, PD_UNSUPPORTED,

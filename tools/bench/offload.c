@@ -1,13 +1,9 @@
-/* perdure bench offload: one optimizer step on state that lies in files, clipping on, against the larger of its two parts
- * alone: its compute (norm and AdamW on state in memory) and its I/O (direct transfers of the same bytes, reads and writes
- * at once, on files in the same state: preallocated, written before, overwritten).
- *
- * One rank with a GPT-2 shaped state. Gradients and the bf16 copy of the parameters are in memory, as in a run. Neither side
- * syncs: a step does not, a checkpoint does. */
+/* perdure bench offload: one optimizer step of one rank on state that lies in files, clipping on, against the larger of its two
+ * parts alone: its compute (norm and AdamW on state in memory) and its I/O (direct transfers of the same bytes, reads and writes
+ * at once, on files that were written before). Neither side syncs: a step does not, a checkpoint does. */
 #include "ckpt/base/arena.h"
 #include "ckpt/base/clock.h"
 #include "offload/optimizer_store.h"
-#include "resharder/layout.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/raw_bench.h"
 #include "trainer/math/math.h"

@@ -13,7 +13,7 @@ struct pd_raw_bench {
     struct pd_queue *queue;
     uint64_t block_bytes, buffer_bytes;
     uint32_t depth;
-    char *buffers;                  /* those of the slots */
+    char *buffers;                  /* of the slots */
     struct pd_transfer_slot *slots; /* (depth) */
     struct pd_transfer_ring ring;   /* of every run: drained when one ends */
 };

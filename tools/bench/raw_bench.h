@@ -31,7 +31,7 @@ PD_MUST_USE pd_status pd_raw_bench_write(struct pd_raw_bench *bench, const char 
 /* Seconds to read the first `bytes` of an existing file, open and close included.  errors  PD_CORRUPT: it is shorter */
 PD_MUST_USE pd_status pd_raw_bench_read(struct pd_raw_bench *bench, const char *path, uint64_t bytes, double *ret_seconds,
                                         struct pd_error *err);
-/* Seconds to read the first `bytes` of one file and to overwrite those of another at once, half of the depth each, open to
+/* Seconds to read the first `bytes` of one file and to overwrite as many of another at once, half of the depth each, open to
  * close, without a sync: what an update of state in files moves. Both files were written before, or are before the clock
  * starts. */
 PD_MUST_USE pd_status pd_raw_bench_mixed(struct pd_raw_bench *bench, const char *read_path, const char *write_path,

@@ -1,8 +1,6 @@
-/* perdure bench reshard: a checkpoint of a GPT-2 shaped state, loaded and written again under other layouts, against raw
- * direct I/O of as many bytes; and the transfer plan of one rank of many.
- *
- * The offline rewrites come first, so that the largest resident memory is theirs. The state is then loaded by two ranks,
- * threads of this process, each into memory that was touched before; the raw side reads the same shard files. */
+/* perdure bench reshard: a checkpoint of a GPT-2 shaped state, loaded and written again under other layouts, against raw direct
+ * I/O of as many bytes; and the transfer plan of one rank of many. The offline rewrites come first, so that the largest
+ * resident memory is theirs. */
 #include "resharder/convert/reshard.h"
 #include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
@@ -39,7 +37,7 @@ struct reshard_bench {
     char source[4096];
     uint64_t data_bytes, file_bytes;
     struct pd_raw_bench *raw;
-    void *rewrite_buffers; /* touched, as those of the raw side */
+    void *rewrite_buffers; /* touched, as on the raw side */
     struct pd_bench_memory loaders[LOADERS];
     struct pd_load_report reports[LOADERS];
     struct pd_pairs load_pairs, offline_pairs;

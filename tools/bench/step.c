@@ -1,14 +1,11 @@
 /* perdure bench step: one whole training step of GPT-2 124M, one micro-batch of 512 tokens, AdamW included, against all its
- * linear and head GEMMs as whole oneDNN calls on the same threads.
- *
- * On a GPU: tools/bench/step_gpu.h. */
+ * linear and head GEMMs as whole oneDNN calls on the same threads. On a GPU: tools/bench/step_gpu.h. */
 #include "ckpt/base/clock.h"
 #include "offload/device.h"
 #include "resharder/catalog/family.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/gemm.h"
 #include "tools/bench/step_gpu.h"
-#include "tools/command.h"
 #include "trainer/run/launched.h"
 
 #include <stdio.h>
@@ -170,13 +167,12 @@ static pd_status build_gemms(struct pd_bench_run *r, const struct step_bench *b,
     const struct pd_model_config *m = &r->config.model;
     const uint64_t query = (uint64_t)m->heads * m->head_size, kv = 2ull * m->kv_heads * m->head_size;
     const uint64_t up = (uint64_t)pd_family_at(m->family)->up_matrices * m->ffn;
-    struct pd_gemm_case cases[15];
-    pd_gemm_cases_of_linear(b->tokens, m->hidden, query + kv, m->layers, cases);
-    pd_gemm_cases_of_linear(b->tokens, query, m->hidden, m->layers, cases + 3);
-    pd_gemm_cases_of_linear(b->tokens, m->hidden, up, m->layers, cases + 6);
-    pd_gemm_cases_of_linear(b->tokens, m->ffn, m->hidden, m->layers, cases + 9);
-    pd_gemm_cases_of_linear(b->tokens, m->hidden, m->vocab, 1, cases + 12);
-    return pd_gemm_bench_new(cases, 15, r->whole.pool, ret_gemms, err);
+    const struct pd_gemm_linear linears[] = {{m->hidden, query + kv, m->layers},
+                                             {query, m->hidden, m->layers},
+                                             {m->hidden, up, m->layers},
+                                             {m->ffn, m->hidden, m->layers},
+                                             {m->hidden, m->vocab, 1}};
+    return pd_gemm_bench_new(b->tokens, linears, 5, r->whole.pool, ret_gemms, err);
 }
 
 static pd_status bench_precision(struct step_bench *b, int precision, struct pd_error *err)

@@ -71,9 +71,9 @@ struct measured {
     double seconds, low, high; /* of a step: median, smallest, largest */
     double loss;
     double stages[STAGES], watched_seconds; /* of a step whose operations were timed: what each answered for */
-    double busy[STAGES];       /* by lane, whatever ran beside it: compute, then those of stages from EXCHANGE on */
-    uint32_t plain_shapes;     /* of GEMMs that cuBLASLt had no algorithm for */
-    uint64_t operations, lost; /* lost: operations beyond what is noted; 0 where shares are to be trusted */
+    double busy[STAGES];                    /* by lane, whatever ran beside it: compute, then the stages from EXCHANGE on */
+    uint32_t plain_shapes;                  /* of GEMMs that cuBLASLt had no algorithm for */
+    uint64_t operations, lost;              /* lost: operations beyond what is noted; 0 where shares are to be trusted */
 };
 
 /* What the planner's recipe decides. */

@@ -1,11 +1,8 @@
-/* perdure bench tokenize: encoding a text with a tokenizer on some cores, against the `tokenizers` package on as many.
- *
- * Both take the same documents, of about 64 KiB up to the end of a line, out of memory; both give every token to nobody. The
- * package runs in a Python of its own that lives through all pairs and waits while it is not its turn. What both count of tokens
- * must agree. Without the package our side is measured alone, and the report says why. */
+/* perdure bench tokenize: encoding a text with a tokenizer on some cores, against the `tokenizers` package on as many. The
+ * package runs in a Python of its own that lives through all pairs and waits while it is not its turn. Both must count the same
+ * tokens. Without the package our side is measured alone, and the report says why. */
 #include "ckpt/base/clock.h"
 #include "tools/bench/bench.h"
-#include "tools/command.h"
 #include "trainer/data/data_file.h"
 #include "trainer/data/encode.h"
 
@@ -209,9 +206,7 @@ pd_status pd_bench_tokenize(int argc, char **argv, struct pd_error *err)
                                           "no package.",
                                    .options = options,
                                    .json = &b.json,
-                                   .words = &b.text_path,
-                                   .words_max = 1,
-                                   .word_count = &words};
+                                   PD_WORDS(&b.text_path, 1, &words)};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (!b.text_path || !b.tokenizer_path)
         PD_FAIL(err, PD_USAGE, "name a text and its tokenizer: perdure bench tokenize --tokenizer=tokenizer.json text.txt");

@@ -1,5 +1,4 @@
 #include "tools/bench/bench.h"
-#include "tools/command.h"
 
 static const struct pd_command benches[] = {
     {"ckpt", "[--dir DIR] [--bytes 2G] [--every N]", "saving and loading a checkpoint against raw direct I/O",

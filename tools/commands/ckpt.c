@@ -20,10 +20,9 @@ static void ls_row(struct pd_table *table, const struct pd_store_entry *e, const
 {
     char loss[24];
     snprintf(loss, sizeof loss, isnan(commit->state.last_loss) ? "-" : "%.4f", commit->state.last_loss); /* "-": an import */
-    pd_table_row(table, (const char *const[]){
-                            e->name, pd_text_plain(e->step).text, pd_text_plain(e->lineage).text,
-                            pd_text_plain(e->fence).text, pd_text_plain(pd_layout_world(&commit->state.layout)).text,
-                            pd_text_short((double)commit->state.tokens).text, loss, pd_text_bytes(e->bytes).text, root});
+    PD_TABLE_ROW(table, e->name, pd_text_plain(e->step).text, pd_text_plain(e->lineage).text, pd_text_plain(e->fence).text,
+                 pd_text_plain(pd_layout_world(&commit->state.layout)).text,
+                 pd_text_short((double)commit->state.tokens).text, loss, pd_text_bytes(e->bytes).text, root);
 }
 
 static void ls_json(struct pd_json_writer *w, const struct pd_store_entry *e, const struct pd_commit *commit,
@@ -316,13 +315,8 @@ static pd_status run(const char *arguments, const char *doc, struct pd_option *o
 {
     const uint32_t wanted = strchr(arguments, ' ') ? 2 : 1;
     uint32_t count;
-    const struct pd_usage usage = {.arguments = arguments,
-                                   .doc = doc,
-                                   .options = options,
-                                   .json = &o->json,
-                                   .words = o->paths,
-                                   .words_max = wanted,
-                                   .word_count = &count};
+    const struct pd_usage usage = {
+        .arguments = arguments, .doc = doc, .options = options, .json = &o->json, PD_WORDS(o->paths, wanted, &count)};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (count < wanted)
         PD_FAIL(err, PD_USAGE, "name %s; see %s --help",

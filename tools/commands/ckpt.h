@@ -43,9 +43,8 @@ pd_status pd_ckpt_diff_json(const char *const paths[2], const uint64_t steps[2],
 /* Other systems: ckpt_import.c, ckpt_export.c. */
 pd_status pd_ckpt_import(const struct pd_ckpt_options *options, struct pd_error *err);
 struct pd_config;
-/* For a configuration with init.from: its model is that of the checkpoint (pd_ckpt_import_model), or that of the newest
- * checkpoint the run has, since what a run began from may be gone when it goes on. Every command that reads a configuration to
- * train or to plan calls this after loading it. */
+/* With init.from, takes the model from the newest checkpoint of the run, or else from init.from (pd_ckpt_import_model), which
+ * may be gone when the run goes on. Call it after loading a configuration to train or to plan. */
 pd_status pd_ckpt_take_model(struct pd_config *config, struct pd_error *err);
 /* The model of init.from, with batch.context no longer than it allows. */
 pd_status pd_ckpt_import_model(struct pd_config *config, struct pd_error *err);

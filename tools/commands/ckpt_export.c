@@ -9,9 +9,7 @@
 #include "resharder/formats/perdure.h"
 #include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_foreign.h"
-#include "tools/commands/progress.h"
 #include "tools/output.h"
-#include "trainer/config/config.h"
 #include "trainer/model/hugging_face.h"
 #include "trainer/model/links.h"
 #include "trainer/run/signals.h"
@@ -134,7 +132,7 @@ static pd_status open_source(struct export *x, struct pd_error *err)
     return x->is_foreign ? link_source(x, err) : PD_OK;
 }
 
-/* Links need a finished catalog; where its bytes would lie does not matter to them. */
+/* Links need a finished catalog, but do not look at file offsets. */
 static pd_status link_whole(struct export *x, struct pd_error *err)
 {
     pd_catalog_init(&x->whole, x->format->name);
@@ -151,7 +149,7 @@ static pd_status link_whole(struct export *x, struct pd_error *err)
     return pd_model_links(x->model, x->dialect, &x->whole, x->format->holds_moments, &x->links, err);
 }
 
-/* An import lays it in the directory of checkpoints, where it was found; a run has its own in run.dir. */
+/* An import puts it into the directory of checkpoints; a run keeps its own in run.dir. */
 static pd_status add_tokenizer_beside(struct export *x, struct pd_catalog *beside, struct pd_error *err)
 {
     char path[PD_FORMATS_PATH_MAX + 64], *text = NULL;
@@ -181,7 +179,7 @@ static pd_status make_gguf_tokenizer(const struct export *x, const struct pd_cat
     return st;
 }
 
-/* GGUF has the tokenizer inside. One that it has no words for goes along as it is: the standard has a place for that. */
+/* GGUF holds the tokenizer inside. If it cannot express this one, tokenizer.huggingface.json carries it unchanged. */
 static pd_status add_gguf_tokenizer(struct export *x, const struct pd_catalog *beside,
                                     const struct pd_special_tokens *tokens, struct pd_error *err)
 {
@@ -228,7 +226,7 @@ static struct pd_special_tokens find_tokens(const struct pd_catalog *beside)
     return found;
 }
 
-/* Whoever loads the files takes their tokenizer for that of the model; without one its tokens are bytes. */
+/* A program that loads the files uses the tokenizer beside them, or bytes without one: warn if the model used another. */
 static pd_status warn_of_other_tokenizer(const struct export *x, const struct pd_catalog *beside, struct pd_error *err)
 {
     char path[PD_FORMATS_PATH_MAX];
@@ -283,7 +281,7 @@ static pd_status add_tokenizer_config(struct export *x, const struct pd_tokenize
     return pd_catalog_add_json(&x->wanted, "tokenizer_config.json", &w, PD_OK, err);
 }
 
-/* One that came in a GGUF file, for programs that read tokenizer.json alone. What that has no words for is said. */
+/* Converts a tokenizer from a GGUF file for programs that read only tokenizer.json; warns if tokenizer.json cannot express it. */
 static pd_status add_json_tokenizer(struct export *x, const struct pd_catalog *beside,
                                     const struct pd_special_tokens *tokens, struct pd_error *err)
 {
@@ -376,7 +374,7 @@ static pd_status print_mapping(const struct export *x, struct pd_error *err)
         const int64_t found = pd_catalog_find(&x->whole, link->name, link->kind);
         if (found < 0 || (x->options->only && !strstr(link->name, x->options->only))) continue;
         const char *type = pd_elements[x->whole.tensors[found].element].name;
-        pd_table_row(&table, (const char *const[]){name, pd_kind_name(link->kind), link->name, type, from});
+        PD_TABLE_ROW(&table, name, pd_kind_name(link->kind), link->name, type, from);
         pd_json_object_begin(&w, NULL);
         PD_JSON_STRINGS(&w, {"tensor", name}, {"kind", pd_kind_name(link->kind)}, {"to", link->name}, {"type", type},
                         {"from", from});

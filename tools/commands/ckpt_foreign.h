@@ -31,7 +31,7 @@ PD_MUST_USE pd_status pd_ckpt_foreign_read_model(const struct pd_ckpt_foreign *f
 /* `file` of --config is a config.json of transformers: it says a model, and nothing of a run. */
 bool pd_ckpt_is_model_file(const char *file);
 /* A configuration for one of another system: of `file`, or NULL, with the model that it says it is, or that such a file says.
- *   errors  PD_INVALID: neither says a model; those of the configuration */
+ *   errors  PD_INVALID: neither names a model; errors of the configuration */
 PD_MUST_USE pd_status pd_ckpt_foreign_configure(const struct pd_ckpt_foreign *foreign, const char *file,
                                                 struct pd_config *ret_config, struct pd_error *err);
 /* Returns `status`; adds to the message what to do about damage of `path`, of another system, and about a drive that is full. */
@@ -39,8 +39,8 @@ pd_status pd_ckpt_foreign_add_advice(pd_status status, const char *path, struct 
 /* Fails where --step was given (not UINT64_MAX) of what is one checkpoint of another system. */
 PD_MUST_USE pd_status pd_ckpt_foreign_refuse_step(const struct pd_ckpt_foreign *foreign, uint64_t step,
                                                   struct pd_error *err);
-/* Links of its tensors to the model's, and of moments if it has any: all, or with `fresh_optimizer` those that there are. What is
- * missing is told with the path and with what to do.   errors  of pd_model_links; PD_UNSUPPORTED: fp8 with scales */
+/* Links its tensors to the model's, and its moments if it has any: all of them, or with `fresh_optimizer` the ones it has. The
+ * error says what is missing, and what to do.   errors  of pd_model_links; PD_UNSUPPORTED: fp8 with scales */
 PD_MUST_USE pd_status pd_ckpt_foreign_link(const struct pd_ckpt_foreign *foreign, const struct pd_model *model,
                                            bool fresh_optimizer, struct pd_links *ret_links, struct pd_error *err);
 /* Counters as a checkpoint of ours has them: all of them, the step that of the updates where only those are known. */

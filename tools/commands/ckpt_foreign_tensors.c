@@ -6,7 +6,6 @@
 #include "resharder/formats/perdure.h"
 #include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_foreign.h"
-#include "tools/commands/progress.h"
 #include "tools/output.h"
 #include "trainer/model/links.h"
 #include "trainer/tokenizer/tokenizer.h"
@@ -71,7 +70,6 @@ static void show_model(const struct pd_ckpt_foreign *f)
 
 static pd_status show_text(const struct pd_ckpt_foreign *f, struct pd_error *err)
 {
-    static const char *const headings[] = {"TENSOR", "KIND", "TYPE", "SHAPE"};
     const struct pd_catalog *c = &f->catalog;
     struct pd_table table;
     printf("%s: %s, %s in %s, %s\n", f->path, f->format->name, pd_counted(c->tensor_count, "tensor").text,
@@ -82,11 +80,10 @@ static pd_status show_text(const struct pd_ckpt_foreign *f, struct pd_error *err
         printf("with %s, %s\n", c->texts[i].name, pd_text_bytes(c->texts[i].bytes).text);
     for (uint32_t i = 0; i < c->unmapped_count; i++)
         printf("an import leaves this out: %s\n", c->unmapped[i]);
-    pd_table_init(&table, headings, 4);
+    PD_TABLE_INIT(&table, "TENSOR", "KIND", "TYPE", "SHAPE");
     for (uint32_t t = 0; t < c->tensor_count; t++)
-        pd_table_row(&table,
-                     (const char *const[]){c->tensors[t].name, pd_kind_name(c->tensors[t].kind),
-                                           pd_elements[c->tensors[t].element].name, shape_text(&c->tensors[t]).text});
+        PD_TABLE_ROW(&table, c->tensors[t].name, pd_kind_name(c->tensors[t].kind), pd_elements[c->tensors[t].element].name,
+                     shape_text(&c->tensors[t]).text);
     return pd_table_print(&table, err);
 }
 
@@ -148,10 +145,9 @@ pd_status pd_ckpt_foreign_show(const struct pd_ckpt_options *options, struct pd_
 static pd_status print_stats(const struct pd_ckpt_foreign *f, const bool *wanted, const struct pd_tensor_report *reports,
                              bool is_json, struct pd_error *err)
 {
-    static const char *const headings[] = {"TENSOR", "KIND", ">ELEMENTS", ">MIN", ">MAX", ">MEAN", ">RMS", "DIGEST", ""};
     struct pd_table table;
     struct pd_json_writer w;
-    pd_table_init(&table, headings, 9);
+    PD_TABLE_INIT(&table, "TENSOR", "KIND", ">ELEMENTS", ">MIN", ">MAX", ">MEAN", ">RMS", "DIGEST", "");
     pd_json_writer_init_object(&w, 2);
     pd_json_array_begin(&w, "tensors");
     for (uint32_t t = 0; t < f->catalog.tensor_count; t++) {

@@ -9,10 +9,8 @@
 #include "resharder/formats/perdure.h"
 #include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_foreign.h"
-#include "tools/commands/progress.h"
 #include "tools/output.h"
 #include "trainer/config/check.h"
-#include "trainer/config/config.h"
 #include "trainer/model/links.h"
 #include "trainer/plan/auto_layout.h"
 #include "trainer/run/signals.h"
@@ -166,11 +164,10 @@ static struct pd_import_request request_of(const struct import *m)
 
 static pd_status print_mapping(const struct import *m, struct pd_error *err)
 {
-    static const char *const headings[] = {"TENSOR", "KIND", "FROM", "TYPE"};
     struct pd_table table;
     struct pd_json_writer w;
     uint32_t shown = 0;
-    pd_table_init(&table, headings, 4);
+    PD_TABLE_INIT(&table, "TENSOR", "KIND", "FROM", "TYPE");
     pd_json_writer_init(&w, 2);
     pd_json_array_begin(&w, NULL);
     for (uint32_t i = 0; i < m->links.count; i++) {
@@ -179,7 +176,7 @@ static pd_status print_mapping(const struct import *m, struct pd_error *err)
         const int64_t found = pd_catalog_find(&m->source.catalog, link->name, link->kind);
         const char *type = found < 0 ? "" : pd_elements[m->source.catalog.tensors[found].element].name;
         if (m->options->only && !strstr(name, m->options->only)) continue;
-        pd_table_row(&table, (const char *const[]){name, pd_kind_name(link->kind), link->name, type});
+        PD_TABLE_ROW(&table, name, pd_kind_name(link->kind), link->name, type);
         pd_json_object_begin(&w, NULL);
         PD_JSON_STRINGS(&w, {"tensor", name}, {"kind", pd_kind_name(link->kind)}, {"from", link->name}, {"type", type});
         pd_json_object_end(&w);

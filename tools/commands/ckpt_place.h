@@ -63,7 +63,7 @@ struct pd_ckpt_place {
  *   errors  PD_NOT_FOUND: there is no such directory; PD_BUSY: writable, and a run is using it */
 PD_MUST_USE pd_status pd_ckpt_place_open(const char *path, const struct pd_store_options *writable,
                                          struct pd_ckpt_place *ret_place, struct pd_error *err);
-/* The same, read only, for a command that tells itself what is wrong with checkpoints: the store does not log it too. */
+/* The same, read only, for a command that reports damaged checkpoints itself: the store does not log them. */
 PD_MUST_USE pd_status pd_ckpt_place_open_quiet(const char *path, struct pd_ckpt_place *ret_place, struct pd_error *err);
 void pd_ckpt_place_close(struct pd_ckpt_place *place);
 /* False: it is not there, and nothing changes. */

@@ -8,7 +8,6 @@
 #include "resharder/convert/reshard.h"
 #include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_place.h"
-#include "tools/commands/progress.h"
 #include "tools/output.h"
 #include "trainer/model/model.h"
 #include "trainer/plan/auto_layout.h"
@@ -58,8 +57,7 @@ static pd_status lay_out(struct reshard *r, struct pd_error *err)
 
 /* ---- --compression ---- */
 
-/* When nothing is said: as the first shard of the source is. One that cannot be opened is the rewrite's to complain about.
- */
+/* Without --compression: as in the first shard of the source. If that cannot be opened, the rewrite reports it. */
 static struct pd_shard_codec codec_of_source(const struct reshard *r)
 {
     struct pd_shard_codec codec = {.codec = PD_CODEC_NONE};

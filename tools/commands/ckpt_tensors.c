@@ -1,9 +1,7 @@
 /* perdure ckpt diff, stats: the tensors of checkpoints. */
 #include "ckpt/base/words.h"
-#include "ckpt/inspect/inspect.h"
 #include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_place.h"
-#include "tools/commands/progress.h"
 #include "tools/output.h"
 
 #include <inttypes.h>
@@ -74,10 +72,9 @@ void pd_ckpt_stats_row(struct pd_table *table, const char *name, enum pd_kind ki
     char bad[64] = "";
     if (r->nan_count || r->inf_count)
         snprintf(bad, sizeof bad, "%" PRIu64 " NaN, %" PRIu64 " inf", r->nan_count, r->inf_count);
-    pd_table_row(table, (const char *const[]){name, pd_kind_name(kind), pd_text_count(r->elements).text,
-                                              pd_text_number(r->min).text, pd_text_number(r->max).text,
-                                              pd_text_number(r->mean).text, pd_text_number(r->rms).text,
-                                              pd_text_hex(r->digest).text, bad});
+    PD_TABLE_ROW(table, name, pd_kind_name(kind), pd_text_count(r->elements).text, pd_text_number(r->min).text,
+                 pd_text_number(r->max).text, pd_text_number(r->mean).text, pd_text_number(r->rms).text,
+                 pd_text_hex(r->digest).text, bad);
 }
 
 void pd_ckpt_stats_json(struct pd_json_writer *w, const char *name, uint32_t ndim, const uint64_t *shape, enum pd_kind kind,
@@ -99,13 +96,12 @@ void pd_ckpt_stats_json(struct pd_json_writer *w, const char *name, uint32_t ndi
 static pd_status stats_print(const struct pd_ckpt_options *options, const struct opened *o,
                              const struct pd_state_report *report, struct pd_error *err)
 {
-    static const char *const headings[] = {"TENSOR", "KIND", ">ELEMENTS", ">MIN", ">MAX", ">MEAN", ">RMS", "DIGEST", ""};
     const struct pd_tensor_table *tensors = pd_inspect_tensors(o->inspect);
     struct pd_json_writer w;
     struct pd_table table;
     uint32_t shown = 0;
     pd_json_writer_init(&w, 2);
-    pd_table_init(&table, headings, 9);
+    PD_TABLE_INIT(&table, "TENSOR", "KIND", ">ELEMENTS", ">MIN", ">MAX", ">MEAN", ">RMS", "DIGEST", "");
     pd_json_object_begin(&w, NULL);
     pd_json_string(&w, "checkpoint", o->path);
     pd_json_u64(&w, "step", pd_inspect_commit(o->inspect)->state.identity.step);
@@ -185,9 +181,8 @@ static void diff_row(struct pd_table *table, const struct pd_diff_row *r)
         snprintf(first, sizeof first, "%s", pd_text_count(r->first).text);
         snprintf(values, sizeof values, "%.9g, %.9g", r->left, r->right);
     }
-    pd_table_row(table,
-                 (const char *const[]){r->name, pd_kind_name(r->kind), difference_names[r->difference], share,
-                                       r->difference == PD_DIFFERENT ? pd_text_number(r->max_abs).text : "", first, values});
+    PD_TABLE_ROW(table, r->name, pd_kind_name(r->kind), difference_names[r->difference], share,
+                 r->difference == PD_DIFFERENT ? pd_text_number(r->max_abs).text : "", first, values);
 }
 
 /* PD_ONLY_LEFT or PD_ONLY_RIGHT where one side has all moments and the other none; *ret_count of them. Else PD_SAME. */
@@ -207,12 +202,11 @@ static enum pd_difference find_lone_moments(const struct pd_diff *diff, uint64_t
 
 pd_status pd_ckpt_diff_print(const struct pd_diff *diff, struct pd_error *err)
 {
-    static const char *const headings[] = {"TENSOR", "KIND", "", "ELEMENTS", ">LARGEST", ">FIRST", "VALUES"};
     struct pd_table table;
     uint64_t moments;
     const enum pd_difference lone = find_lone_moments(diff, &moments);
     if (diff->different_count > (lone ? moments : 0)) {
-        pd_table_init(&table, headings, 7);
+        PD_TABLE_INIT(&table, "TENSOR", "KIND", "", "ELEMENTS", ">LARGEST", ">FIRST", "VALUES");
         for (uint64_t i = 0; i < diff->count; i++)
             if (diff->rows[i].difference != PD_SAME && (!lone || diff->rows[i].kind == PD_PARAM))
                 diff_row(&table, &diff->rows[i]);

@@ -2,10 +2,8 @@
 #include "ckpt/base/clock.h"
 #include "ckpt/base/grow.h"
 #include "ckpt/base/words.h"
-#include "ckpt/inspect/inspect.h"
 #include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_place.h"
-#include "tools/commands/progress.h"
 #include "tools/output.h"
 
 #include <inttypes.h>

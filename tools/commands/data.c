@@ -2,7 +2,6 @@
 #include "ckpt/base/parse.h"
 #include "ckpt/base/words.h"
 #include "tools/command.h"
-#include "tools/commands/progress.h"
 #include "tools/output.h"
 #include "trainer/data/pack.h"
 #include "trainer/run/signals.h"
@@ -62,9 +61,7 @@ static pd_status parse(const char *arguments, const char *doc, struct pd_option 
                                    .doc = doc,
                                    .options = rows,
                                    .json = &o->json,
-                                   .words = o->inputs,
-                                   .words_max = (uint32_t)argc,
-                                   .word_count = &o->pack.input_count};
+                                   PD_WORDS(o->inputs, (uint32_t)argc, &o->pack.input_count)};
     return pd_command_parse(&usage, argc, argv, ret_done, err);
 }
 

@@ -2,7 +2,6 @@
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/fault.h"
 #include "ckpt/base/memory_limit.h"
-#include "ckpt/base/status.h"
 #include "ckpt/store/probe.h"
 #include "offload/device.h"
 #include "tools/command.h"
@@ -140,8 +139,7 @@ static void find_gpu_libraries(struct findings *findings)
             add(findings, version.name, FINDING_OK, "%s, %.150s", version.version, version.path);
             continue;
         }
-        struct finding *f = add(findings, version.name, wanted[i].without, "not found");
-        advise(f, "%s", wanted[i].missing);
+        advise(add(findings, version.name, wanted[i].without, "not found"), "%s", wanted[i].missing);
     }
 }
 
@@ -200,8 +198,7 @@ static void find_isa(struct findings *findings)
             snprintf(offered + used, sizeof offered - used, "%s%s", used ? ", " : "", pd_isa_name((enum pd_isa)i));
     }
     if (pd_isa_resolve(PD_ISA_AUTO, &isa, &err)) {
-        struct finding *f = add(findings, "kernels", FINDING_MISSING, "%s", offered);
-        advise(f, "%.190s", err.message);
+        advise(add(findings, "kernels", FINDING_MISSING, "%s", offered), "%.190s", err.message);
         return;
     }
     add(findings, "kernels", isa == PD_ISA_PORTABLE ? FINDING_LIMITED : FINDING_OK, "%s; used: %s", offered,
@@ -243,8 +240,8 @@ static void find_shared(struct findings *findings)
 {
     struct statvfs space;
     if (statvfs("/dev/shm", &space)) {
-        struct finding *f = add(findings, "/dev/shm", FINDING_MISSING, "not there");
-        advise(f, "ranks of one host share memory there: mount -t tmpfs tmpfs /dev/shm");
+        advise(add(findings, "/dev/shm", FINDING_MISSING, "not there"),
+               "ranks of one host share memory there: mount -t tmpfs tmpfs /dev/shm");
         return;
     }
     uint64_t free_bytes = (uint64_t)space.f_bavail * space.f_frsize;
@@ -301,8 +298,8 @@ static void find_mpi(struct findings *findings)
         return;
     }
     if (!pd_starter_find_program("mpirun", path)) {
-        struct finding *f = add(findings, "mpi launcher", FINDING_MISSING, "no mpirun on PATH");
-        advise(f, "apt-get install openmpi-bin; without it: layout.transport=local");
+        advise(add(findings, "mpi launcher", FINDING_MISSING, "no mpirun on PATH"),
+               "apt-get install openmpi-bin; without it: layout.transport=local");
         return;
     }
     first_line_of("mpirun --version 2>&1", version, sizeof version);
@@ -347,8 +344,7 @@ static void find_libraries(struct findings *findings)
     dl_iterate_phdr(look_at_object, &loaded);
     for (size_t i = 0; i < LIBRARY_COUNT; i++) {
         if (!loaded.paths[i][0]) {
-            struct finding *f = add(findings, libraries[i].what, FINDING_MISSING, "not in this build");
-            advise(f, "%s", libraries[i].missing);
+            advise(add(findings, libraries[i].what, FINDING_MISSING, "not in this build"), "%s", libraries[i].missing);
             continue;
         }
         char *real = realpath(loaded.paths[i], NULL);
@@ -375,8 +371,7 @@ static void find_programs(struct findings *findings)
             add(findings, p->what, FINDING_OK, "%.190s", path);
             continue;
         }
-        struct finding *f = add(findings, p->what, p->absent, "no %s on PATH", p->name);
-        advise(f, "%s", p->advice);
+        advise(add(findings, p->what, p->absent, "no %s on PATH", p->name), "%s", p->advice);
     }
 }
 
@@ -434,8 +429,7 @@ static void find_storage(struct findings *findings, const char *dir)
     struct pd_stat stat;
     char tag[32];
     if (pd_vfs_new_auto(&vfs, &err)) {
-        struct finding *f = add(findings, "i/o engine", FINDING_MISSING, "none");
-        advise(f, "%.190s", err.message);
+        advise(add(findings, "i/o engine", FINDING_MISSING, "none"), "%.190s", err.message);
         return;
     }
     find_engine(findings, vfs);
@@ -477,14 +471,13 @@ static pd_status print_json(const struct findings *findings, const uint32_t coun
 
 static pd_status print_table(const struct findings *findings, const uint32_t counts[4], struct pd_error *err)
 {
-    static const char *const headings[] = {"", "WHAT", "HERE"};
     struct pd_table table;
     printf("perdure %s\n", PERDURE_VERSION);
-    pd_table_init(&table, headings, 3);
+    PD_TABLE_INIT(&table, "", "WHAT", "HERE");
     for (uint32_t i = 0; i < findings->count; i++) {
         const struct finding *f = &findings->items[i];
-        pd_table_row(&table, (const char *const[]){state_marks[f->state], f->what, f->here});
-        if (f->advice[0]) pd_table_row(&table, (const char *const[]){"", "", f->advice});
+        PD_TABLE_ROW(&table, state_marks[f->state], f->what, f->here);
+        if (f->advice[0]) PD_TABLE_ROW(&table, "", "", f->advice);
     }
     PD_TRY(pd_table_print(&table, err));
     printf("%u missing, %u limited\n", counts[FINDING_MISSING], counts[FINDING_LIMITED]);
@@ -511,9 +504,7 @@ pd_status pd_cmd_doctor(int argc, char **argv, struct pd_error *err)
         .doc = "Shows what this machine offers, what perdure uses of it, what is missing and how to get it. DIR (default: "
                ".) is where checkpoints will be saved; doctor tries there what a save needs.",
         .json = &json,
-        .words = dirs,
-        .words_max = 2,
-        .word_count = &count};
+        PD_WORDS(dirs, 2, &count)};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (count > 1) PD_FAIL(err, PD_USAGE, "perdure doctor looks at one directory; \"%s\" is another", dirs[1]);
     find_processor(&findings);

@@ -1,5 +1,4 @@
 /* perdure eval: loss and perplexity of a checkpoint, ours or another system's. */
-#include "ckpt/base/progress.h"
 #include "tools/command.h"
 #include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_foreign.h"
@@ -159,9 +158,7 @@ pd_status pd_cmd_eval(int argc, char **argv, struct pd_error *err)
                "checkpoints, one of them, or a checkpoint of another system, which is first converted into TMPDIR.",
         .options = options,
         .json = &e.json,
-        .words = &e.path,
-        .words_max = 1,
-        .word_count = &e.path_count};
+        PD_WORDS(&e.path, 1, &e.path_count)};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (!e.path || !e.data) PD_FAIL(err, PD_USAGE, "eval needs a model and a file: perdure eval runs/mine --data=test.txt");
     if (access(e.data, R_OK))

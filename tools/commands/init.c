@@ -11,7 +11,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -96,12 +95,6 @@ static pd_status find_machine(struct init *in, struct pd_error *err)
 
 /* ---- the three answers ---- */
 
-static pd_status take_data(struct init *in, struct pd_error *err)
-{
-    (void)in, (void)err;
-    return PD_OK; /* it may come later; say_next tells */
-}
-
 static pd_status check_model(struct init *in, struct pd_error *err)
 {
     struct pd_model_config ignored;
@@ -111,14 +104,14 @@ static pd_status check_model(struct init *in, struct pd_error *err)
     PD_FAIL(err, PD_INVALID, "--model=%s: no checkpoint of another system lies there, and %s", in->model, unknown.message);
 }
 
-/* A wrong answer on a terminal is asked for again; one that was given as an option ends the command. */
+/* Asks again after a wrong answer on a terminal; a wrong option ends the command. check NULL: any answer will do. */
 static pd_status ask(struct init *in, const char *question, const char *otherwise, char *answer, const char *flag,
                      pd_status (*check)(struct init *in, struct pd_error *err), struct pd_error *err)
 {
     const bool is_asked = in->asks && !answer[0];
     for (;;) {
         pd_status st = ask_once(in, question, otherwise, answer, flag, err);
-        if (!st) st = check(in, err);
+        if (!st && check) st = check(in, err);
         if (!st || !is_asked || feof(stdin)) return st;
         (void)fprintf(stderr, "%s\n", err->message);
         pd_error_clear(err);
@@ -292,7 +285,7 @@ static pd_status check_output(const struct init *in, struct pd_error *err)
 static pd_status run(struct init *in, struct pd_error *err)
 {
     if (in->asks) PD_TRY(check_output(in, err));
-    PD_TRY(ask(in, "What text or tokens? A file or a directory", NULL, in->data, "data=FILE", take_data, err));
+    PD_TRY(ask(in, "What text or tokens? A file or a directory", NULL, in->data, "data=FILE", NULL, err));
     PD_TRY(ask(in, "Which model? A size such as byte-1m, gpt2-124m or llama-1.5b, or a directory to go on from", "byte-1m",
                in->model, "model=NAME", check_model, err));
     PD_TRY(ask(in, "Which machine? auto for this one, cpu, or a GPU such as h100-80g", "auto", in->machine, "machine=NAME",

@@ -257,9 +257,7 @@ pd_status pd_cmd_completion(int argc, char **argv, struct pd_error *err)
             "Prints a script that makes a shell complete commands, options, their values and keys of configurations.\vbash: "
             "source <(perdure completion bash), in ~/.bashrc\nzsh: perdure completion zsh > ~/.zfunc/_perdure, a directory "
             "of fpath\nfish: perdure completion fish > ~/.config/fish/completions/perdure.fish",
-        .words = &shell,
-        .words_max = 1,
-        .word_count = &count};
+        PD_WORDS(&shell, 1, &count)};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     for (int i = 0; count && i < 3; i++) {
         if (strcmp(shell, names[i]) != 0) continue;
@@ -417,9 +415,7 @@ pd_status pd_cmd_manual(int argc, char **argv, struct pd_error *err)
     uint32_t count;
     const struct pd_usage usage = {.arguments = "DIRECTORY",
                                    .doc = "Writes a man page for each command into DIRECTORY, which it creates.",
-                                   .words = &m.directory,
-                                   .words_max = 1,
-                                   .word_count = &count};
+                                   PD_WORDS(&m.directory, 1, &count)};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (!count) PD_FAIL(err, PD_USAGE, "manual needs a directory: perdure manual share/man/man1");
     if (mkdir(m.directory, 0777) && errno != EEXIST) PD_FAIL_ERRNO(err, errno, "%s: making it", m.directory);

@@ -13,7 +13,6 @@
 #include "trainer/run/launched.h"
 
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -339,7 +338,7 @@ static void choose_worlds(struct options *o, const struct pd_config *config)
         o->worlds[o->world_count++] = least * w;
 }
 
-/* Of several worlds one that nothing admits is said in its row, and the others are planned all the same. */
+/* If one of several worlds has no layout, its row says so; the others are planned. */
 static pd_status plan_each(const struct options *o, const struct pd_plan_subject *subject, struct pd_planned_world *worlds,
                            uint32_t *ret_refused, struct pd_error *err)
 {
@@ -473,9 +472,7 @@ static pd_status parse(struct options *o, int argc, char **argv, bool *ret_done,
             "Starts nothing and reads no data. A run takes exactly these bytes; the time is for comparing layouts.",
         .options = options,
         .json = &o->json,
-        .words = o->overrides,
-        .words_max = (uint32_t)argc,
-        .word_count = &o->override_count,
+        PD_WORDS(o->overrides, (uint32_t)argc, &o->override_count),
         .takes_keys = true};
     PD_TRY(pd_command_parse(&usage, argc, argv, ret_done, err));
     o->config_path = pd_command_take_config(o->overrides, &o->override_count);

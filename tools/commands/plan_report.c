@@ -1,10 +1,10 @@
 #include "tools/commands/plan_report.h"
 
+#include "ckpt/base/checked.h"
 #include "ckpt/base/words.h"
 #include "resharder/catalog/family.h"
 #include "tools/output.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -159,7 +159,7 @@ static int by_ranks(const void *a, const void *b, void *groups)
     return (x->first_rank > y->first_rank) - (x->first_rank < y->first_rank);
 }
 
-/* Which groups are shown: all, or those of most ranks. */
+/* The groups to show: all, or the ones with the most ranks. */
 struct shown {
     uint32_t groups[GROUPS_SHOWN], count;
 };
@@ -168,19 +168,16 @@ struct shown {
 static pd_status print_places(const struct pd_plan_subject *s, const struct pd_planned_world *w, const struct shown *shown,
                               struct pd_error *err)
 {
-    static const char *const headings[] = {">RANKS", ">FIRST", ">device", ">pinned", ">NVMe", ">to and from it a step"};
     struct pd_table table;
-    pd_table_init(&table, headings, 6);
+    PD_TABLE_INIT(&table, ">RANKS", ">FIRST", ">device", ">pinned", ">NVMe", ">to and from it a step");
     for (uint32_t i = 0; i < shown->count; i++) {
         const uint32_t g = shown->groups[i];
         const struct pd_memory_group *group = &w->memory.groups[g];
         const struct pd_offload_plan none = {0}, *offload = w->offload ? &w->offload[g] : &none;
         const uint64_t pinned = pinned_of(s->config, &group->plan);
-        pd_table_row(&table, (const char *const[]){pd_text_plain(group->ranks).text, pd_text_plain(group->first_rank).text,
-                                                   pd_text_bytes(pd_memory_plan_total(&group->plan)).text,
-                                                   pinned ? pd_text_bytes(pinned).text : "-",
-                                                   pd_text_bytes(offload->nvme_bytes).text,
-                                                   pd_text_bytes(offload->step_bytes).text});
+        PD_TABLE_ROW(&table, pd_text_plain(group->ranks).text, pd_text_plain(group->first_rank).text,
+                     pd_text_bytes(pd_memory_plan_total(&group->plan)).text, pinned ? pd_text_bytes(pinned).text : "-",
+                     pd_text_bytes(offload->nvme_bytes).text, pd_text_bytes(offload->step_bytes).text);
     }
     return pd_table_print(&table, err);
 }
@@ -200,50 +197,6 @@ static bool print_parts(const char *what, const struct part *parts, uint32_t cou
         any = true;
     }
     return any;
-}
-
-/* Of the group whose ranks move most. */
-static void print_streams(const struct pd_planned_world *w)
-{
-    const struct pd_offload_plan *p = &w->offload[0];
-    for (uint32_t g = 1; g < w->memory.group_count; g++)
-        if (w->offload[g].step_bytes > p->step_bytes) p = &w->offload[g];
-    const struct part parts[] = {{"state", p->state_traffic},
-                                 {"parameters", p->parameter_traffic},
-                                 {"gradients", p->gradient_traffic},
-                                 {"activations", p->activation_traffic}};
-    if (print_parts("a rank reads and writes on NVMe in a step, at most", parts, 4)) printf("\n");
-    if (!p->nvme_bytes) return;
-    if (p->generations)
-        printf("state takes %u files of %s: one being read, one being written, and one per kept checkpoint", p->generations,
-               pd_text_bytes(p->generation_bytes).text);
-    if (p->scratch_bytes) printf("%s%s", p->generations ? "; scratch " : "scratch ", pd_text_bytes(p->scratch_bytes).text);
-    printf(
-        "\npage cache: none, by direct I/O; on a file system that refuses it all of these bytes pass through the cache\n");
-}
-
-/* Of the group whose ranks move most. */
-static void print_bus(const struct pd_planned_world *w)
-{
-    uint64_t in = 0, out = 0;
-    for (uint32_t g = 0; g < w->memory.group_count; g++) {
-        in = w->offload[g].bus_in_bytes > in ? w->offload[g].bus_in_bytes : in;
-        out = w->offload[g].bus_out_bytes > out ? w->offload[g].bus_out_bytes : out;
-    }
-    if (in || out)
-        printf("offload moves over a rank's bus in a step, at most: %s to the device, %s from it\n", pd_text_bytes(in).text,
-               pd_text_bytes(out).text);
-}
-
-static void print_library(const struct pd_planned_world *w)
-{
-    uint64_t most = 0;
-    for (uint32_t g = 0; g < w->memory.group_count; g++)
-        if (w->memory.groups[g].plan.library_bytes > most) most = w->memory.groups[g].plan.library_bytes;
-    if (most)
-        printf("in that, beside the table: NCCL's own buffers, %s a rank at most, by an estimate that was not measured on a "
-               "GPU; NCCL_BUFFSIZE and fewer neighbours make them smaller\n",
-               pd_text_bytes(most).text);
 }
 
 static pd_status print_groups(const struct pd_world_memory *m, const struct shown *shown, struct pd_error *err)
@@ -348,15 +301,14 @@ static void print_warnings(const struct pd_planned_world *w)
 
 static pd_status print_alternatives(const struct pd_planned_world *w, struct pd_error *err)
 {
-    static const char *const headings[] = {"ALTERNATIVE", ">STEP", ">WORST RANK"};
     struct pd_table table;
     if (!w->alternative_count) return PD_OK;
-    pd_table_init(&table, headings, 3);
+    PD_TABLE_INIT(&table, "ALTERNATIVE", ">STEP", ">WORST RANK");
     for (uint32_t i = 0; i < w->alternative_count; i++) {
         char text[128];
         layout_text(&w->alternatives[i].laid_out, text, sizeof text);
-        pd_table_row(&table, (const char *const[]){text, seconds_text(w->alternatives[i].step_seconds).text,
-                                                   pd_text_bytes(w->alternatives[i].worst_bytes).text});
+        PD_TABLE_ROW(&table, text, seconds_text(w->alternatives[i].step_seconds).text,
+                     pd_text_bytes(w->alternatives[i].worst_bytes).text);
     }
     return pd_table_print(&table, err);
 }
@@ -380,28 +332,66 @@ static void print_flags(const struct pd_plan_subject *s, const struct pd_planned
     printf(" layout.%s%s\n", recompute, s->config->layout.automatic ? " layout.auto=false" : "");
 }
 
-/* What lies where, of a rank at most and of all. */
-static void print_totals(const struct pd_plan_subject *s, const struct pd_planned_world *w)
+/* The most that a rank has or moves, and what all have together. */
+struct totals {
+    uint64_t pinned, pinned_all, nvme, nvme_all, bus_in, bus_out, library;
+    const struct pd_offload_plan *busiest; /* of the group whose ranks move most on NVMe */
+};
+
+static struct totals totals_of(const struct pd_plan_subject *s, const struct pd_planned_world *w)
 {
-    const struct pd_offload_plan none = {0};
-    uint64_t pinned = 0, pinned_all = 0, nvme = 0, nvme_all = 0;
+    static const struct pd_offload_plan none;
+    struct totals t = {.busiest = w->offload ? w->offload : &none};
     for (uint32_t g = 0; g < w->memory.group_count; g++) {
         const struct pd_memory_group *group = &w->memory.groups[g];
-        const uint64_t locked = pinned_of(s->config, &group->plan),
-                       files = (w->offload ? &w->offload[g] : &none)->nvme_bytes;
-        pinned = locked > pinned ? locked : pinned;
-        nvme = files > nvme ? files : nvme;
-        pinned_all += locked * group->ranks;
-        nvme_all += files * group->ranks;
+        const struct pd_offload_plan *offload = w->offload ? &w->offload[g] : &none;
+        const uint64_t pinned = pinned_of(s->config, &group->plan);
+        t.pinned = pd_max_u64(t.pinned, pinned);
+        t.pinned_all += pinned * group->ranks;
+        t.nvme = pd_max_u64(t.nvme, offload->nvme_bytes);
+        t.nvme_all += offload->nvme_bytes * group->ranks;
+        t.bus_in = pd_max_u64(t.bus_in, offload->bus_in_bytes);
+        t.bus_out = pd_max_u64(t.bus_out, offload->bus_out_bytes);
+        t.library = pd_max_u64(t.library, group->plan.library_bytes);
+        if (offload->step_bytes > t.busiest->step_bytes) t.busiest = offload;
     }
+    return t;
+}
+
+/* What lies where and what moves, of a rank at most. */
+static void print_totals(const struct pd_plan_subject *s, const struct pd_planned_world *w)
+{
+    const struct totals t = totals_of(s, w);
+    const struct pd_offload_plan *p = t.busiest;
+    const struct part parts[] = {{"state", p->state_traffic},
+                                 {"parameters", p->parameter_traffic},
+                                 {"gradients", p->gradient_traffic},
+                                 {"activations", p->activation_traffic}};
     printf("on the device: worst rank %s, mean %s, all ranks %s\n", pd_text_bytes(w->memory.worst_bytes).text,
            pd_text_bytes((uint64_t)w->memory.mean_bytes).text,
            pd_text_bytes((uint64_t)(w->memory.mean_bytes * w->ranks)).text);
-    if (pinned)
-        printf("pinned on the host: worst rank %s, all ranks %s\n", pd_text_bytes(pinned).text,
-               pd_text_bytes(pinned_all).text);
-    if (nvme) printf("on NVMe: worst rank %s, all ranks %s\n", pd_text_bytes(nvme).text, pd_text_bytes(nvme_all).text);
-    if (!pinned && !nvme) printf("nothing on host or NVMe\n");
+    if (t.pinned)
+        printf("pinned on the host: worst rank %s, all ranks %s\n", pd_text_bytes(t.pinned).text,
+               pd_text_bytes(t.pinned_all).text);
+    if (t.nvme) printf("on NVMe: worst rank %s, all ranks %s\n", pd_text_bytes(t.nvme).text, pd_text_bytes(t.nvme_all).text);
+    if (!t.pinned && !t.nvme) printf("nothing on host or NVMe\n");
+    if (t.library)
+        printf("in that, beside the table: NCCL's own buffers, %s a rank at most, by an estimate that was not measured on a "
+               "GPU; NCCL_BUFFSIZE and fewer neighbours make them smaller\n",
+               pd_text_bytes(t.library).text);
+    if (print_parts("a rank reads and writes on NVMe in a step, at most", parts, 4)) printf("\n");
+    if (p->nvme_bytes) {
+        if (p->generations)
+            printf("state takes %u files of %s: one being read, one being written, and one per kept checkpoint",
+                   p->generations, pd_text_bytes(p->generation_bytes).text);
+        if (p->scratch_bytes)
+            printf("%s%s", p->generations ? "; scratch " : "scratch ", pd_text_bytes(p->scratch_bytes).text);
+        printf("\npage cache: none, by direct I/O; on a file system that refuses it all of these bytes pass through the "
+               "cache\n");
+    }
+    if (t.bus_in || t.bus_out)
+        printf("offload moves over a rank's bus in a step, at most: %s to the device, %s from it\n",
+               pd_text_bytes(t.bus_in).text, pd_text_bytes(t.bus_out).text);
 }
 
 static pd_status print_details(const struct pd_plan_subject *s, const struct pd_planned_world *w, struct pd_error *err)
@@ -425,14 +415,11 @@ static pd_status print_details(const struct pd_plan_subject *s, const struct pd_
     PD_TRY(print_groups(&w->memory, &shown, err));
     if (w->offload || is_on_gpu(s->config)) PD_TRY(print_places(s, w, &shown, err));
     print_totals(s, w);
-    print_library(w);
     const enum pd_place places[] = {s->config->offload.optimizer, s->config->offload.parameters,
                                     s->config->offload.gradients, s->config->offload.activations};
     bool any = false;
     for (size_t i = 0; i < sizeof places / sizeof *places; i++)
         any = any || places[i] == PD_PLACE_CPU;
-    if (w->offload) print_streams(w);
-    if (w->offload) print_bus(w);
     if (any && !is_on_gpu(s->config)) printf("note: the device is the CPU, where offload.*=cpu is the same as device\n");
     printf("a process takes about %s beside the memory of its ranks: program, libraries, stacks, tables\n",
            pd_text_bytes(w->process_bytes).text);
@@ -450,26 +437,24 @@ static pd_status print_details(const struct pd_plan_subject *s, const struct pd_
 
 static pd_status print_summary(const struct pd_planned_world *worlds, uint32_t count, struct pd_error *err)
 {
-    static const char *const headings[] = {">WORLD", "LAYOUT",         ">MICRO-BATCHES A RANK", ">WORST RANK",
-                                           ">MEAN",  ">PARAMETERS IN", ">GRADIENTS IN",         ">STEP"};
     struct pd_table table;
     printf("\n");
-    pd_table_init(&table, headings, 8);
+    PD_TABLE_INIT(&table, ">WORLD", "LAYOUT", ">MICRO-BATCHES A RANK", ">WORST RANK", ">MEAN", ">PARAMETERS IN",
+                  ">GRADIENTS IN", ">STEP");
     for (uint32_t i = 0; i < count; i++) {
         const struct pd_planned_world *w = &worlds[i];
         const struct pd_degrees degrees = degrees_of(&w->laid_out.layout);
         const struct pd_text ranks = pd_text_plain(w->ranks);
         char layout[64];
         if (w->refusal[0]) {
-            pd_table_row(&table, (const char *const[]){ranks.text, "none, see below", "-", "-", "-", "-", "-", "-"});
+            PD_TABLE_ROW(&table, ranks.text, "none, see below", "-", "-", "-", "-", "-", "-");
             continue;
         }
         pd_degrees_text(&degrees, layout, sizeof layout);
-        pd_table_row(&table,
-                     (const char *const[]){
-                         ranks.text, layout, pd_text_plain(w->cost.slots).text, pd_text_bytes(w->memory.worst_bytes).text,
-                         pd_text_bytes((uint64_t)w->memory.mean_bytes).text, pd_text_bytes(w->cost.parameter_bytes).text,
-                         pd_text_bytes(w->cost.gradient_bytes).text, seconds_text(w->cost.step_seconds).text});
+        PD_TABLE_ROW(&table, ranks.text, layout, pd_text_plain(w->cost.slots).text,
+                     pd_text_bytes(w->memory.worst_bytes).text, pd_text_bytes((uint64_t)w->memory.mean_bytes).text,
+                     pd_text_bytes(w->cost.parameter_bytes).text, pd_text_bytes(w->cost.gradient_bytes).text,
+                     seconds_text(w->cost.step_seconds).text);
     }
     PD_TRY(pd_table_print(&table, err));
     for (uint32_t i = 0; i < count; i++)

@@ -1,4 +1,4 @@
-/* What `perdure plan` found, and how it is said: text for people, JSON for programs. */
+/* What `perdure plan` found, as text for people and JSON for programs. */
 #pragma once
 
 #include "trainer/plan/cost_model.h"
@@ -40,7 +40,7 @@ struct pd_plan_subject {
 /* Whether this build can count what a GPU's rank takes (plan.c). */
 bool pd_plan_counts_gpus(void);
 
-/* With run.device gpu: bytes become those of the device alone, beside host_bytes. Before anything is printed. */
+/* With run.device gpu: subtracts host_bytes from bytes. Call it before printing. */
 void pd_plan_split(const struct pd_config *config, struct pd_memory_plan *plan);
 
 PD_MUST_USE pd_status pd_plan_print(const struct pd_plan_subject *subject, const struct pd_planned_world *worlds,

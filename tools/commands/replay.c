@@ -1,9 +1,7 @@
 /* perdure replay: past steps of a run computed again, beside what the run wrote down of them. */
 #include "trainer/run/replay.h"
 #include "ckpt/base/cpu.h"
-#include "ckpt/base/json.h"
 #include "ckpt/base/regular_file.h"
-#include "ckpt/inspect/inspect.h"
 #include "tools/command.h"
 #include "tools/commands/ckpt_place.h"
 #include "tools/output.h"
@@ -15,7 +13,7 @@
 
 #define OVERRIDES_MAX 64
 
-/* One rank that keeps everything in memory: the bits are those of any layout. */
+/* One rank that keeps everything in memory: the bits are the same under any layout. */
 static const char *const alone[] = {"layout.ranks=1",
                                     "layout.auto=false",
                                     "layout.dp=1",
@@ -253,9 +251,7 @@ pd_status pd_cmd_replay(int argc, char **argv, struct pd_error *err)
             "keys for what has moved since, such as data.train[0].path=FILE. Exit code 65: they differ.",
         .options = options,
         .json = &a.json,
-        .words = a.words,
-        .words_max = OVERRIDES_MAX,
-        .word_count = &a.word_count,
+        PD_WORDS(a.words, OVERRIDES_MAX, &a.word_count),
         .takes_keys = true};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     a.run = pd_command_take_config(a.words, &a.word_count);

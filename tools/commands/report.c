@@ -1,7 +1,6 @@
 /* perdure report: the page and the numbers of runs. */
 #include "ckpt/base/grow.h"
 #include "ckpt/base/regular_file.h"
-#include "ckpt/base/words.h"
 #include "resharder/layout.h"
 #include "tools/command.h"
 #include "tools/commands/ckpt_place.h"
@@ -130,7 +129,7 @@ static bool has_own_name(const struct report *r, uint32_t run)
     return true;
 }
 
-/* Runs whose directories have one name are called by as much of their paths as tells them apart: exp1/run, exp2/run. */
+/* Runs whose directories have the same name get as much of their paths as distinguishes them: exp1/run, exp2/run. */
 static void tell_apart(struct report *r)
 {
     char *paths[PD_REPORT_RUNS_MAX];
@@ -243,9 +242,7 @@ pd_status pd_cmd_report(int argc, char **argv, struct pd_error *err)
                                        "up to 8, are drawn over each other. The page is one file that needs no network.",
                                    .options = options,
                                    .json = &r->json,
-                                   .words = r->paths,
-                                   .words_max = PD_REPORT_RUNS_MAX,
-                                   .word_count = &r->path_count};
+                                   PD_WORDS(r->paths, PD_REPORT_RUNS_MAX, &r->path_count)};
     _Static_assert(PD_REPORT_RUNS_MAX == 8, "--help says so");
     pd_status st = pd_command_parse(&usage, argc, argv, &done, err);
     if (!st && !done && !r->path_count)

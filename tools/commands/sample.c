@@ -196,9 +196,7 @@ pd_status pd_cmd_sample(int argc, char **argv, struct pd_error *err)
                "checkpoint.dir, or a checkpoint of another system, which is first converted into TMPDIR.",
         .options = options,
         .json = &s.json,
-        .words = &s.path,
-        .words_max = 1,
-        .word_count = &paths};
+        PD_WORDS(&s.path, 1, &paths)};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (!s.path) PD_FAIL(err, PD_USAGE, "sample needs a run directory: perdure sample RUN --prompt=\"In the beginning\"");
     if (s.prompt && s.tokens) PD_FAIL(err, PD_USAGE, "sample takes --prompt or --tokens, not both");

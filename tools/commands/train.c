@@ -31,7 +31,6 @@
 #include <glob.h>
 #include <math.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -268,8 +267,8 @@ static pd_status drop_unnamed_commands(struct pd_config *config, struct pd_error
     return PD_OK;
 }
 
-/* A run's metrics and config.yaml are those of one line of checkpoints: a start that would begin another one beside it is
- * refused. Directories that are not there now (a disk that is not mounted) and those that hold no checkpoint have no say. */
+/* A run's metrics and config.yaml belong to one line of checkpoints: refuses a start that would begin another one beside it.
+ * A directory that is absent now (a disk that is not mounted) or holds no checkpoint does not count. */
 static pd_status check_same_checkpoints(const struct pd_config *config, struct pd_error *err)
 {
     struct pd_run_tiers before, now;
@@ -394,7 +393,7 @@ static pd_status print_result(const struct pd_config *config, pd_status status, 
     return pd_output_json(&w, err);
 }
 
-/* What is wrong with files is said before ranks are started. */
+/* Reports what is wrong with the files before ranks are started. */
 static pd_status find_data(struct pd_config *config, struct pd_error *err)
 {
     char *notes, *rest = NULL;
@@ -440,9 +439,7 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
                "counts.\vTERM and USR1 save and leave (exit code 75), USR2 saves and goes on, a second INT aborts.",
         .options = options,
         .json = &t.json,
-        .words = t.overrides,
-        .words_max = OVERRIDES_MAX,
-        .word_count = &t.override_count,
+        PD_WORDS(t.overrides, OVERRIDES_MAX, &t.override_count),
         .takes_keys = true};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     t.config_path = pd_command_take_config(t.overrides, &t.override_count);

@@ -157,9 +157,7 @@ pd_status pd_cmd_watch(int argc, char **argv, struct pd_error *err)
             "host sees. On a terminal q leaves; elsewhere lines are printed until the run is over. The run never notices.",
         .options = options,
         .json = &o.json,
-        .words = &o.path,
-        .words_max = 1,
-        .word_count = &o.path_count};
+        PD_WORDS(&o.path, 1, &o.path_count)};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (!o.path_count) PD_FAIL(err, PD_USAGE, "watch needs the run.dir of a run: perdure watch runs/mine");
     struct pd_watch *watch = calloc(1, sizeof *watch);

@@ -26,6 +26,21 @@ void pd_chart_escape(FILE *out, const char *text)
     }
 }
 
+void pd_chart_text(FILE *out, const char *before, const char *text, const char *after)
+{
+    fputs(before, out);
+    pd_chart_escape(out, text);
+    fputs(after, out);
+}
+
+static void begin_svg(FILE *out, const char *attributes, double width, double height, const char *title)
+{
+    fprintf(out, "<svg xmlns=\"http://www.w3.org/2000/svg\" %s viewBox=\"0 0 %.0f %.0f\" role=\"img\">", attributes, width,
+            height);
+    pd_chart_text(out, "<title>", title, "</title>");
+    pd_chart_text(out, "<text class=\"h\" x=\"0\" y=\"15\">", title, "</text>");
+}
+
 /* Characters, not bytes. */
 static double text_width(const char *text)
 {
@@ -339,12 +354,7 @@ void pd_chart_draw(FILE *out, const struct pd_chart *chart, double width, double
 {
     struct frame f = {.out = out, .chart = chart, .width = width};
     make_scales(&f);
-    fprintf(out, "<svg xmlns=\"http://www.w3.org/2000/svg\" %s viewBox=\"0 0 %.0f %.0f\" role=\"img\"><title>", attributes,
-            width, height);
-    pd_chart_escape(out, chart->about ? chart->about : chart->title);
-    fputs("</title><text class=\"h\" x=\"0\" y=\"15\">", out);
-    pd_chart_escape(out, chart->title);
-    fputs("</text>", out);
+    begin_svg(out, attributes, width, height, chart->title);
     const double legend = draw_legend(&f, 36);
     fprintf(out, "<text class=\"unit\" x=\"0\" y=\"%.1f\">", 36 + legend);
     label_with_unit(&f, chart->y_label, &f.y);
@@ -396,6 +406,12 @@ static void lane_draw_legend(FILE *out, double width)
     }
 }
 
+static void draw_segment(FILE *out, const struct pd_lane_segment *s, double top, double scale, double least)
+{
+    fprintf(out, "<rect class=\"%s\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.0f\"/>", kind_classes[s->kind],
+            s->begin * scale, top, fmax((s->end - s->begin) * scale, least), LANE_HEIGHT);
+}
+
 /* Segments thinner than a pixel are drawn as one pixel, the shorter ones last, so that a short failure is seen. */
 static void draw_segments(FILE *out, const struct pd_lane *lane, double top, double scale, double width)
 {
@@ -403,15 +419,11 @@ static void draw_segments(FILE *out, const struct pd_lane *lane, double top, dou
     for (int kind = PD_LANE_TRAINING; kind >= 0; kind--)
         for (uint64_t i = 0; i < lane->count; i++) {
             const struct pd_lane_segment *s = &lane->segments[i];
-            if ((int)s->kind != kind) continue;
-            fprintf(out, "<rect class=\"%s\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.0f\"/>", kind_classes[kind],
-                    s->begin * scale, top, fmax((s->end - s->begin) * scale, 0.6), LANE_HEIGHT);
+            if ((int)s->kind == kind) draw_segment(out, s, top, scale, 0.6);
         }
     for (uint64_t i = 0; i < lane->count; i++) {
         const struct pd_lane_segment *s = &lane->segments[i];
-        if (s->kind == PD_LANE_LOST)
-            fprintf(out, "<rect class=\"lost\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.0f\"/>", s->begin * scale,
-                    top, fmax((s->end - s->begin) * scale, 1), LANE_HEIGHT);
+        if (s->kind == PD_LANE_LOST) draw_segment(out, s, top, scale, 1);
         if (!s->number) continue;
         const double x = fmin(s->end * scale, width - 1);
         fprintf(out, "<path class=\"mark\" d=\"M%.1f %.1fv%.0f\"/>", x, top - 3, LANE_HEIGHT + 6);
@@ -428,12 +440,7 @@ void pd_lanes_draw(FILE *out, const char *title, const struct pd_lane *lanes, ui
     struct pd_scale time;
     pd_scale_make(&time, PD_QUANTITY_SECONDS, 0, end > 0 ? end : 1, (uint32_t)(width / 90), false, false);
     const double scale = inner / time.high;
-    fprintf(out, "<svg xmlns=\"http://www.w3.org/2000/svg\" %s viewBox=\"0 0 %.0f %.0f\" role=\"img\"><title>", attributes,
-            width, height);
-    pd_chart_escape(out, title);
-    fputs("</title><text class=\"h\" x=\"0\" y=\"15\">", out);
-    pd_chart_escape(out, title);
-    fputs("</text>", out);
+    begin_svg(out, attributes, width, height, title);
     lane_draw_legend(out, width);
     for (uint32_t i = 0; i < count; i++) {
         const double lane_top = top + LANE_STEP * i + 30;

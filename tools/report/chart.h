@@ -37,7 +37,7 @@ struct pd_chart_mark {
 };
 
 struct pd_chart {
-    const char *title, *about; /* about: one sentence for who cannot see it */
+    const char *title;
     const char *x_label, *y_label;
     enum pd_quantity x_quantity, y_quantity;
     bool from_zero, log_if_wide;
@@ -56,6 +56,8 @@ bool pd_chart_has_data(const struct pd_chart *chart);
 void pd_chart_draw(FILE *out, const struct pd_chart *chart, double width, double height, const char *attributes);
 /* Text with <, & and quotes as entities. */
 void pd_chart_escape(FILE *out, const char *text);
+/* The same between two tags. */
+void pd_chart_text(FILE *out, const char *before, const char *text, const char *after);
 
 /* A lane of what happened when: segments one after the other. */
 enum pd_lane_kind { PD_LANE_OPENING, PD_LANE_TRAINING, PD_LANE_LOST, PD_LANE_KINDS };

@@ -32,7 +32,6 @@ static struct pd_chart *begin(struct making *m, const char *title, const char *y
     PD_CHECK(m->f->count < PD_FIGURES_MAX);
     struct pd_chart *chart = &m->f->charts[m->f->count];
     *chart = (struct pd_chart){.title = title,
-                               .about = title,
                                .x_label = "step",
                                .y_label = y_label,
                                .x_quantity = PD_QUANTITY_COUNT,

@@ -157,18 +157,14 @@ static const char *const keys[PD_COLUMNS] = {[PD_COLUMN_STEP] = "step",
                                              [PD_COLUMN_VALIDATION_LOSS] = "validation_loss",
                                              [PD_COLUMN_GRADIENT_NORM] = "gradient_norm",
                                              [PD_COLUMN_LEARNING_RATE] = "learning_rate",
-                                             [PD_COLUMN_TOKENS] = "tokens",
                                              [PD_COLUMN_SECONDS] = "seconds",
                                              [PD_COLUMN_TOKENS_PER_SECOND] = "tokens_per_second",
                                              [PD_COLUMN_GEMM_SHARE] = "gemm_share",
                                              [PD_COLUMN_MEMORY] = "memory_bytes",
-                                             [PD_COLUMN_DEVICE_FREE] = "device_free_bytes",
                                              [PD_COLUMN_CHECKPOINT] = "last_checkpoint",
-                                             [PD_COLUMN_SAVE_FAILURES] = "save_failures",
                                              [PD_COLUMN_SAVE_SECONDS] = "save_seconds",
                                              [PD_COLUMN_STALL_SECONDS] = "stall_seconds",
                                              [PD_COLUMN_ETA] = "eta_seconds",
-                                             [PD_COLUMN_BUBBLE] = "bubble",
                                              [PD_COLUMN_SKIPPED] = "skipped"};
 
 /* ---- rows ---- */

@@ -15,18 +15,14 @@ enum pd_column {
     PD_COLUMN_VALIDATION_LOSS,
     PD_COLUMN_GRADIENT_NORM,
     PD_COLUMN_LEARNING_RATE,
-    PD_COLUMN_TOKENS,
     PD_COLUMN_SECONDS,
     PD_COLUMN_TOKENS_PER_SECOND,
     PD_COLUMN_GEMM_SHARE,
     PD_COLUMN_MEMORY,
-    PD_COLUMN_DEVICE_FREE,
     PD_COLUMN_CHECKPOINT, /* newest committed step */
-    PD_COLUMN_SAVE_FAILURES,
     PD_COLUMN_SAVE_SECONDS,
     PD_COLUMN_STALL_SECONDS,
     PD_COLUMN_ETA,
-    PD_COLUMN_BUBBLE,
     PD_COLUMN_SKIPPED,                    /* steps so far that updated nothing */
     PD_COLUMN_STAGE,                      /* and those behind it */
     PD_COLUMN_TIER = PD_COLUMN_STAGE + 4, /* newest step of each tier; of a run with one, of its only one */
@@ -59,7 +55,7 @@ struct pd_history_tier {
     char dir[1024], cause[256];
     bool in_memory, is_left_out;
     uint64_t newest, failures, skipped;
-    uint64_t timed;              /* saves that a line tells the seconds of */
+    uint64_t timed;              /* saves whose seconds are in a line */
     double seconds, seconds_max; /* of all of these; of the longest */
 };
 
@@ -115,6 +111,6 @@ double pd_history_last(const struct pd_history *history, enum pd_column column);
 /* The step since which the losses up to the newest are not finite, and "not finite since step 2; 34 skipped"; 0 and "": the
  * newest is finite, or there is none.   ret_text (room) */
 uint64_t pd_history_not_finite_since(const struct pd_history *history, char *ret_text, size_t room);
-/* The value that a `share` of those of the rows first..last (both included) do not exceed; NaN: there is none. */
+/* The quantile `share` of the rows first..last (both included); NaN: they have no finite value. */
 double pd_history_quantile(const struct pd_history *history, enum pd_column column, uint64_t first, uint64_t last,
                            double share);

@@ -1,5 +1,4 @@
 /* What a report says in words and numbers. */
-#include "ckpt/base/words.h"
 #include "tools/output.h"
 #include "tools/report/page.h"
 
@@ -89,9 +88,7 @@ static void card(FILE *out, const char *name, const char *value, const char *mor
 {
     fprintf(out, "<div class=\"card\">%s<b>", name);
     pd_chart_escape(out, value);
-    fputs("</b><span class=\"soft\">", out);
-    pd_chart_escape(out, more);
-    fputs("</span></div>\n", out);
+    pd_chart_text(out, "</b><span class=\"soft\">", more, "</span></div>\n");
 }
 
 static double lowest(const struct pd_history *h, enum pd_column column)
@@ -367,9 +364,7 @@ static void save_summary(FILE *out, const struct pd_history *h)
 static void store(FILE *out, const struct pd_report_run *run)
 {
     if (run->store_note[0]) {
-        fputs("<p>", out);
-        pd_chart_escape(out, run->store_note);
-        fputs("</p>\n", out);
+        pd_chart_text(out, "<p>", run->store_note, "</p>\n");
     }
     if (!run->checkpoint_count) return;
     begin_table(
@@ -403,9 +398,7 @@ static void differences(FILE *out, const struct pd_report_data *r)
     }
     fputs("<div class=\"scroll\"><table><thead><tr><th>key</th>", out);
     for (uint32_t i = 0; i < r->count; i++) {
-        fputs("<th>", out);
-        pd_chart_escape(out, r->runs[i].history.name);
-        fputs("</th>", out);
+        pd_chart_text(out, "<th>", r->runs[i].history.name, "</th>");
     }
     fputs("</tr></thead><tbody>\n", out);
     for (uint32_t k = 0; k < r->difference_count; k++) {
