@@ -51,7 +51,7 @@ static pd_status ls_rows(struct pd_ckpt_place *place, struct pd_table *table, st
     return PD_OK;
 }
 
-/* A place without checkpoints is no error of ls: verify is the command that asks for one. */
+/* For ls a place without checkpoints is no error; for verify it is. */
 static pd_status ls_none(const struct pd_ckpt_place *place, struct pd_error *err)
 {
     char text[4400];
@@ -60,7 +60,7 @@ static pd_status ls_none(const struct pd_ckpt_place *place, struct pd_error *err
     return PD_OK;
 }
 
-/* What is not listed. What lies beside the others and is damaged the store has said. */
+/* Names the quarantined checkpoints, which are not listed. The store has reported other damaged ones. */
 static void ls_aside(const struct pd_ckpt_place *place)
 {
     for (uint32_t i = 0; !place->named[0] && i < place->tiers.count; i++) {
@@ -101,7 +101,7 @@ static pd_status ls(const struct pd_ckpt_options *o, struct pd_error *err)
 
 /* ---- show ---- */
 
-/* Where the tokenizer lies that a checkpoint remembers, and whether it is still that. */
+/* Where the tokenizer of a checkpoint lies, and whether it is still the same. */
 struct shown_tokenizer {
     uint64_t digest, here; /* 0: none is known; none lies there that is read */
     char path[4200];       /* "": none */
@@ -235,7 +235,7 @@ struct pruning {
     bool names_place; /* of several: whose figures these are */
 };
 
-/* Where there is nothing to delete, nothing is written either, since the path may be a mistake. */
+/* With nothing to delete it writes nothing, since the path may be a mistake. */
 static pd_status prune_tier(struct pruning *p, struct pd_ckpt_place *place, struct pd_error *err)
 {
     const struct pd_store_options options = {.writable = true,

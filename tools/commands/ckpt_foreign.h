@@ -22,34 +22,35 @@ bool pd_ckpt_is_foreign(const char *path);
 PD_MUST_USE pd_status pd_ckpt_foreign_open(const char *path, uint64_t step, struct pd_ckpt_foreign *ret_foreign,
                                            struct pd_error *err);
 void pd_ckpt_foreign_close(struct pd_ckpt_foreign *foreign);
-/* The model that it says it is: of config.json, or of our record. PD_NOT_FOUND without a word: it says nothing. */
+/* The model of its config.json, or of our record. PD_NOT_FOUND, without a message: it has neither. */
 PD_MUST_USE pd_status pd_ckpt_foreign_model(const struct pd_ckpt_foreign *foreign, struct pd_model **ret_model,
                                             struct pd_error *err);
-/* Into a configuration, whose context is then no longer than the model's.   *ret_is_said  false: there is no config.json */
+/* The model of its config.json into a configuration, and a context that fits it.   *ret_is_said  false: there is no such file */
 PD_MUST_USE pd_status pd_ckpt_foreign_read_model(const struct pd_ckpt_foreign *foreign, struct pd_config *config,
                                                  bool *ret_is_said, struct pd_error *err);
-/* `file` of --config is a config.json of transformers: it says a model, and nothing of a run. */
+/* Whether `file` of --config is a config.json of transformers, which names a model and no run. */
 bool pd_ckpt_is_model_file(const char *file);
-/* A configuration for one of another system: of `file`, or NULL, with the model that it says it is, or that such a file says.
+/* A configuration for a checkpoint of another system: `file`, or NULL for the defaults, with the checkpoint's own model, or the
+ * model of `file` if that is a config.json.
  *   errors  PD_INVALID: neither names a model; errors of the configuration */
 PD_MUST_USE pd_status pd_ckpt_foreign_configure(const struct pd_ckpt_foreign *foreign, const char *file,
                                                 struct pd_config *ret_config, struct pd_error *err);
-/* Returns `status`; adds to the message what to do about damage of `path`, of another system, and about a drive that is full. */
+/* Returns `status`; adds to the message what to do about damage in `path` and about a full drive. */
 pd_status pd_ckpt_foreign_add_advice(pd_status status, const char *path, struct pd_error *err);
-/* Fails where --step was given (not UINT64_MAX) of what is one checkpoint of another system. */
+/* Fails if --step was given (not UINT64_MAX) for a checkpoint of another system, which has one step. */
 PD_MUST_USE pd_status pd_ckpt_foreign_refuse_step(const struct pd_ckpt_foreign *foreign, uint64_t step,
                                                   struct pd_error *err);
 /* Links its tensors to the model's, and its moments if it has any: all of them, or with `fresh_optimizer` the ones it has. The
  * error says what is missing, and what to do.   errors  of pd_model_links; PD_UNSUPPORTED: fp8 with scales */
 PD_MUST_USE pd_status pd_ckpt_foreign_link(const struct pd_ckpt_foreign *foreign, const struct pd_model *model,
                                            bool fresh_optimizer, struct pd_links *ret_links, struct pd_error *err);
-/* Counters as a checkpoint of ours has them: all of them, the step that of the updates where only those are known. */
+/* Its counters, all of them; if it counts only updates, the step is their number. */
 struct pd_catalog_counters pd_ckpt_foreign_counters(const struct pd_ckpt_foreign *foreign, const struct pd_config *config);
-/* Fails where an output matrix that the model ties to its token embedding is another one: an import would lose it.
+/* Fails if the model ties its output matrix to the token embedding and the two differ here: an import would lose one.
  *   errors  PD_INVALID: names the tensor; PD_CORRUPT, PD_IO; PD_NO_MEMORY */
 PD_MUST_USE pd_status pd_ckpt_foreign_check_tied(const struct pd_ckpt_foreign *foreign, const struct pd_model *model,
                                                  const struct pd_links *links, struct pd_error *err);
-/* Prints what it holds that no link takes, moments where `with_moments`: nothing is dropped in silence.
+/* Prints what it holds that no link takes, so that nothing is dropped in silence; moments only if `with_moments`.
  *   verb  "not imported" */
 PD_MUST_USE pd_status pd_ckpt_foreign_list_beyond(const struct pd_ckpt_foreign *foreign, const struct pd_model *model,
                                                   const struct pd_links *links, bool with_moments, const char *verb,

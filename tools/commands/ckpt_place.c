@@ -358,7 +358,7 @@ void pd_ckpt_place_close(struct pd_ckpt_place *place)
     *place = (struct pd_ckpt_place){0};
 }
 
-/* What was asked for and lies there all the same, with what is wrong with it; else the newest such; NULL: nothing. */
+/* The checkpoint that was asked for if the store found it unusable, else the newest unusable one; NULL: none. */
 static const struct pd_store_unusable *find_unusable(const struct pd_ckpt_place *place, uint64_t step)
 {
     const bool is_any = !place->named[0] && step == UINT64_MAX;
@@ -370,7 +370,7 @@ static const struct pd_store_unusable *find_unusable(const struct pd_ckpt_place 
     return NULL;
 }
 
-/* What a run, or a store's launches, leave in a directory that has no checkpoint yet. */
+/* Files that a run or a store leaves in a directory that has no checkpoint yet. */
 static bool is_of_ours(const char *name)
 {
     uint64_t number;
@@ -378,7 +378,7 @@ static bool is_of_ours(const char *name)
            pd_numbered_name_parse(name, "pool-", &number);
 }
 
-/* What lies there and is none; false: nothing. */
+/* Damaged checkpoints that lie there; false: there are none. */
 static bool describe_flawed(const struct pd_ckpt_place *place, uint32_t quarantined, char *ret_text, size_t bytes)
 {
     const uint32_t unusable = pd_store_unusable_count(place->store);
@@ -407,7 +407,7 @@ static bool read_name(const struct pd_ckpt_place *place, char ret_name[PD_STORE_
     return true;
 }
 
-/* PATH is itself a checkpoint, but not one that a store would list; false: it is none. */
+/* If PATH is itself a checkpoint that a store would not list; false: it is not. */
 static bool describe_other(const struct pd_ckpt_place *place, char *ret_text, size_t bytes)
 {
     const struct pd_format *format;
@@ -578,7 +578,7 @@ static bool has_committed(const struct pd_store *store)
     return false;
 }
 
-/* The launch of this fence wrote what has this name. The fence itself is spent, and stays where others were before it. */
+/* Whether the launch of this fence wrote the file of this name. The fence file itself stays. */
 static bool is_of_fence(const char *name, uint64_t fence)
 {
     struct pd_step_name step;
@@ -587,7 +587,7 @@ static bool is_of_fence(const char *name, uint64_t fence)
     return pd_numbered_name_parse(name, "pool-", &number) && number == fence;
 }
 
-/* ret_name  "": nothing. A checkpoint that was begun is told before what lies beside it. */
+/* ret_name  "": nothing. A checkpoint that was begun comes before other files. */
 static void find_left(const struct pd_ckpt_target *t, const char *root, uint64_t fence, char ret_name[PD_STORE_NAME_MAX])
 {
     struct pd_listing listing;

@@ -37,7 +37,7 @@ struct reshard {
     double seconds;
 };
 
-/* What a training run with this layout would take: the saved configuration with other degrees. */
+/* The saved configuration with other degrees, as a training run with this layout would take it. */
 static pd_status lay_out(struct reshard *r, struct pd_error *err)
 {
     struct pd_ckpt_layout degrees;
@@ -94,7 +94,7 @@ static pd_status read_record(struct reshard *r, struct pd_error *err)
     return PD_OK;
 }
 
-/* `st` came of reading the source, with *err: PD_OK when a copy in another tier is the source now. */
+/* After reading the source failed with `st` and *err: turns to a copy in another tier. PD_OK: that is the source now. */
 static pd_status take_copy(struct reshard *r, pd_status st, struct pd_error *err)
 {
     while (pd_ckpt_place_next_copy(&r->source, err, &r->entry))
@@ -153,7 +153,7 @@ static pd_status check_target(const struct reshard *r, struct pd_error *err)
 static pd_status open_target(struct reshard *r, struct pd_error *err)
 {
     PD_TRY(pd_ckpt_target_open(r->source.vfs, r->options->paths[1], &r->target, err));
-    return check_entries(r, &r->target.place, err); /* what was killed when it was all but done is there now */
+    return check_entries(r, &r->target.place, err); /* opening it may have finished a save that was killed */
 }
 
 /* ---- the work ---- */

@@ -32,10 +32,10 @@ static pd_status look_into(struct opened *o, struct pd_error *err)
     if (o->entry) pd_store_entry_path(o->place.store, o->entry, o->path);
     pd_status status = pd_inspect_open(o->place.vfs, o->path, &o->inspect, err);
     if (!status) status = pd_inspect_check_complete(o->inspect, err);
-    return status == PD_NOT_FOUND ? PD_CORRUPT : status; /* no valid checkpoint where one must be */
+    return status == PD_NOT_FOUND ? PD_CORRUPT : status; /* there must be a valid checkpoint */
 }
 
-/* `status` came of reading it, with *err: PD_OK when a copy in another tier is open instead. */
+/* After reading it failed with `status` and *err: opens a copy in another tier. PD_OK: one is open. */
 static pd_status take_copy(struct opened *o, pd_status status, struct pd_error *err)
 {
     while (status && o->entry && pd_ckpt_place_next_copy(&o->place, err, &o->entry))
@@ -265,7 +265,7 @@ pd_status pd_ckpt_diff_json(const char *const paths[2], const uint64_t steps[2],
     return pd_output_json(&w, err);
 }
 
-/* The difference met damage on one side: which, is seen when all of it is read. */
+/* Whether this is the damaged side: reads all of it. */
 static bool is_bad(struct opened *o, struct pd_error *err)
 {
     struct pd_damage_list list = {0};
@@ -282,7 +282,7 @@ static pd_status take_other_side(struct opened sides[2], pd_status status)
         struct pd_error own = {0};
         if (sides[i].place.tiers.count == 1 || !sides[i].entry || !is_bad(&sides[i], &own)) continue;
         if (!take_copy(&sides[i], own.status, &own)) return PD_OK;
-        return status; /* nothing is looked into on that side any more */
+        return status; /* that side is closed now */
     }
     return status;
 }

@@ -112,7 +112,7 @@ static bool is_gone(const struct verify *v, const struct checked *c)
     return pd_vfs_stat(v->place.vfs, c->path, &stat, NULL) == PD_NOT_FOUND;
 }
 
-/* No state lies in it, so that it is no damage of the checkpoint; whoever opens it with h5py would see nonsense all the same. */
+/* index.h5 holds no state, so the checkpoint is whole without it; but h5py would show nonsense. */
 static void check_index(struct verify *v, struct checked *c, struct pd_inspect *inspect)
 {
     struct pd_error why;
@@ -141,7 +141,7 @@ static pd_status read_all(struct verify *v, struct checked *c, struct pd_error *
         if (err) *err = why;
         return st;
     }
-    /* Its record is gone or wrong; the store's reason says so already where there is one. */
+    /* Its record is gone or wrong; a reason of the store says so already. */
     if (st && c->candidate->unusable) return PD_OK;
     if (st) return add_finding(&c->list, "commit.h5", st == PD_NOT_FOUND ? PD_CORRUPT : st, why.message, err);
     st = pd_inspect_verify(inspect, pd_shown_progress_start(&progress), &progress, &c->list, err);
@@ -152,7 +152,7 @@ static pd_status read_all(struct verify *v, struct checked *c, struct pd_error *
     return st;
 }
 
-/* What an interrupted removal left is no damage; it is older than what a removal keeps. */
+/* Remains of an interrupted removal are not damage; they are older than the checkpoints that a removal keeps. */
 static bool is_a_removal(const struct verify *v, const struct checked *c)
 {
     const struct pd_store_unusable *unusable = c->candidate->unusable;
@@ -236,7 +236,7 @@ static void tell_text(const struct checked *c)
     printf("\n");
 }
 
-/* What cannot be read is a storage error, not proof of damage. */
+/* A read that fails is a storage error, not proof of damage. */
 static void count_findings(struct verify *v, const struct checked *c)
 {
     const uint32_t proven = count_proven(&c->list);
@@ -304,7 +304,7 @@ static pd_status finish(struct verify *v, struct pd_error *err)
     return v->is_json ? pd_output_json(&v->w, err) : PD_OK;
 }
 
-/* What lies in one tier. That there is nothing is an error, and programs get their answer all the same: *ret_none. */
+/* Verifies one tier. If it holds nothing, *ret_none says so and the JSON is printed all the same. */
 static pd_status verify_tier(struct verify *v, uint64_t step, struct pd_error *ret_none, struct pd_error *err)
 {
     struct pd_error why = {0};

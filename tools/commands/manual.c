@@ -9,14 +9,14 @@
 
 enum shell { BASH, ZSH, FISH };
 
-/* Words of "auto, cpu or gpu" or "bash|zsh", each as `format` has it. */
-static void print_words(const char *words, const char *format)
+/* Words of "auto, cpu or gpu" or "bash|zsh", each with a space behind it. */
+static void print_words(const char *words)
 {
     while (*words) {
         char word[48];
         const size_t length = strcspn(words, ", |");
         snprintf(word, sizeof word, "%.*s", (int)length, words);
-        if (strcmp(word, "or") != 0 && strcmp(word, "and") != 0 && *word) printf(format, word);
+        if (strcmp(word, "or") != 0 && strcmp(word, "and") != 0 && *word) printf("%s ", word);
         words += length;
         words += strspn(words, ", |");
     }
@@ -66,7 +66,7 @@ static void visit_words(void *context, const struct pd_command_described *d)
     printf("' list='");
     for (const struct pd_command *c = d->commands; c && c->name; c++)
         if (c->summary) printf("%s ", c->name);
-    if (u && takes_word(u)) print_words(u->arguments, "%s ");
+    if (u && takes_word(u)) print_words(u->arguments);
     printf("'%s%s;;\n", u && u->arguments && strstr(u->arguments, "key=value") ? " keys=1" : "",
            u && u->words_max && !takes_word(u) ? " files=1" : "");
 }
@@ -79,7 +79,7 @@ static void visit_values(void *context, const struct pd_command_described *d)
         printf("    '%s --%s'", d->path, o->name);
         if (o->letter) printf("|'%s -%c'", d->path, o->letter);
         printf(") list='");
-        if (words_of(o)) print_words(words_of(o), "%s ");
+        if (words_of(o)) print_words(words_of(o));
         printf("'%s;;\n", takes_files(o) ? " files=1" : "");
     }
 }
@@ -197,7 +197,7 @@ static void fish_option(const char *path, const struct pd_option *o)
     if (o->argument && !takes_files(o)) printf("-f ");
     if (words_of(o)) {
         printf("-a '");
-        print_words(words_of(o), "%s ");
+        print_words(words_of(o));
         printf("' ");
     }
     printf("-d ");
@@ -223,7 +223,7 @@ static void visit_fish(void *context, const struct pd_command_described *d)
         printf("complete -c perdure ");
         print_condition(d->path);
         printf("-f -a '");
-        print_words(d->usage->arguments, "%s ");
+        print_words(d->usage->arguments);
         puts("'");
     }
     for (const struct pd_option *o = d->usage->options; o && (o->name || o->doc); o++)
