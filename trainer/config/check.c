@@ -17,7 +17,7 @@
 
 /* checkpoint.tiers: a list of directories with what is saved into each. */
 
-#define TIERS_DIRECTORY_MAX 3000u
+#define DIRECTORY_MAX 3000u
 
 /* Members that were left out, from checkpoint.*. */
 static pd_status config_tiers_resolve(struct pd_config *config, struct pd_error *err)
@@ -56,29 +56,29 @@ static pd_status check_replicas(const struct pd_config_tier *tiers, uint32_t i, 
     return PD_OK;
 }
 
-/* Number i of a list of directories, and those before it.   dirs (i + 1) */
-static pd_status check_directory(const char *list, const char *member, const char *const *dirs, uint32_t i,
-                                 const char *advice, struct pd_error *err)
+/* Number i of the tiers, and those before it. */
+static pd_status check_directory(const struct pd_config_tier *tiers, uint32_t i, struct pd_error *err)
 {
-    if (!dirs[i] || !dirs[i][0]) PD_FAIL(err, PD_INVALID, "%s[%u]%s is empty; name a directory", list, i, member);
-    if (strlen(dirs[i]) > TIERS_DIRECTORY_MAX)
-        PD_FAIL(err, PD_INVALID, "%s[%u]%s may have at most %u bytes, so that names fit below it", list, i, member,
-                TIERS_DIRECTORY_MAX);
+    const char *dir = tiers[i].dir;
+    if (!dir || !dir[0]) PD_FAIL(err, PD_INVALID, "checkpoint.tiers[%u].dir is empty; name a directory", i);
+    if (strlen(dir) > DIRECTORY_MAX)
+        PD_FAIL(err, PD_INVALID, "checkpoint.tiers[%u].dir may have at most %u bytes, so that names fit below it", i,
+                DIRECTORY_MAX);
     for (uint32_t k = 0; k < i; k++)
-        if (strcmp(dirs[k], dirs[i]) == 0)
-            PD_FAIL(err, PD_INVALID, "%s[%u] and [%u] are both %s; %s", list, k, i, dirs[i], advice);
+        if (strcmp(tiers[k].dir, dir) == 0)
+            PD_FAIL(err, PD_INVALID,
+                    "checkpoint.tiers[%u] and [%u] are both %s; "
+                    "a tier is a directory of its own (one may leave dir out: it takes checkpoint.dir)",
+                    k, i, dir);
     return PD_OK;
 }
 
 static pd_status config_tiers_check(const struct pd_config *config, struct pd_error *err)
 {
-    const char *dirs[PD_TIERS_MAX];
     PD_TRY(check_compression("checkpoint.compression", config->checkpoint.compression, err));
     for (uint32_t i = 0; i < config->checkpoint.tiers_count; i++) {
         char key[64];
-        dirs[i] = config->checkpoint.tiers[i].dir;
-        PD_TRY(check_directory("checkpoint.tiers", ".dir", dirs, i,
-                               "a tier is a directory of its own (one may leave dir out: it takes checkpoint.dir)", err));
+        PD_TRY(check_directory(config->checkpoint.tiers, i, err));
         snprintf(key, sizeof key, "checkpoint.tiers[%u].compression", i);
         PD_TRY(check_compression(key, config->checkpoint.tiers[i].compression, err));
         PD_TRY(check_replicas(config->checkpoint.tiers, i, err));
@@ -143,7 +143,6 @@ pd_status pd_config_listen(const char *key, const char *text, struct pd_listen *
 /* ---- the whole ---- */
 
 #define DEFAULT_MICRO_BATCHES_MAX 8u
-#define DIRECTORY_MAX 3000u
 
 /* ---- resolve ---- */
 

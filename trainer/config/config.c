@@ -9,7 +9,7 @@
 #include "resharder/catalog/family.h"
 #include "trainer/config/check.h"
 #include "trainer/config/keys.h"
-#include "trainer/data/sources.h"
+#include "trainer/data/input_list.h"
 #include "trainer/data/token_file.h"
 #include <errno.h>
 #include <fcntl.h>

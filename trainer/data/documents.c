@@ -18,12 +18,10 @@
 
 /* ---- reading ---- */
 
-/* The serial half of documents.h: files into segments, which are text cut into pieces, or whole lines of JSON that wait to be
- * parsed.
+/* The serial half: files into segments, which are text cut into pieces, or whole lines of JSON that wait to be parsed. Bytes of
+ * a file that belong to its next segment are carried over: the beginning of a line or of a separator. A carriage return at the
+ * end waits apart, since what follows says whether it stays.
  *   threads  one at a time */
-/* What is read of a file and belongs to its next segment is carried over: the beginning of a line or of a
- * separator.
- * A carriage return at the end waits apart, since what follows says whether it stays. */
 
 struct pd_segment {       /* zeroed: empty; its memory is used again */
     unsigned char *bytes; /* (used, capacity) owned */
@@ -36,8 +34,6 @@ struct pd_segment {       /* zeroed: empty; its memory is used again */
     pd_status status; /* of parsing */
     struct pd_error err;
 };
-
-struct pd_document_reader;
 
 #define FIRST_BYTES (16u << 10)                      /* of a segment; more when they are full */
 #define KEPT_BYTES_MAX (4u * PD_DOCUMENTS_PIECE_MAX) /* by a segment that had a long line */
@@ -268,11 +264,6 @@ static void document_reader_free(struct pd_document_reader *r)
     free(r);
 }
 
-static struct pd_documents_progress document_reader_progress(const struct pd_document_reader *r)
-{
-    return r->progress;
-}
-
 /* ---- parsing and order ---- */
 
 #define SEGMENTS_MAX 64u /* of a batch: many small files have one each */
@@ -322,7 +313,7 @@ static void fill_batch(struct pd_documents *d, struct batch *batch)
         bytes += (*segment)->used;
         batch->count++;
     }
-    batch->progress = document_reader_progress(d->reader);
+    batch->progress = d->reader->progress;
     batch->progress.stored_bytes_total = d->stored_bytes_total;
     batch->last = !more || batch->status;
 }

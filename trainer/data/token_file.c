@@ -3,12 +3,11 @@
 #include "ckpt/base/checked.h"
 #include "ckpt/base/digest.h"
 #include "trainer/data/data_file.h"
+#include "trainer/data/input_list.h"
 #include "trainer/data/megatron_index.h"
-#include "trainer/data/sources.h"
 #include "trainer/data/token_format.h"
 #include <endian.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

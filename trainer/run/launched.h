@@ -68,7 +68,6 @@ uint32_t pd_launched_threads(uint32_t asked, uint32_t ranks_here);
 #define PD_LAUNCH_ENV_VERIFY "PERDURE_LAUNCH_VERIFY" /* "1": --verify-data; "": not */
 #define PD_LAUNCH_ENV_TRACE "PERDURE_LAUNCH_TRACE"   /* the file of --trace; "": none */
 
-/* The layout of one start, as its launcher tells it to the ranks. */
 /* How the ranks of one start are laid out; chosen by the launcher, so that they agree. */
 struct pd_launch_layout {
     uint32_t ranks;

@@ -11,7 +11,6 @@
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +20,7 @@
 
 /* ---- the queue of a sink ---- */
 
-#define METRICS_QUEUE_MODULE "metrics"
+#define MODULE "metrics"
 
 struct pd_metrics_queue {
     const struct pd_metrics_sink *sink;
@@ -57,8 +56,7 @@ static bool is_left(struct pd_metrics_queue *q)
 static void note_failure(struct pd_metrics_queue *q, const struct pd_error *error)
 {
     if (q->failures++ == 0)
-        pd_log_warn(METRICS_QUEUE_MODULE, "%s: %s; the run goes on without it, and it is tried again", q->sink->name,
-                    error->message);
+        pd_log_warn(MODULE, "%s: %s; the run goes on without it, and it is tried again", q->sink->name, error->message);
     q->retry_ns = pd_clock_monotonic_ns(NULL) + pd_backoff_ns(q->failures);
     if (q->open) q->sink->close(q->open);
     q->open = NULL;
@@ -75,8 +73,7 @@ static void write_line(struct pd_metrics_queue *q)
     if (!st) st = q->sink->write(q->open, &q->line, &error);
     if (!st) {
         if (q->failures)
-            pd_log_info(METRICS_QUEUE_MODULE, "%s works again; %llu lines of it are lost", q->sink->name,
-                        (unsigned long long)q->lost);
+            pd_log_info(MODULE, "%s works again; %llu lines of it are lost", q->sink->name, (unsigned long long)q->lost);
         q->failures = 0;
         q->lost = 0;
         return;
@@ -159,7 +156,7 @@ void pd_metrics_queue_push(struct pd_metrics_queue *q, const struct pd_metrics_l
     pthread_mutex_unlock(&q->lock);
     if (is_first)
         pd_log_warn(
-            METRICS_QUEUE_MODULE,
+            MODULE,
             "%s: falls behind the steps; it loses lines, and the run goes on. A larger run.log_every asks less of it",
             q->sink->name);
 }
@@ -186,12 +183,10 @@ void pd_metrics_queue_close(struct pd_metrics_queue *q)
         return;
     }
     pthread_detach(thread);
-    pd_log_warn(METRICS_QUEUE_MODULE, "%s: hangs, and its last lines are lost", name);
+    pd_log_warn(MODULE, "%s: hangs, and its last lines are lost", name);
 }
 
 /* ---- the line ---- */
-
-#define MODULE "metrics"
 
 static const struct pd_metrics_sink *const sinks[] = {&pd_metrics_json, &pd_metrics_tensorboard, &pd_metrics_prometheus_file,
                                                       &pd_metrics_prometheus_http};

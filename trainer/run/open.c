@@ -4,7 +4,6 @@
  *          -> saver -> room for checkpoints -> state (resume.h) -> metrics
  *
  * What one rank alone finds out is agreed upon before the next part begins, so all ranks fail with the same status. */
-#include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/file_limit.h"
 #include "ckpt/base/heartbeat.h"

@@ -24,7 +24,6 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 /* ---- sources ---- */
@@ -43,8 +42,6 @@
  */
 /* The three rows: `memory`, a GPU's `mirror`, and `files`. What all need is the index of whole tensors, which a commit
  * takes over. */
-
-struct pd_save_source;
 
 /* How a save stands to those before it. */
 enum pd_save_order {

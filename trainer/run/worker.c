@@ -17,7 +17,6 @@
 #include <spawn.h>
 #include <stdatomic.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 

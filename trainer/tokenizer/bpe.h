@@ -7,7 +7,6 @@
  *   threads  a model any, a scratch one at a time */
 #pragma once
 
-#include "trainer/tokenizer/tokens.h"
 #include "trainer/tokenizer/vocab.h"
 
 struct pd_merge {

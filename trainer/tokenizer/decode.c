@@ -1,4 +1,4 @@
-#include "trainer/tokenizer/decode.h"
+#include "trainer/tokenizer/parts.h"
 
 #include "trainer/tokenizer/byte_level.h"
 #include "trainer/tokenizer/unicode.h"

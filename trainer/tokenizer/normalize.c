@@ -1,4 +1,4 @@
-#include "trainer/tokenizer/normalize.h"
+#include "trainer/tokenizer/parts.h"
 
 #include "trainer/tokenizer/unicode.h"
 

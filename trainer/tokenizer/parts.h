@@ -3,8 +3,129 @@
 
 #include "trainer/tokenizer/added.h"
 #include "trainer/tokenizer/bpe.h"
-#include "trainer/tokenizer/decode.h"
-#include "trainer/tokenizer/split.h"
+#include "trainer/tokenizer/matcher.h"
+
+/* Normalizers: text to text, before anything is split.
+ *   threads  a normalizer any, a scratch one at a time */
+#define PD_STEPS_MAX 32u /* of a normalizer, of a pre-tokenizer, of a decoder */
+
+enum pd_normalizer_kind {
+    PD_NORMALIZE_NFC,
+    PD_NORMALIZE_NFKC,
+    PD_NORMALIZE_LOWERCASE,
+    PD_NORMALIZE_PREPEND,
+    PD_NORMALIZE_REPLACE,
+    PD_NORMALIZE_STRIP
+};
+
+struct pd_normalizer_step {
+    enum pd_normalizer_kind kind;
+    struct pd_matcher matcher; /* REPLACE */
+    char *content;             /* PREPEND, REPLACE; owned */
+    bool strip_left, strip_right;
+};
+
+struct pd_normalizer {
+    struct pd_normalizer_step steps[PD_STEPS_MAX];
+    uint32_t count;
+};
+
+struct pd_normalizer_scratch {
+    struct pd_string texts[2]; /* of a step and of the one before, in turn */
+};
+
+/* A stretch of text, and how many of its first bytes come from the very start of the document: a pre-tokenizer asks. */
+struct pd_stretch {
+    const char *text;
+    size_t bytes, origin_bytes;
+};
+
+void pd_normalizer_deinit(struct pd_normalizer *normalizer);
+void pd_normalizer_digest(const struct pd_normalizer *normalizer, struct pd_digest_stream *stream);
+/* *stretch changes to the normalized text, in the scratch until the next call or as it was.
+ *   errors  PD_INVALID: Replace makes more than PD_STRING_GROWN_MAX of it */
+PD_MUST_USE pd_status pd_normalizer_run(const struct pd_normalizer *normalizer, struct pd_normalizer_scratch *scratch,
+                                        struct pd_pattern_scratch *patterns, struct pd_stretch *stretch,
+                                        struct pd_error *err);
+
+/* Pre-tokenizers: a stretch of text into words, none of which a merge crosses.
+ *   memory   a copy of the text for each step that changes it
+ *   threads  a splitter any, a scratch one at a time */
+enum pd_split_kind { PD_SPLIT_BYTE_LEVEL, PD_SPLIT_MATCHES, PD_SPLIT_METASPACE };
+enum pd_split_behavior {
+    PD_SPLIT_REMOVED,
+    PD_SPLIT_ISOLATED,
+    PD_SPLIT_MERGED_WITH_PREVIOUS,
+    PD_SPLIT_MERGED_WITH_NEXT,
+    PD_SPLIT_CONTIGUOUS
+};
+enum pd_prepend_scheme { PD_PREPEND_ALWAYS, PD_PREPEND_FIRST, PD_PREPEND_NEVER };
+
+struct pd_split_step {
+    enum pd_split_kind kind;
+    bool splits;               /* BYTE_LEVEL: use_regex; METASPACE: split; MATCHES: always */
+    struct pd_matcher matcher; /* MATCHES, BYTE_LEVEL; METASPACE: the replacement, a literal */
+    enum pd_split_behavior behavior;
+    bool invert;
+    enum pd_prepend_scheme prepend; /* METASPACE; BYTE_LEVEL: ALWAYS or NEVER, of a space */
+};
+
+struct pd_splitter {
+    struct pd_split_step steps[PD_STEPS_MAX];
+    uint32_t count;
+};
+
+struct pd_split_scratch {
+    struct pd_string texts[PD_STEPS_MAX]; /* by step */
+};
+
+struct pd_word_sink { /* takes the words in their order */
+    pd_status (*take)(void *context, const char *text, size_t bytes, struct pd_error *err);
+    void *context;
+};
+
+void pd_splitter_deinit(struct pd_splitter *splitter);
+void pd_splitter_digest(const struct pd_splitter *splitter, struct pd_digest_stream *stream);
+PD_MUST_USE pd_status pd_splitter_run(const struct pd_splitter *splitter, struct pd_split_scratch *scratch,
+                                      struct pd_pattern_scratch *patterns, struct pd_stretch stretch,
+                                      const struct pd_word_sink *sink, struct pd_error *err);
+
+/* Decoders: the texts of tokens to text. A decoder sees a list of pieces, one for each token at first.
+ *   threads  a decoder any */
+enum pd_decoder_kind {
+    PD_DECODE_BYTE_LEVEL,
+    PD_DECODE_REPLACE,
+    PD_DECODE_BYTE_FALLBACK,
+    PD_DECODE_FUSE,
+    PD_DECODE_STRIP,
+    PD_DECODE_METASPACE
+};
+
+struct pd_decoder_step {
+    enum pd_decoder_kind kind;
+    struct pd_matcher matcher; /* REPLACE; STRIP and METASPACE: the character, a literal */
+    char *content;             /* REPLACE, owned */
+    uint32_t start, stop;      /* STRIP: at most so many characters at either end */
+    bool keeps_first;          /* METASPACE: the first piece keeps its marks, as spaces */
+};
+
+struct pd_decoder {
+    struct pd_decoder_step steps[PD_STEPS_MAX];
+    uint32_t count;
+};
+
+struct pd_pieces { /* zeroed: none */
+    struct pd_string text;
+    size_t *ends; /* (count) in text, owned */
+    size_t count, capacity;
+};
+
+void pd_decoder_deinit(struct pd_decoder *decoder);
+void pd_pieces_deinit(struct pd_pieces *pieces);
+PD_MUST_USE pd_status pd_pieces_add(struct pd_pieces *pieces, const char *text, size_t bytes, struct pd_error *err);
+/* The pieces become what the decoder makes of them; `spare` is room to work in. Pieces are valid UTF-8, before and after. */
+PD_MUST_USE pd_status pd_decoder_run(const struct pd_decoder *decoder, struct pd_pattern_scratch *patterns,
+                                     struct pd_pieces *pieces, struct pd_pieces *spare, struct pd_error *err);
 
 struct pd_tokenizer {
     bool is_bytes; /* ids are bytes; nothing else is used */

@@ -1,5 +1,5 @@
 /* Steps run depth first: a piece goes through all later steps before the next one is looked for, so nothing is listed. */
-#include "trainer/tokenizer/split.h"
+#include "trainer/tokenizer/parts.h"
 
 struct run {
     const struct pd_splitter *splitter;

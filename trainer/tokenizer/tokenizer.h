@@ -11,7 +11,6 @@
 #pragma once
 
 #include "trainer/tokenizer/string_buffer.h"
-#include "trainer/tokenizer/tokens.h"
 #include <stdbool.h>
 #include <stdint.h>
 

@@ -1,4 +1,4 @@
-#include "trainer/data/sources.h"
+#include "trainer/data/input_list.h"
 
 #include "compressed.h"
 
