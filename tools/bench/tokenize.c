@@ -4,7 +4,7 @@
 #include "ckpt/base/clock.h"
 #include "tools/bench/bench.h"
 #include "trainer/data/data_file.h"
-#include "trainer/data/encode.h"
+#include "trainer/data/pack.h"
 
 #include <errno.h>
 #include <inttypes.h>

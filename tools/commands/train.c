@@ -14,7 +14,7 @@
 #include "tools/commands/plan_report.h"
 #include "tools/output.h"
 #include "trainer/comm/comm.h"
-#include "trainer/data/scan_cache.h"
+#include "trainer/data/token_file.h"
 #include "trainer/launch/claim.h"
 #include "trainer/launch/hold.h"
 #include "trainer/launch/launcher.h"

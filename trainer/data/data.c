@@ -4,7 +4,6 @@
 #include "ckpt/base/digest.h"
 #include "ckpt/base/words.h"
 #include "trainer/data/order.h"
-#include "trainer/data/scan_cache.h"
 #include "trainer/data/token_file.h"
 #include "trainer/data/token_origin.h"
 #include <inttypes.h>

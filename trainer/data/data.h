@@ -36,7 +36,7 @@ struct pd_data_options {
     bool separate_documents;     /* attention and targets do not cross document bounds */
     int64_t document_token;      /* token that ends a document (formats without bounds); negative: none */
     uint64_t seed;
-    const char *scan_cache; /* file that keeps what scans found (scan_cache.h); NULL: every byte is read */
+    const char *scan_cache; /* file that keeps what scans found (token_file.h); NULL: every byte is read */
 };
 
 struct pd_data;

@@ -178,36 +178,21 @@ pd_status pd_directories_check(const struct pd_config *config, struct pd_error *
 
 /* ---- which share a file system ---- */
 
-static bool share_file_system(const char *a, const char *b)
-{
-    struct stat x, y;
-    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev;
-}
-
-/* The first before `i` that lies on the same file system; NULL: none. */
-static const struct named *companion(const struct named *all, uint32_t i)
-{
-    for (uint32_t k = 0; k < i; k++)
-        if (share_file_system(all[k].path, all[i].path)) return &all[k];
-    return NULL;
-}
-
-static void warn_shared(const struct named *one, const struct named *other, const char *consequence)
-{
-    if (other)
-        pd_log_warn(MODULE, "%s, %s, lies on the same file system as %s, %s: %s", one->key, one->path, other->key,
-                    other->path, consequence);
-}
-
 void pd_directories_warn_shared(const struct pd_config *config)
 {
     struct named *all = calloc(NAMED_MAX, sizeof *all);
     if (!all) return;
     const uint32_t count = list(config, all), tiers = count - (config->checkpoint.tiers_count ? 1 : 0);
     for (uint32_t i = 1; i < tiers; i++)
-        warn_shared(&all[i], companion(all, i),
-                    "what takes one takes both, so the copy protects nothing; name a directory on another drive or on "
-                    "shared storage");
+        for (uint32_t k = 0; k < i; k++) {
+            struct stat here, other;
+            if (stat(all[k].path, &other) || stat(all[i].path, &here) || here.st_dev != other.st_dev) continue;
+            pd_log_warn(MODULE,
+                        "%s, %s, lies on the same file system as %s, %s: what takes one takes both, so the copy protects "
+                        "nothing; name a directory on another drive or on shared storage",
+                        all[i].key, all[i].path, all[k].key, all[k].path);
+            break;
+        }
     free(all);
 }
 

@@ -11,7 +11,7 @@
 #include "ckpt/base/trace.h"
 #include "ckpt/base/words.h"
 #include "trainer/comm/nccl.h"
-#include "trainer/data/scan_cache.h"
+#include "trainer/data/token_file.h"
 #include "trainer/data/token_origin.h"
 #include "trainer/engine/engine.h"
 #include "trainer/engine/gpus.h"

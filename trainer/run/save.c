@@ -29,10 +29,11 @@
 /* ---- sources ---- */
 
 /* Where the bytes of a save come from: this rank's boxes in memory, a GPU's mirror of them, or its newest generation of
- * state in files. One table of functions with three rows.
+ * state in files. A table has a row of functions for each: `memory`, `mirror` and `files`. All three need the index of whole
+ * tensors, which a commit takes over.
  *
- *   begin    the caller's thread, right after an update: the state does not change before on_copied
- *   ready    the saver's thread, before ranks meet: what must have ended on this rank before its shard can be written
+ *   begin    the caller's thread (pd_state_save_begin), right after an update: the state stays until on_copied
+ *   ready    the saver's thread (pd_state_save_wait), before ranks meet: waits for what the shard needs
  *   write    the saver's thread, once for each tier that is tried: this rank's shard, into `store`
  *
  *              state in memory                             state in files
@@ -40,8 +41,6 @@
  *   ready      it has arrived                              tables and one sync
  *   write      the boxes are copied                        the file gets one more name
  */
-/* The three rows: `memory`, a GPU's `mirror`, and `files`. What all need is the index of whole tensors, which a commit
- * takes over. */
 
 /* How a save stands to those before it. */
 enum pd_save_order {
@@ -250,27 +249,6 @@ static pd_status save_source_new(struct pd_vfs *vfs, struct pd_tiers *tiers, str
 
 /* ---- the rows, called ---- */
 
-static enum pd_save_order save_source_order(const struct pd_save_source *s)
-{
-    return s->row->order;
-}
-
-/* The most of any tier. */
-static uint64_t save_source_file_bytes(const struct pd_save_source *s)
-{
-    return s->row->file_bytes(s);
-}
-
-static pd_status save_source_begin(struct pd_save_source *s, const struct pd_identity *identity, struct pd_error *err)
-{
-    return pd_state_save_begin(s->engine->state, identity, err);
-}
-
-static pd_status save_source_ready(struct pd_save_source *s, struct pd_save_shard *ret_shard, struct pd_error *err)
-{
-    return pd_state_save_wait(s->engine->state, &ret_shard->summary, &ret_shard->slot, err);
-}
-
 /* As pd_tiers_save.prepare. */
 static pd_status save_source_write(struct pd_save_source *s, const struct pd_identity *identity,
                                    const struct pd_save_shard *shard, struct pd_store *store, uint32_t tier,
@@ -368,7 +346,7 @@ struct save {
     uint64_t start_ns;
     bool is_pinned;      /* the state in memory is still to be read, and may not change */
     bool is_overwritten; /* it may have changed: this save cannot read it again */
-    pd_status begun;     /* what became of save_source_begin, with its error in the outcome */
+    pd_status begun;     /* what became of pd_state_save_begin, with its error in the outcome */
     struct pd_saver_outcome outcome;
     struct pd_save_shard shard;
 };
@@ -470,9 +448,10 @@ static pd_status write_save(struct pd_saver *s, struct save *save, struct pd_err
     struct writing writing = {s, save};
     const struct pd_tiers_save request = {&save->state, save->is_everywhere, prepare, hold, &writing};
     uint32_t tier;
-    if (save_source_order(s->source) != PD_SAVE_BESIDE) {
-        const pd_status st = save->begun ? save->begun /* with its error in *err */
-                                         : save_source_ready(s->source, &save->shard, err);
+    if (s->source->row->order != PD_SAVE_BESIDE) {
+        const pd_status st =
+            save->begun ? save->begun /* with its error in *err */
+                        : pd_state_save_wait(s->source->engine->state, &save->shard.summary, &save->shard.slot, err);
         PD_TRY(pd_group_agree(s->group, st, err));
     }
     if (save->is_last) return pd_tiers_finish(s->tiers, &request, save->leave_seconds, err);
@@ -569,12 +548,12 @@ void pd_saver_free(struct pd_saver *s)
 
 uint64_t pd_saver_file_bytes(const struct pd_saver *s)
 {
-    return save_source_file_bytes(s->source);
+    return s->source->row->file_bytes(s->source);
 }
 
 void pd_saver_keep_ready(struct pd_saver *s)
 {
-    if (save_source_order(s->source) == PD_SAVE_ALONE) return; /* its own files are the checkpoint */
+    if (s->source->row->order == PD_SAVE_ALONE) return; /* its own files are the checkpoint */
     pthread_mutex_lock(&s->lock);
     s->makes_files = s->is_file_due = true;
     pthread_cond_broadcast(&s->changed);
@@ -591,7 +570,7 @@ static void wait_changed(struct pd_saver *s)
 
 uint32_t pd_saver_in_flight(const struct pd_saver *s)
 {
-    return save_source_order(s->source) == PD_SAVE_ALONE ? 1 : s->in_flight;
+    return s->source->row->order == PD_SAVE_ALONE ? 1 : s->in_flight;
 }
 
 void pd_saver_wait_turn(struct pd_saver *s, double seconds)
@@ -615,7 +594,7 @@ static void start(struct pd_saver *s, const struct save *what)
     const uint64_t start_ns = pd_clock_monotonic_ns(NULL);
     pthread_mutex_lock(&s->lock);
     /* Until a place is free and the source may begin. */
-    const enum pd_save_order order = save_source_order(s->source);
+    const enum pd_save_order order = s->source->row->order;
     PD_CHECK(s->started - s->collected < PLACES);
     while (s->started - s->finished >= pd_saver_in_flight(s) || (order == PD_SAVE_AFTER_COPY && has_pins(s)))
         wait_changed(s);
@@ -625,7 +604,7 @@ static void start(struct pd_saver *s, const struct save *what)
     *next = *what;
     next->start_ns = start_ns;
     next->outcome = (struct pd_saver_outcome){.step = what->state.identity.step};
-    next->begun = save_source_begin(s->source, &next->state.identity, &next->outcome.error);
+    next->begun = pd_state_save_begin(s->source->engine->state, &next->state.identity, &next->outcome.error);
     next->outcome.stall_seconds = pd_clock_seconds_since(NULL, start_ns);
     pthread_mutex_lock(&s->lock);
     pin(s, next);

@@ -26,8 +26,6 @@
  * seconds, in a thread of its own; exit code 0 asks to save and leave, as TERM does, tells the launcher that it is this host, and
  * nothing is asked after that. */
 
-struct pd_preempt;
-
 #define MODULE "preempt"
 #define TICK_NS UINT64_C(50000000)
 #define PERIOD_TICKS 100u

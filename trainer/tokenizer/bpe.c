@@ -4,7 +4,6 @@
  * 3. Text that no pre-tokenizer has cut (SentencePiece's models join whole documents) is cut here, between two characters that no
  *    merge joins: merges on both sides never meet, so each side gives its tokens alone. */
 #include "trainer/tokenizer/bpe.h"
-#include "trainer/tokenizer/bpe_merge.h"
 #include "trainer/tokenizer/byte_level.h"
 #include "trainer/tokenizer/unicode.h"
 #include <stdio.h>
@@ -14,8 +13,6 @@
 /* Which two characters some merge joins: the last of its left token and the first of its right one. Between two others no merge
  * ever happens, so text may be cut there.
  *   threads  any */
-
-struct pd_joins;
 
 #define FREE UINT64_MAX
 #define ASCII 128u

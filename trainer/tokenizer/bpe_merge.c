@@ -1,4 +1,4 @@
-#include "trainer/tokenizer/bpe_merge.h"
+#include "trainer/tokenizer/bpe.h"
 
 #define SEARCHED_SYMBOLS 64u /* beyond, a heap is faster */
 #define NO_RANK UINT32_MAX

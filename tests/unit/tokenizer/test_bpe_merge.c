@@ -1,4 +1,4 @@
-#include "trainer/tokenizer/bpe_merge.h"
+#include "trainer/tokenizer/bpe.h"
 
 #include <criterion/criterion.h>
 
