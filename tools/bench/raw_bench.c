@@ -151,36 +151,38 @@ pd_status pd_raw_bench_write(struct pd_raw_bench *bench, const char *path, uint6
     return PD_OK;
 }
 
+/* Seconds to open `count` files, move their bytes at once and close them. */
+static pd_status move_timed(struct pd_raw_bench *bench, const char *const *paths, struct progress *files, uint32_t count,
+                            double *ret_seconds, struct pd_error *err)
+{
+    const uint64_t start_ns = pd_clock_monotonic_ns(NULL);
+    pd_status st = PD_OK;
+    for (uint32_t i = 0; i < count && !st; i++)
+        st = pd_file_open(bench->vfs, paths[i], (files[i].is_write ? PD_OPEN_WRITE : PD_OPEN_READ) | PD_OPEN_DIRECT,
+                          &files[i].file, err);
+    if (!st) st = move_all(bench, files, count, err);
+    for (uint32_t i = 0; i < count; i++) {
+        const pd_status closed = files[i].file ? pd_file_close(files[i].file, st ? NULL : err) : PD_OK;
+        if (!st) st = closed;
+    }
+    if (!st) *ret_seconds = pd_clock_seconds_since(NULL, start_ns);
+    return st;
+}
+
 pd_status pd_raw_bench_read(struct pd_raw_bench *bench, const char *path, uint64_t bytes, double *ret_seconds,
                             struct pd_error *err)
 {
     if (!pd_checked_align_u64(bytes, PD_VFS_ALIGN, &bytes)) PD_FAIL(err, PD_INVALID, "%s: too many bytes", path);
-    struct progress progress = {.bytes = bytes};
-    uint64_t start_ns = pd_clock_monotonic_ns(NULL);
-    PD_TRY(pd_file_open(bench->vfs, path, PD_OPEN_READ | PD_OPEN_DIRECT, &progress.file, err));
-    pd_status st = move_all(bench, &progress, 1, err);
-    pd_status closed = pd_file_close(progress.file, st ? NULL : err);
-    if (st || closed) return st ? st : closed;
-    *ret_seconds = pd_clock_seconds_since(NULL, start_ns);
-    return PD_OK;
+    return move_timed(bench, &path, &(struct progress){.bytes = bytes}, 1, ret_seconds, err);
 }
-
-/* ---- both at once ---- */
 
 pd_status pd_raw_bench_mixed(struct pd_raw_bench *bench, const char *read_path, const char *write_path, uint64_t bytes,
                              double *ret_seconds, struct pd_error *err)
 {
+    const char *const paths[2] = {read_path, write_path};
     if (!pd_checked_align_u64(bytes, PD_VFS_ALIGN, &bytes)) PD_FAIL(err, PD_INVALID, "%s: too many bytes", read_path);
-    if (!is_recyclable(bench->vfs, read_path, bytes)) PD_TRY(write_file(bench, read_path, bytes, true, err));
-    if (!is_recyclable(bench->vfs, write_path, bytes)) PD_TRY(write_file(bench, write_path, bytes, true, err));
-    struct progress progress[2] = {{.bytes = bytes}, {.is_write = true, .bytes = bytes}};
-    uint64_t start_ns = pd_clock_monotonic_ns(NULL);
-    PD_TRY(pd_file_open(bench->vfs, read_path, PD_OPEN_READ | PD_OPEN_DIRECT, &progress[0].file, err));
-    pd_status st = pd_file_open(bench->vfs, write_path, PD_OPEN_WRITE | PD_OPEN_DIRECT, &progress[1].file, err);
-    if (!st) st = move_all(bench, progress, 2, err);
-    pd_status closed = progress[1].file ? pd_file_close(progress[1].file, st ? NULL : err) : PD_OK;
-    pd_file_close_readonly(progress[0].file);
-    if (st || closed) return st ? st : closed;
-    *ret_seconds = pd_clock_seconds_since(NULL, start_ns);
-    return PD_OK;
+    for (int i = 0; i < 2; i++)
+        if (!is_recyclable(bench->vfs, paths[i], bytes)) PD_TRY(write_file(bench, paths[i], bytes, true, err));
+    struct progress files[2] = {{.bytes = bytes}, {.is_write = true, .bytes = bytes}};
+    return move_timed(bench, paths, files, 2, ret_seconds, err);
 }

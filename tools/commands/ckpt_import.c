@@ -11,7 +11,6 @@
 #include "tools/commands/ckpt_foreign.h"
 #include "tools/output.h"
 #include "trainer/config/check.h"
-#include "trainer/model/links.h"
 #include "trainer/plan/auto_layout.h"
 #include "trainer/run/signals.h"
 

@@ -202,9 +202,7 @@ pd_status pd_cmd_sample(int argc, char **argv, struct pd_error *err)
     if (s.prompt && s.tokens) PD_FAIL(err, PD_USAGE, "sample takes --prompt or --tokens, not both");
     if (s.count > 1u << 20 || s.top_k > UINT32_MAX || s.threads > 1024)
         PD_FAIL(err, PD_USAGE, "sample: --count is at most 1048576 and --threads at most 1024");
-    if (s.json) {
-        pd_json_writer_init_object(&s.writer, 0);
-    }
+    if (s.json) pd_json_writer_init_object(&s.writer, 0);
     pd_status st = draw(&s, err);
     if (!st)
         st = finish(&s, err);

@@ -1,6 +1,6 @@
 /* A chart as an SVG element: title, legend, axes with units, series, marks.
  *
- * Colours and fonts are classes of a style sheet (style.c), so a page follows the scheme of its reader. Lengths are pixels of
+ * Colours and fonts are classes of a style sheet (page.c), so a page follows the scheme of its reader. Lengths are pixels of
  * the drawing. Lines are thinned by pixel columns. */
 #pragma once
 
