@@ -5,6 +5,7 @@ the bits of one that never waited. A rank that was killed and cannot end, becaus
 
 By default each stall takes 14 s and a hang 5 s; with PERDURE_TEST_SCALE of 10 or more, 45 and 150 s too, in more places.
 Arguments: PERDURE STALLING_FILES."""
+import glob
 import os
 import re
 import signal
@@ -200,6 +201,28 @@ def cannot_be_killed(run, files):
     print([line for line in harness.read(run.log_path).split("\n") if "does not end" in line][0], flush=True)
 
 
+def launcher_waits(run, files):
+    """Its ranks hear TERM, save and end although the launcher's main thread waits for a file, and when it is answered it ends with 75."""
+    events = os.path.join(run.directory, "events.jsonl")
+    with run:
+        run.start()
+        harness.wait_for(lambda: os.path.exists(events) and '"start"' in harness.read(events) or run.process.poll() is not None, "a start")
+        files.hold([f"* /{run.name}/run/events.jsonl {run.process.pid}"])  # where it writes which ranks have begun
+        steps([run])
+        wait([run], lambda run: run.waited(), "the launcher waits")
+        run.process.send_signal(signal.SIGTERM)
+        harness.wait_for(lambda: not workers(run.process), "its ranks end")
+        run.look("the launcher waits")
+        done = harness.steps_done(run.directory)
+        saved = glob.glob(os.path.join(run.directory, f"../checkpoints/step-{done:012}-*", "commit.h5"))
+        files.let_go()
+        if not saved:
+            run.fail(f"step {done} is not saved")
+        if run.process.wait(timeout=harness.PATIENCE) != 75:
+            run.fail(f"left with exit {run.process.returncode}")
+    print(f"step {done} is saved while the launcher waits", flush=True)
+
+
 def body(workspace, arguments):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if not os.path.exists(arguments[0]) or not os.access("/dev/fuse", os.W_OK):
@@ -210,6 +233,7 @@ def body(workspace, arguments):
         if files.process.poll() is not None:
             print(f"skipped: mounting is refused here: {harness.read(files.control + '.log')}")
             sys.exit(77)
+        launcher_waits(Run(workspace, config, files, "leaves", "checkpoint.every=100000"), files)
         runs = stalls(workspace, config, files)
         cannot_be_killed(runs[1], files)
         for run in runs:

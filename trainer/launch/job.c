@@ -7,6 +7,7 @@
 #include "ckpt/base/process.h"
 #include "ckpt/base/thread.h"
 #include "ckpt/base/words.h"
+#include "trainer/launch/hold.h"
 #include "trainer/launch/receiver.h"
 #include "trainer/launch/watch.h"
 #include "trainer/run/events.h"
@@ -59,6 +60,13 @@ struct run_dir {
 };
 
 struct job {
+    pthread_t signals; /* a thread of its own, from the starter's begin to its end */
+    bool has_signals;
+    atomic_bool signals_end;
+    /* The main thread writes `workers`, where `seen` has a process and whether it is gone, has_joined and has_starter_ended. The
+     * signal thread reads them. Both pass requests on, and note there what they told. */
+    pthread_mutex_t lock;
+    bool has_joined, has_starter_ended;
     struct pd_launch_end end; /* what the verdict is made from; status: when the starter has ended */
     struct pd_launch_requests *requests;
     struct pd_rank_table *said;
@@ -67,7 +75,7 @@ struct job {
     struct pollfd *polls;           /* signals, the sockets, processes that have not ended */
     struct pd_launch_watch *watch;
     struct pd_launch_receiver *receiver;
-    bool is_silence_told;
+    bool is_silence_told, is_noted;
     uint64_t watched_ns;
     struct run_dir run_dir;
     uint64_t stuck_ns, stuck_last_ns; /* how long run.dir did not answer, and when that was so last */
@@ -85,31 +93,6 @@ struct job {
     uint64_t alone_since_ns;             /* all workers of this host are gone and the starter is not; 0 */
 };
 
-void pd_launch_requests_poll(struct pd_launch_requests *requests, int timeout_ms)
-{
-    struct pollfd poll_one = {.fd = requests->signals, .events = POLLIN};
-    if (poll(&poll_one, 1, timeout_ms) <= 0) return;
-    struct signalfd_siginfo info;
-    while (read(requests->signals, &info, sizeof info) == (ssize_t)sizeof info) {
-        int number = (int)info.ssi_signo;
-        if (number == SIGCHLD) continue;
-        if (number == SIGUSR2) {
-            requests->saves++;
-            pd_log(PD_LOG_INFO, MODULE, "SIGUSR2: saving and going on");
-            continue;
-        }
-        if (number == SIGINT && ++requests->interrupts > 1) {
-            requests->wants_abort = true;
-            pd_log(PD_LOG_WARN, MODULE, "second SIGINT: ending the ranks now, without saving");
-            continue;
-        }
-        if (!requests->wants_leave)
-            pd_log(PD_LOG_INFO, MODULE, "SIG%s: saving and leaving%s", sigabbrev_np(number),
-                   number == SIGINT ? "; once more ends without saving" : "");
-        requests->wants_leave = true;
-    }
-}
-
 /* ---- watching ---- */
 
 static void mark_gone(struct job *job, uint32_t rank)
@@ -117,7 +100,9 @@ static void mark_gone(struct job *job, uint32_t rank)
     struct pd_launch_process *seen = &job->seen[rank];
     const struct pd_heartbeat *heartbeat = pd_launch_watch_heartbeat(job->watch, rank);
     const bool is_mpi = job->end.start->transport == PD_TRANSPORT_MPI;
+    pthread_mutex_lock(&job->lock);
     seen->is_gone = true;
+    pthread_mutex_unlock(&job->lock);
     seen->was_ended = is_mpi && heartbeat && atomic_load(&heartbeat->is_ended_by_parent);
     seen->gone_ns = pd_clock_monotonic_ns(NULL);
 }
@@ -132,11 +117,13 @@ static void watch_add(struct job *job, uint32_t process, const struct pd_begun *
 }
 
 /* For people who look on: `perdure watch`. Heartbeat 0 is none. */
-static void ranks_note(const struct job *job)
+static void ranks_note(struct job *job)
 {
     struct pd_json_writer w;
     uint32_t noted = 0;
-    if (job->said->begun < job->end.count || !job->end.start->run_dir || atomic_load(&job->run_dir.is_gone)) return;
+    if (job->said->begun < job->end.count || job->is_noted) return;
+    job->is_noted = true;
+    if (!job->end.start->run_dir || atomic_load(&job->run_dir.is_gone)) return;
     pd_event_begin(&w, "ranks");
     pd_json_array_begin(&w, "ranks");
     for (uint32_t r = 0; r < job->end.count && noted < 256; r++) {
@@ -157,14 +144,15 @@ static void worker_begins(void *context, uint32_t r)
 {
     struct job *job = context;
     const struct pd_begun *begun = &job->said->ranks[r].begun;
+    const int pidfd = begun->is_here ? (int)syscall(SYS_pidfd_open, begun->process, 0) : -1;
+    const bool has_ended = begun->is_here && pidfd < 0 && errno == ESRCH;
+    pthread_mutex_lock(&job->lock);
     if (job->workers[r].pidfd >= 0) close(job->workers[r].pidfd); /* it was stopped before it could say so */
-    job->workers[r].pidfd = -1;
+    job->workers[r].pidfd = pidfd;
     job->seen[r] = (struct pd_launch_process){.process = begun->process, .has_begun = true, .is_here = begun->is_here};
-    ranks_note(job);
-    if (!begun->is_here) return;
-    watch_add(job, r, begun);
-    job->workers[r].pidfd = (int)syscall(SYS_pidfd_open, begun->process, 0);
-    if (job->workers[r].pidfd < 0 && errno == ESRCH) mark_gone(job, r);
+    pthread_mutex_unlock(&job->lock);
+    if (begun->is_here) watch_add(job, r, begun);
+    if (has_ended) mark_gone(job, r);
 }
 
 static bool is_not_begun(const void *context, uint32_t rank)
@@ -180,9 +168,12 @@ static void stopped_discover(struct job *job)
     uint32_t r;
     if (job->said->begun == job->end.count || job->end.start->transport != PD_TRANSPORT_MPI) return;
     if (!pd_launch_find_stopped(job->end.starter, is_not_begun, job, &process, &r)) return;
-    job->workers[r].pidfd = (int)syscall(SYS_pidfd_open, process, 0);
-    if (job->workers[r].pidfd < 0) return;
+    const int pidfd = (int)syscall(SYS_pidfd_open, process, 0);
+    if (pidfd < 0) return;
+    pthread_mutex_lock(&job->lock);
+    job->workers[r].pidfd = pidfd;
     job->seen[r] = (struct pd_launch_process){.process = process, .is_here = true};
+    pthread_mutex_unlock(&job->lock);
     pd_launch_watch_add(job->watch, r, 1, process, NULL);
 }
 
@@ -263,13 +254,13 @@ static bool all_are_here(const struct job *job)
 }
 
 /* The starter passes USR1 and USR2 on to ranks of all hosts; ranks of this one hear the same thing twice, which is once. */
-static void starter_tell(struct job *job)
+static void starter_tell(struct job *job, bool wants_leaving)
 {
     const struct pd_launch_requests *requests = job->requests;
-    const bool is_leaving = wants_leave(job) && !job->is_starter_told_to_leave;
+    const bool is_leaving = wants_leaving && !job->is_starter_told_to_leave;
     bool wants_save = requests->saves > job->starter_saves_told;
     if (job->end.start->transport != PD_TRANSPORT_MPI || (!is_leaving && !wants_save)) return;
-    if (all_are_here(job) || !all_are_ready(job)) return;
+    if (all_are_here(job) || !job->has_joined) return;
     if (is_leaving) kill(job->end.starter, SIGUSR1);
     if (wants_save) kill(job->end.starter, SIGUSR2);
     job->is_starter_told_to_leave |= is_leaving;
@@ -348,10 +339,10 @@ static void run_dir_look(struct job *job)
     pd_log_error(MODULE, "run.dir (%s) was moved or deleted: saving where that is possible, and leaving", job->run_dir.path);
 }
 
-static void workers_tell(struct job *job)
+/* Under the lock. */
+static void workers_tell(struct job *job, bool is_leaving)
 {
     const struct pd_launch_requests *requests = job->requests;
-    const bool is_leaving = wants_leave(job);
     for (uint32_t r = 0; r < job->end.count; r++) {
         struct worker *worker = &job->workers[r];
         if (!job->seen[r].has_begun) continue;
@@ -360,7 +351,7 @@ static void workers_tell(struct job *job)
         if (is_leaving && !worker->is_told_to_leave) worker_signal(job, r, SIGTERM);
         worker->is_told_to_leave |= is_leaving;
     }
-    starter_tell(job);
+    starter_tell(job, is_leaving);
 }
 
 static void job_kill(struct job *job)
@@ -379,6 +370,48 @@ static void job_abort(struct job *job)
         worker_signal(job, r, SIGKILL);
     }
     if (!has_begun || job->end.start->transport == PD_TRANSPORT_LOCAL) job_kill(job);
+}
+
+/* ---- requests reach the ranks although the main thread waits for a file ---- */
+
+static void *signals_main(void *context)
+{
+    struct job *job = context;
+    const struct timespec tick = {.tv_nsec = TICK_MS * 1000000};
+    sigset_t mask = pd_launch_signals();
+    sigdelset(&mask, SIGCHLD);
+    while (!atomic_load(&job->signals_end)) {
+        const int number = sigtimedwait(&mask, NULL, &tick);
+        if (number < 0) continue;
+        pthread_mutex_lock(&job->lock);
+        const struct pd_launch_heard heard = pd_launch_requests_hear(job->requests, number);
+        if (!job->has_starter_ended && job->requests->wants_abort)
+            job_abort(job);
+        else if (!job->has_starter_ended)
+            workers_tell(job, job->requests->wants_leave);
+        pthread_mutex_unlock(&job->lock);
+        pd_launch_heard_log(&heard);
+    }
+    return NULL;
+}
+
+/* Meanwhile the main thread hears SIGCHLD alone. Without the thread it hears all of them, as between two starts. */
+static void signals_begin(struct job *job)
+{
+    sigset_t mask;
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGCHLD);
+    job->has_signals = !pd_thread_start(&job->signals, NULL, signals_main, job);
+    if (job->has_signals) (void)signalfd(job->requests->signals, &mask, 0);
+}
+
+static void signals_end(struct job *job)
+{
+    const sigset_t mask = pd_launch_signals();
+    if (!job->has_signals) return;
+    atomic_store(&job->signals_end, true);
+    pthread_join(job->signals, NULL);
+    (void)signalfd(job->requests->signals, &mask, 0);
 }
 
 static bool has_any_begun(const struct job *job)
@@ -570,6 +603,15 @@ static void wait_for_news(struct job *job)
     pd_launch_requests_poll(job->requests, 0);
 }
 
+/* To ranks that have begun since. */
+static void requests_pass(struct job *job)
+{
+    pthread_mutex_lock(&job->lock);
+    job->has_joined = all_are_ready(job);
+    workers_tell(job, wants_leave(job));
+    pthread_mutex_unlock(&job->lock);
+}
+
 /* Until the starter has ended; its wait status. */
 static int job_watch(struct job *job)
 {
@@ -577,13 +619,14 @@ static int job_watch(struct job *job)
         wait_for_news(job);
         workers_look(job); /* before others are looked for, which takes longer */
         pd_launch_receiver_look(job->receiver);
+        ranks_note(job); /* ranks have their answer and train, also while run.dir gives none */
         run_dir_wait(job);
         run_dir_look(job);
         growth_look(job);
         if (job->requests->wants_abort)
             job_abort(job);
         else
-            workers_tell(job);
+            requests_pass(job);
         opening_look(job);
         joining_look(job);
         stopped_look(job);
@@ -591,7 +634,10 @@ static int job_watch(struct job *job)
         hang_look(job);
         hosts_look(job);
         starter_look(job);
-        pid_t got = waitpid(job->end.starter, &status, WNOHANG);
+        pthread_mutex_lock(&job->lock);
+        const pid_t got = waitpid(job->end.starter, &status, WNOHANG);
+        job->has_starter_ended = got == job->end.starter;
+        pthread_mutex_unlock(&job->lock);
         if (got == job->end.starter) return status;
         if (got < 0 && errno != EINTR) return 0;
     }
@@ -718,7 +764,9 @@ static pd_status job_run(struct job *job, const struct pd_starter_command *comma
     job->start_ns = job->stuck_look_ns = pd_clock_monotonic_ns(NULL);
     job->oom_kills = pd_memory_oom_kills(NULL);
     PD_TRY(pd_starter_spawn(job->end.start, command, pd_launch_receiver_addresses(job->receiver), &job->end.starter, err));
+    signals_begin(job);
     job->end.status = job_watch(job);
+    signals_end(job);
     job->starter_ended_ns = pd_clock_monotonic_ns(NULL);
     pd_launch_receiver_look(job->receiver);
     workers_look(job);
@@ -737,8 +785,10 @@ pd_status pd_launch_job_run(const struct pd_start *start, struct pd_launch_reque
     struct pd_starter_command command;
     PD_TRY(pd_starter_check_limits(start, err));
     PD_TRY(pd_starter_command_make(start, &command, err));
-    struct job job = {
-        .end = {.start = start, .starter_name = command.name, .said = ret_said}, .requests = requests, .said = ret_said};
+    struct job job = {.end = {.start = start, .starter_name = command.name, .said = ret_said},
+                      .requests = requests,
+                      .said = ret_said,
+                      .lock = PTHREAD_MUTEX_INITIALIZER};
     const pd_status st = job_run(&job, &command, ret_verdict, err);
     pd_rank_table_remove_memory(ret_said);
     run_dir_end(&job);
