@@ -221,7 +221,7 @@ def unreadable(bench):
         if not whole:
             os.makedirs(directory)
         os.symlink("/tmp/nowhere/at/all", directory if whole else os.path.join(directory, "checkpoints"))
-        bench.ends("a link to a directory that is not there", 74, "is a link to what is not there: mount or make that", directory)
+        bench.ends("a link to a directory that is not there", 74, "is a link to a missing target: mount or create the target", directory)
 
 
 def out_of_sight(bench):

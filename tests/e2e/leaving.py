@@ -209,7 +209,7 @@ def refused(workspace):
         return
     for words, fault, output, said in (
             (["ckpt", "export", "run", "out", "--format=dcp"], "export.read_back.piece:2", "out",
-             r"; what was written stays in out\.exporting, and the next export to out removes it: \S.*: Read-only file system"),
+             r"; the unfinished output stays in out\.exporting, and the next export to out removes it: \S.*: Read-only file system"),
             (["data", "pack", "--output=new2.bin", "text.txt"], "data.pack.piece:2", "new2.bin",
              r"; new2\.bin\.packing stays behind: Read-only file system; new2.bin is as it was")):
         command = Stopped(workspace, words, fault, "removal")
