@@ -44,7 +44,7 @@ ROPE = {"rope_theta": 5000.0, "rope_type": "linear", "partial_rotary_factor": 0.
 WINDOW = {"use_sliding_window": True, "sliding_window": 64}
 SPECIAL = {
     "architectures": {"architectures": ["OtherForCausalLM"]},
-    "model_type": {"architectures": None, "model_type": "other"},
+    "model_type": {"model_type": "other"},
     "sliding_window": {**WINDOW, "max_window_layers": 0},
     "use_sliding_window": {**WINDOW, "max_window_layers": 0},
     "max_window_layers": {**WINDOW, "max_window_layers": 1},

@@ -84,6 +84,12 @@ static pd_status find_class(struct reader *r, struct pd_error *err)
         PD_FAIL(err, PD_CORRUPT, "%s: it has neither architectures nor model_type, so it is not a model's config.json",
                 r->name);
     r->class = pd_model_class_find(name, name ? NULL : type, NULL, &r->config->family);
+    if (r->class && type && strcmp(type, r->class->type) != 0)
+        PD_FAIL(
+            err, PD_UNSUPPORTED,
+            "%s: architecture %s has the model_type %s, and model_type is %s, by which transformers chooses the model; keep "
+            "the right one",
+            r->name, name, r->class->type, type);
     if (r->class) return PD_OK;
     char known[256];
     size_t used = 0;

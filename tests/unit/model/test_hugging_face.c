@@ -256,6 +256,8 @@ Test(hugging_face, damaged_files)
     expect_refused(llama32_1b, "\"num_key_value_heads\": 8", "\"num_key_value_heads\": 5", PD_INVALID, "kv_heads 5");
     expect_refused(llama32_1b, "\"tie_word_embeddings\": true", "\"tie_word_embeddings\": 1", PD_CORRUPT,
                    "tie_word_embeddings is neither true nor false");
+    expect_refused(llama32_1b, "\"model_type\": \"llama\"", "\"model_type\": \"mistral\"", PD_UNSUPPORTED,
+                   "LlamaForCausalLM has the model_type llama, and model_type is mistral");
     expect_refused("[1]", "1", "2", PD_CORRUPT, "no JSON object");
     expect_refused("{\"a\": 1}", "1", "2", PD_CORRUPT, "neither architectures nor model_type");
 }
