@@ -271,7 +271,6 @@ def full(folder, run, option, said):
     os.unlink(link)
 
 
-
 def gaps(temporary):
     """No line over steps that are missing; and a smoothed loss beside the loss."""
     directory, page = os.path.join(temporary, "gap"), os.path.join(temporary, "gap.html")
@@ -288,13 +287,20 @@ def gaps(temporary):
 
 
 def noise(temporary):
-    """Files that are no JSON at all are counted, and nothing else."""
+    """Files of which no line can be read are no run's; one line that can be makes a page."""
     directory = os.path.join(temporary, "noise")
     os.makedirs(directory)
     for name in ("metrics.jsonl", "events.jsonl"):
         with open(os.path.join(directory, name), "wb") as file:
             file.write(bytes((i * i * 197 + i // 7 * 31) % 256 for i in range(40000)))
-    report([directory, "-o", os.path.join(temporary, "noise.html")])
+    page = os.path.join(temporary, "noise.html")
+    said = report([directory, "-o", page], 65).stderr
+    check("lines in metrics.jsonl and events.jsonl none can be read" in said, said)
+    check(not os.path.exists(page), "a page of nothing")
+    with open(os.path.join(directory, "metrics.jsonl"), "ab") as file:
+        file.write(b'\n{"step": 1, "loss": 2.0}\n')
+    report([directory, "-o", page])
+
 
 with tempfile.TemporaryDirectory(prefix="perdure-report-") as temporary:
     synthetic = numbers(temporary)

@@ -160,6 +160,10 @@ static pd_status read_runs(struct report *r, struct pd_error *err)
         struct pd_error why = {0};
         PD_TRY(pd_history_open(r->paths[i], &run->history, err));
         r->data.count = i + 1;
+        if (run->history.damaged_lines && !run->history.rows && !run->history.start_count)
+            PD_FAIL(err, PD_CORRUPT,
+                    "%s: of %s in metrics.jsonl and events.jsonl none can be read; name the run.dir of a run",
+                    run->history.dir, pd_counted(run->history.damaged_lines, "line").text);
         pd_history_life(&run->history, &run->life);
         if (take_store(run, &why)) snprintf(run->store_note, sizeof run->store_note, "%.500s", why.message);
         take_config(run);
