@@ -12,6 +12,7 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 #define WORLD_MAX (UINT64_C(1) << 20)
+#define LOSS_SCALE_MAX 0x1p24         /* no step makes a larger one and none below its inverse */
 #define TOTAL_MAX (UINT64_C(1) << 62) /* of samples, tokens, parameters and bytes: sums of two do not wrap */
 
 static bool is_power_of_two(uint32_t x)
@@ -90,8 +91,8 @@ static pd_status check_state(const struct pd_run_state *s, struct pd_error *err)
         if (counts[i].value > counts[i].most)
             PD_FAIL(err, PD_INVALID, "its %s is %" PRIu64 " and can be at most %" PRIu64, counts[i].name, counts[i].value,
                     counts[i].most);
-    if (!isfinite(s->loss_scale) || s->loss_scale <= 0)
-        PD_FAIL(err, PD_INVALID, "its loss_scale is %g and must be a finite number above 0", s->loss_scale);
+    if (!(s->loss_scale >= 1 / LOSS_SCALE_MAX && s->loss_scale <= LOSS_SCALE_MAX))
+        PD_FAIL(err, PD_INVALID, "its loss_scale is %g and must be from 2^-24 to 2^24", s->loss_scale);
     if (!isfinite(g->mean) || !isfinite(g->variance) || g->variance < 0)
         PD_FAIL(err, PD_INVALID, "the losses it remembers have mean %g and variance %g", g->mean, g->variance);
     if (s->moments != PD_F32 && s->moments != PD_BF16)

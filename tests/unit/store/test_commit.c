@@ -252,6 +252,9 @@ Test(commit, a_sealed_record_of_nonsense_is_damage)
         {STATE, 8, bits_of(INFINITY), "loss_scale is inf"},
         {STATE, 8, bits_of(0), "loss_scale is 0"},
         {STATE, 8, bits_of(-1), "loss_scale is -1"},
+        {STATE, 8, 3, "loss_scale is 1.4"}, /* 0 to a rank, which takes subnormal numbers for that */
+        {STATE, 8, bits_of(1e-300), "loss_scale is 1e-300 and must be from 2^-24 to 2^24"},
+        {STATE, 8, bits_of(1e300), "loss_scale is 1e+300"},
         {STATE, 9, 1201, "loss_scale_good_steps is 1201"},
         {STATE, 10, 1201, "skipped_steps is 1201"},
         {STATE, 16, UINT64_C(1) << 32, "tensor_count is 4294967296"},
