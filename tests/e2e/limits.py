@@ -12,6 +12,7 @@ import sys
 
 import cgroups
 import harness
+from hangs import workers
 
 SKIPPED = 77
 LIMIT = 300 << 20
@@ -80,15 +81,12 @@ def killed(bench):
         words = ["train", bench.small, f"run.dir={directory}", "run.steps=1000000", "checkpoint.every=1000", f"layout.transport={transport}"]
         log = bench.workspace.directory("killed") + ".log"
 
-        def join():
-            bench.memory.join()
-            with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
-                score.write("1000")  # before what takes the memory, and of these the largest: a rank
-
         with open(log, "w", encoding="utf-8") as out:
-            run = subprocess.Popen([bench.workspace.perdure, *words], stdout=out, stderr=out, preexec_fn=join,
+            run = subprocess.Popen([bench.workspace.perdure, *words], stdout=out, stderr=out, preexec_fn=bench.memory.join,
                                    env=dict(os.environ, PERDURE_PROGRESS="off"))
             harness.wait_for(lambda: harness.steps_done(directory) >= 3 or run.poll() is not None, "three steps")
+            for rank in workers(run):  # these alone, before what takes the memory: the kernel may want more than one process
+                bench.memory.write(f"/proc/{rank}/oom_score_adj", "1000")
             hog = subprocess.Popen([sys.executable, "-c", HOG, "260"], preexec_fn=bench.memory.join)
             harness.wait_for(lambda: "memory limit" in harness.read(log) or run.poll() is not None, "a rank that is killed")
             hog.kill()
