@@ -298,6 +298,9 @@ static pd_status read_config(struct reader *r, struct pd_error *err)
     bool is_used = false;
     PD_TRY(has_window(r, &is_used, err));
     PD_TRY(read_size(r, r->root, "sliding_window", &window, err));
+    if (is_used && !window)
+        PD_FAIL(err, PD_UNSUPPORTED, "%s: layer_types has sliding_attention, and attention sees the whole sequence here",
+                r->name);
     if (is_used && window < r->config->context)
         PD_FAIL(
             err, PD_UNSUPPORTED,

@@ -258,6 +258,9 @@ Test(hugging_face, damaged_files)
                    "tie_word_embeddings is neither true nor false");
     expect_refused(llama32_1b, "\"model_type\": \"llama\"", "\"model_type\": \"mistral\"", PD_UNSUPPORTED,
                    "LlamaForCausalLM has the model_type llama, and model_type is mistral");
+    expect_refused(llama32_1b,
+                   "\"model_type\":", "\"layer_types\": [\"sliding_attention\"], \"model_type\":", PD_UNSUPPORTED,
+                   "layer_types has sliding_attention, and attention sees");
     expect_refused("[1]", "1", "2", PD_CORRUPT, "no JSON object");
     expect_refused("{\"a\": 1}", "1", "2", PD_CORRUPT, "neither architectures nor model_type");
 }
