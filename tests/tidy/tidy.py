@@ -197,7 +197,7 @@ def check_families():
 
 
 # Files that call one another; the folder's README says why.
-CIRCLES = {("all_gather", "progress", "reduce_scatter"), ("nccl", "nccl_launch"), ("compare", "step"), ("job", "starter"),
+CIRCLES = {("all_gather", "progress", "reduce_scatter"), ("nccl", "nccl_launch"), ("compare", "step"),
            ("zero", "zero_exchange", "zero_files", "zero_gather", "zero_terms", "zero_tied")}
 
 
