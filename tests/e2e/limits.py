@@ -55,6 +55,15 @@ class Bench:
         return out, log
 
 
+def fewer(bench):
+    """Ranks of one host share its memory: fewer of them are what helps, and the number that is named starts."""
+    words = ["train", bench.small, f"run.dir={bench.workspace.directory('fewer')}", "run.steps=1", "checkpoint.every=1"]
+    _, log = bench.run([*words, "batch.sequences=8", "layout.ranks=8"], 78)
+    said = re.search(r"8 ranks of this host would take .*; take layout.ranks=([1-7])\b", log)
+    check(said, "no number of ranks that fit", log)
+    bench.run([*words, "batch.sequences=8", f"layout.ranks={said[1]}"], 0)
+
+
 def refused(bench):
     name = "memory.limit_in_bytes" if bench.memory.version == 1 else "memory.max"
     for transport in ("local", "mpi"):
@@ -68,6 +77,7 @@ def refused(bench):
         check(len(rungs) == 7 and rungs[-1][:2] == ("bf16, ZeRO-3, full recomputation", "2"), "no ladder", log)
     _, log = bench.run(["train", bench.large, f"run.dir={directory}", "layout=auto", "layout.ranks=2"], 78)
     check("ends at 300.0 MiB" in log, "layout: auto does not say what limits it", log)
+    fewer(bench)
     out, _ = bench.run(["plan", bench.large, "run.dir=none"], 0)
     check(re.search("note: this does not fit the 1[0-9.]+ MiB", out), "plan does not count the limit", out)
     out, _ = bench.run(["doctor"], None)

@@ -13,6 +13,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 pd_status pd_launch_chooser_init(const struct pd_config *config, struct pd_launch_chooser *ret_chooser, struct pd_error *err)
 {
@@ -160,21 +161,47 @@ static pd_status choose_given(struct pd_launch_chooser *c, uint32_t ranks, bool 
 
 /* ---- what fits ---- */
 
+/* Bytes of this host under a layout: `each` of its ranks, and the processes `beside` them. */
+static pd_status host_bytes(struct pd_launch_chooser *c, const struct pd_config *config, const struct pd_laid_out *laid_out,
+                            double *ret_each, double *ret_beside, struct pd_error *err)
+{
+    const uint32_t ranks = pd_layout_world(&laid_out->layout);
+    struct pd_world_memory memory;
+    PD_TRY(pd_world_memory_plan(config, c->model, threads_of(c, ranks), laid_out, &memory, err));
+    *ret_each = memory.mean_bytes;
+    *ret_beside = process_bytes(c, ranks);
+    pd_world_memory_deinit(&memory);
+    return PD_OK;
+}
+
+/* The most ranks below `ranks` that fit on one host; 0: none do. More ranks of a host make its sum larger, not smaller. */
+static uint32_t fewer_that_fit(struct pd_launch_chooser *c, const struct pd_config *config, uint32_t ranks, double most)
+{
+    const struct pd_degrees any = {0};
+    for (uint32_t fewer = ranks - 1; fewer > 0; fewer--) {
+        struct pd_degrees degrees;
+        struct pd_laid_out laid_out;
+        double each, beside;
+        if (!pd_degrees_fewer(config, fewer, &any, &degrees) || pd_degrees_world(&degrees) != fewer) continue;
+        if (pd_lay_out_degrees(config, c->model, &degrees, &laid_out, NULL)) continue;
+        if (host_bytes(c, config, &laid_out, &each, &beside, NULL) == PD_OK && fewer * each + beside <= most) return fewer;
+    }
+    return 0;
+}
+
 /* Ranks that together take more than there can ever be would be killed by the kernel, start after start. GPUs see to theirs. */
 static pd_status check_memory(struct pd_launch_chooser *c, const struct pd_laid_out *laid_out, struct pd_error *err)
 {
     const uint32_t ranks = pd_layout_world(&laid_out->layout), here = pd_launch_ranks_of_a_host(c->config, ranks);
     struct pd_config config = counted(c);
-    struct pd_world_memory memory;
     struct pd_machine machine;
-    char advice[PD_LAYOUT_ADVICE_BYTES], and_swap[48];
+    char advice[PD_LAYOUT_ADVICE_BYTES], and_swap[48], ranks_that_fit[32] = "more hosts";
+    double each, beside;
     if (gpus_of(c->config)) return PD_OK;
     config.run.device = PD_DEVICE_CPU;
     PD_TRY(machine_of(c, ranks, &machine, err));
-    PD_TRY(pd_world_memory_plan(&config, c->model, threads_of(c, ranks), laid_out, &memory, err));
-    const double each = memory.mean_bytes, beside = process_bytes(c, ranks), all = here * each + beside,
-                 most = (double)c->memory.most_bytes, swap = (double)c->memory.swap_bytes;
-    pd_world_memory_deinit(&memory);
+    PD_TRY(host_bytes(c, &config, laid_out, &each, &beside, err));
+    const double all = here * each + beside, most = (double)c->memory.most_bytes, swap = (double)c->memory.swap_bytes;
     if (most <= 0 || all <= most) return PD_OK;
     snprintf(and_swap, sizeof and_swap, swap > 0 ? " and %s of swap" : "", pd_bytes_text(swap).text);
     if (all <= most + swap) {
@@ -184,12 +211,18 @@ static pd_status check_memory(struct pd_launch_chooser *c, const struct pd_laid_
         return PD_OK;
     }
     refuse(c, ranks, &machine);
-    const bool any = pd_layouts_fit(&config, c->model, ranks, threads_of(c, ranks), &machine, advice);
+    static const char more_ranks[] = "take more ranks"; /* which would share this host's memory */
+    if (pd_layouts_fit(&config, c->model, ranks, threads_of(c, ranks), &machine, advice))
+        snprintf(advice, sizeof advice, "with layout=auto they fit");
+    const bool is_more = strncmp(advice, more_ranks, sizeof more_ranks - 1) == 0;
+    const uint32_t fewer = is_more && here == ranks ? fewer_that_fit(c, &config, ranks, most) : 0;
+    if (fewer) snprintf(ranks_that_fit, sizeof ranks_that_fit, "layout.ranks=%u", fewer);
     PD_FAIL(err, PD_INVALID,
-            "%s of this host would take %s each and %s beside, %s in all, and %s ends at %s%s; %s. What a rank is made of: "
-            "perdure plan CONFIG --world=%u",
+            "%s of this host would take %s each and %s beside, %s in all, and %s ends at %s%s; %s%s%s. What a rank is made "
+            "of: perdure plan CONFIG --world=%u",
             pd_counted(here, "rank").text, pd_bytes_text(each).text, pd_bytes_text(beside).text, pd_bytes_text(all).text,
-            c->memory.most_who, pd_bytes_text(most).text, and_swap, any ? "with layout=auto they fit" : advice, ranks);
+            c->memory.most_who, pd_bytes_text(most).text, and_swap, is_more ? "take " : "", is_more ? ranks_that_fit : "",
+            is_more ? advice + sizeof more_ranks - 1 : advice, ranks);
 }
 
 /* ---- words ---- */
