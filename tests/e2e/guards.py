@@ -44,7 +44,7 @@ def body(workspace, _):
     stopped = workspace.train(config, workspace.directory(), ["restart.limit=0"], NAN, expect=93).stderr
     ended = workspace.train(config, workspace.directory(), ["checkpoint.every=0"], NAN, expect=70).stderr
     again = workspace.train(config, workspace.directory(), [], dict(NAN, PERDURE_FAULT_ONCE=os.path.join(workspace.path, "once"))).stderr
-    if "has not come again" not in again or "has not come again" in ended:
+    if "did not come again" not in again or "did not come again" in ended:
         raise harness.Failure(f"a NaN that a restart does not repeat is not called hardware:\n{again}")
     if any("samples 16 to 19; guard.non_finite=skip" not in text for text in (stopped, ended)):
         raise harness.Failure(f"the samples, or what to do, are not said:\n{stopped}{ended}")

@@ -116,7 +116,7 @@ static pd_status resume(struct process *p, struct pd_error *err)
     const bool is_there = pd_tiers_newest(p->tier.tiers, &tier, &entry);
     const uint64_t newest = is_there ? entry.step : 0;
     if (newest < w.kept && w.start->away[0]) /* as trainer/run/resume.c */
-        PD_FAIL(err, PD_HOSTS_AWAY, "step %" PRIu64 " was copied to hosts of which too few take part", w.kept);
+        PD_FAIL(err, PD_HOSTS_AWAY, "step %" PRIu64 ": too few of the hosts that hold it take part", w.kept);
     p->digest = w.quiet = w.seed;
     if (is_there) PD_TRY(load(p, tier, &entry, err));
     PD_TRY(pd_group_barrier(&p->tier.world, err));
