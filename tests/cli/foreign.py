@@ -223,6 +223,14 @@ if text and json.loads(text)["tokens"] > count * 40:
 model("hundreds", tensors(embed_tokens=[600, 32]), vocab_size=600)
 expect("eval-refuses-bytes", ["eval", "hundreds", "--data=small.txt", "--context=16"], 78,
        err=re.compile("small.txt is text, and this model has 600 tokens and no tokenizer beside it: name one with --tokenizer=PATH"))
+for vocab in (96, 200):
+    small = model(f"vocab-{vocab}", tensors(embed_tokens=[vocab, 32]), vocab_size=vocab)
+    take(small)
+    write("upper.txt", "IN THE BEGINNING WAS THE WORD. " * 40)
+    for name in (small, f"{small}-in"):
+        expect(f"eval-refuses-bytes-{name}", ["eval", name, "--data=upper.txt", "--context=16"], 78,
+               err=re.compile(f"upper.txt is text, and this model has {vocab} tokens and no tokenizer beside it: name one with --tokenizer=PATH"))
+        expect(f"eval-bytes-{name}", ["eval", name, "--data=upper.txt", "--context=16", "--tokenizer=byte"], 0, ANY)
 expect("eval-named-tokenizer", ["eval", "hundreds", "--tokenizer=words", *EVAL], 0, ANY)
 losses = [json.loads(expect(f"eval-{p}", ["eval", "words", f"--precision={p}", *EVAL], 0, ANY) or "{}").get("loss") for p in ("saved", "bf16", "fp32")]
 if losses[0] != losses[2]:
@@ -230,4 +238,19 @@ if losses[0] != losses[2]:
 expect("sample-foreign", ["sample", "words", "--prompt=the", "--count=2"], 0, re.compile("^the"))
 expect("sample-gguf", ["sample", "whole.gguf", "--tokens=1,2", "--count=2", "--precision=fp32"], 0, re.compile(r"^.*\n$", re.S))
 expect("sample-bad-precision", ["sample", "words", "--precision=int8"], 64, err=re.compile("--precision=int8: expected saved, fp32, bf16 or fp16"))
+
+# ---- trained on bytes, with a tokenizer of other tokens beside it ----
+model("words-300", tensors(embed_tokens=[300, 32]), vocab_size=300)
+write("words-300/tokenizer.json", json.dumps(TOKENIZER))
+model("vocab-128", tensors(embed_tokens=[128, 32]), vocab_size=128)
+for name, warned in (("words-300", r"^\S+ warn eval: words-300-run was trained on bytes, so \S+tokenizer.json is not taken; --tokenizer=byte says so\n$"), ("vocab-128", "^$")):
+    expect(f"train-{name}", ["train", MINIMAL, f"run.dir={name}-run", f"init.from={name}", "data.train=small.txt", "run.steps=1", "batch.sequences=2",
+                             "batch.context=16", "layout.ranks=1", "layout.threads=1"], 0, ANY, ANY)
+    run = ["eval", f"{name}-run", *EVAL]
+    found = [json.loads(expect(f"eval-{name}-{i}", words, 0, ANY, re.compile(err)) or "{}")
+             for i, (words, err) in enumerate(((run, warned), ([*run, "--tokenizer=byte"], "^$")))]
+    if found[0].get("loss") != found[1].get("loss"):
+        failures.append(f"eval of {name} took other tokens than bytes: {found}")
+    expect(f"eval-{name}-other", [*run[:-1], "--tokenizer=words"], 78,
+           err=re.compile(f"^perdure: {name}-run was trained on tokens of another tokenizer \\(byte\\) than words; give --tokenizer=byte\n$"))
 finish("foreign")

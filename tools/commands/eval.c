@@ -1,5 +1,7 @@
 /* perdure eval: loss and perplexity of a checkpoint, ours or another system's. */
 #include "tools/command.h"
+
+#include "ckpt/base/log.h"
 #include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_foreign.h"
 #include "tools/output.h"
@@ -59,6 +61,22 @@ static pd_status pack(const struct eval *e, const struct pd_tokenizer *tokenizer
     return PD_OK;
 }
 
+/* Tokens as the model was trained on, as far as the checkpoint remembers (`trained`; 0: it does not). */
+static pd_status check_tokenizer(const struct eval *e, const char *path, const struct pd_tokenizer *tokenizer,
+                                 uint32_t vocab, uint64_t trained, struct pd_error *err)
+{
+    const bool is_over_bytes = trained == pd_tokenizer_digest_of_bytes();
+    if (trained && trained != pd_tokenizer_digest(tokenizer))
+        PD_FAIL(err, PD_INVALID, "%s was trained on tokens of another tokenizer (%s) than %s; give %s", e->path,
+                is_over_bytes ? "byte" : pd_text_hex(trained).text, path,
+                is_over_bytes ? "--tokenizer=byte" : "its own with --tokenizer=PATH");
+    if (!pd_tokenizer_is_bytes(tokenizer) && pd_tokenizer_vocab(tokenizer) > vocab)
+        PD_FAIL(err, PD_INVALID,
+                "%s has %u tokens and the model %u: it is of another model; name its own with --tokenizer=PATH", path,
+                pd_tokenizer_vocab(tokenizer), vocab);
+    return PD_OK;
+}
+
 /* Text becomes tokens of the model's own tokenizer. *ret_data: what is evaluated, `buffer` or e->data. */
 static pd_status take_text(const struct eval *e, const char *checkpoints, struct pd_temporary *temporary, char buffer[4200],
                            const char **ret_data, struct pd_error *err)
@@ -68,25 +86,25 @@ static pd_status take_text(const struct eval *e, const char *checkpoints, struct
     struct pd_tokenizer *tokenizer = NULL;
     *ret_data = e->data;
     if (!is_text(e->data)) return PD_OK;
-    const bool is_found =
-        e->tokenizer || pd_sample_text_find(e->path, buffer, 4200) || pd_sample_text_find(checkpoints, buffer, 4200);
+    const bool is_beside = pd_sample_text_find(e->path, buffer, 4200) || pd_sample_text_find(checkpoints, buffer, 4200);
     PD_TRY(pd_sample_config(checkpoints, &config, &digest, err));
     const uint32_t vocab = config.model.vocab;
-    const bool is_over_bytes = pd_sample_is_over_bytes(&config);
+    const bool is_over_bytes = pd_sample_is_over_bytes(&config, digest);
     pd_config_deinit(&config);
-    if (!is_found && is_over_bytes) return PD_OK;
-    if (!is_found)
+    if (!e->tokenizer && is_over_bytes && (digest || !is_beside)) {
+        if (is_beside)
+            pd_log_warn("eval", "%s was trained on bytes, so %s is not taken; --tokenizer=byte says so", e->path, buffer);
+        return PD_OK;
+    }
+    if (!e->tokenizer && !is_beside)
         PD_FAIL(
             err, PD_INVALID,
             "%s is text, and this model has %u tokens and no tokenizer beside it: name one with --tokenizer=PATH, or give a "
             "file of tokens",
             e->data, vocab);
-    PD_TRY(pd_tokenizer_open(e->tokenizer ? e->tokenizer : buffer, &tokenizer, err));
-    pd_status st = PD_OK;
-    if (pd_tokenizer_vocab(tokenizer) > vocab)
-        st = pd_error_set(err, PD_INVALID, PD_WHERE, 0,
-                          "%s has %u tokens and the model %u: it is of another model; name its own with --tokenizer=PATH",
-                          e->tokenizer ? e->tokenizer : buffer, pd_tokenizer_vocab(tokenizer), vocab);
+    const char *path = e->tokenizer ? e->tokenizer : buffer;
+    PD_TRY(pd_tokenizer_open(path, &tokenizer, err));
+    pd_status st = check_tokenizer(e, path, tokenizer, vocab, digest, err);
     if (!st && !pd_tokenizer_is_bytes(tokenizer)) {
         st = pd_temporary_make(temporary, err);
         snprintf(buffer, 4200, "%s/tokens.bin", temporary->folder);

@@ -105,7 +105,7 @@ static pd_status open_reader(struct sample *s, const char *checkpoints, const st
                                              .checkpoints = checkpoints,
                                              .vocab = config->model.vocab,
                                              .digest = digest,
-                                             .is_over_bytes = pd_sample_is_over_bytes(config)};
+                                             .is_over_bytes = pd_sample_is_over_bytes(config, digest)};
     struct pd_error own = {0};
     const pd_status st = pd_sample_text_open(&options, &s->reader, &own);
     if (!st || !s->tokens || s->tokenizer_path) return st ? pd_error_pass(err, st, &own) : PD_OK;

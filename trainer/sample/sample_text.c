@@ -15,10 +15,11 @@ struct pd_sample_text {
     struct pd_string all; /* given since begin */
 };
 
-bool pd_sample_is_over_bytes(const struct pd_config *config)
+bool pd_sample_is_over_bytes(const struct pd_config *config, uint64_t digest)
 {
     const int64_t document = config->data.document_token;
-    return config->model.vocab <= 256 ||
+    if (digest) return digest == pd_tokenizer_digest_of_bytes();
+    return config->model.vocab == 256 ||
            (document >= 256 && document < config->model.vocab && config->model.vocab <= BYTE_VOCAB_MAX);
 }
 

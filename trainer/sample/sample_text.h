@@ -16,8 +16,9 @@ struct pd_sample_text_options {
 struct pd_sample_text;
 struct pd_config;
 
-/* Tokens 0 to 255 are bytes; there may be one more, which ends documents, and padding. */
-bool pd_sample_is_over_bytes(const struct pd_config *config);
+/* Tokens 0 to 255 are bytes; there may be one more, which ends documents, and padding. `digest` of the tokenizer that the
+ * checkpoint remembers decides; 0: sizes do. */
+bool pd_sample_is_over_bytes(const struct pd_config *config, uint64_t digest);
 
 /* A tokenizer beside a run, its directory of checkpoints, or one checkpoint: there, or one or two directories above. */
 bool pd_sample_text_find(const char *place, char *ret_path, size_t room);
