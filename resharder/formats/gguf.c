@@ -27,7 +27,8 @@ struct pair {
     char key[256];
     enum pd_gguf_type type;
     double number; /* of an array its length */
-    char text[64];
+    double first;  /* of an array of numbers */
+    char text[64]; /* of an array why it is not one number for all layers; "": all of its numbers are equal */
 };
 
 struct gguf {
@@ -174,8 +175,27 @@ static pd_status check_type(const struct gguf *g, uint32_t type, struct pd_error
     return PD_OK;
 }
 
-/* Of a tokenizer's array every element is kept, of another none. */
-static pd_status take_array(struct gguf *g, const char *tokenizer_key, double *ret_count, struct pd_error *err)
+static pd_status take_numbers(struct gguf *g, enum pd_gguf_type type, uint64_t count, struct pair *ret, struct pd_error *err)
+{
+    const uint64_t end = g->at + count * type_bytes[type];
+    bool is_even = true;
+    for (uint64_t i = 0; i < count && is_even; i++) {
+        double number = 0;
+        PD_TRY(take_number(g, type, &number, err));
+        if (!i) ret->first = number;
+        is_even = number == ret->first;
+    }
+    g->at = end;
+    const bool is_number = count && type != PD_GGUF_BOOL;
+    snprintf(ret->text, sizeof ret->text, "%s",
+             !is_number ? "is a list and no number"
+             : is_even  ? ""
+                        : "differs from layer to layer");
+    return PD_OK;
+}
+
+/* Of a tokenizer's array every element is kept; of another what `pair` says of it.   pair  NULL: a tokenizer's */
+static pd_status take_array(struct gguf *g, const char *tokenizer_key, struct pair *pair, struct pd_error *err)
 {
     uint32_t type = 0;
     uint64_t count = 0;
@@ -186,14 +206,14 @@ static pd_status take_array(struct gguf *g, const char *tokenizer_key, double *r
     if (count > (g->bytes - g->at) / (type == PD_GGUF_TEXT ? 8 : type_bytes[type]))
         PD_FAIL(err, PD_CORRUPT, "%s: an array of %" PRIu64 " values at byte %" PRIu64 ", and the file ends before", g->path,
                 count, g->at);
-    *ret_count = (double)count;
     if (tokenizer_key) {
         pd_json_array_begin(&g->tokenizer, tokenizer_key);
         g->has_tokenizer = true;
     }
-    if (!tokenizer_key && type != PD_GGUF_TEXT) {
-        g->at += count * type_bytes[type];
-        count = 0;
+    if (pair) {
+        pair->number = (double)count;
+        if (type != PD_GGUF_TEXT) return take_numbers(g, (enum pd_gguf_type)type, count, pair, err);
+        snprintf(pair->text, sizeof pair->text, "is a list of texts");
     }
     for (uint64_t i = 0; i < count; i++)
         PD_TRY(tokenizer_key ? put_value(g, NULL, (enum pd_gguf_type)type, err) : take_text(g, err));
@@ -223,7 +243,7 @@ static pd_status keep_pair(struct gguf *g, const char *key, enum pd_gguf_type ty
         PD_TRY(take_text(g, err));
         snprintf(pair.text, sizeof pair.text, "%s", g->text);
     } else if (type == PD_GGUF_ARRAY) {
-        PD_TRY(take_array(g, NULL, &pair.number, err));
+        PD_TRY(take_array(g, NULL, &pair, err));
     } else {
         PD_TRY(take_number(g, type, &pair.number, err));
     }
@@ -258,8 +278,7 @@ static pd_status take_pair(struct gguf *g, struct pd_error *err)
     const char *inner = strncmp(key, tokenizer, sizeof tokenizer - 1) == 0 ? key + sizeof tokenizer - 1 : NULL;
     PD_TRY(take_u32(g, &type, err));
     PD_TRY(check_type(g, type, err));
-    double count = 0;
-    if (inner && type == PD_GGUF_ARRAY) return take_array(g, inner, &count, err);
+    if (inner && type == PD_GGUF_ARRAY) return take_array(g, inner, NULL, err);
     return inner ? take_tokenizer(g, inner, (enum pd_gguf_type)type, err) : keep_pair(g, key, (enum pd_gguf_type)type, err);
 }
 
@@ -420,7 +439,11 @@ static pd_status put_scaling(struct gguf *g, struct pd_json_writer *w, struct pd
     const double factor = number_or(g, "rope.scaling.factor", number_or(g, "rope.scale_linear", 0));
     const bool is_linear = strcmp(type, "linear") == 0, is_none = strcmp(type, "none") == 0;
     if (is_none || (is_linear && (factor == 0 || factor == 1))) return g->rope_count ? put_llama3_scaling(g, w, err) : PD_OK;
-    if (!is_linear) return pd_json_string(w, "gguf.rope.scaling.type", type), PD_OK;
+    if (!is_linear) {
+        char key[300];
+        snprintf(key, sizeof key, "gguf.%s.rope.scaling.type", architecture_of(g));
+        return pd_json_string(w, key, type), PD_OK;
+    }
     if (g->rope_count)
         PD_FAIL(err, PD_UNSUPPORTED,
                 "%s: it has " PD_GGUF_ROPE_FACTORS " and rope.scaling.factor %g; only one is computed here", g->path,
@@ -478,6 +501,27 @@ static const struct neutral {
 };
 
 /* `family` NULL: none that is known. */
+static bool is_number_key(const struct pd_family *family, const char *inner)
+{
+    for (int i = 0; family && inner && i < PD_NUMBER_COUNT; i++)
+        if (family->keys[i].gguf && strcmp(family->keys[i].gguf, inner) == 0) return true;
+    return false;
+}
+
+/* As llama.cpp has it, a number of the model may be a list with an entry for each layer: equal ones are one number. */
+static void settle_lists(struct gguf *g, const struct pd_family *family)
+{
+    const double layers = number_or(g, "block_count", 0);
+    for (uint32_t i = 0; i < g->pair_count; i++) {
+        struct pair *p = &g->pairs[i];
+        if (p->type != PD_GGUF_ARRAY || p->text[0] || !is_number_key(family, inner_key(g, p->key))) continue;
+        if (p->number == layers)
+            p->type = PD_GGUF_F64, p->number = p->first;
+        else
+            snprintf(p->text, sizeof p->text, "has %.9g entries, and block_count is %.9g", p->number, layers);
+    }
+}
+
 static bool is_taken(const struct gguf *g, const struct pd_family *family, const struct pair *p)
 {
     const char *inner = inner_key(g, p->key);
@@ -489,19 +533,21 @@ static bool is_taken(const struct gguf *g, const struct pd_family *family, const
     if (!inner)
         return strncmp(p->key, "general.", 8) == 0 || strncmp(p->key, "perdure.rope_scaling.", 21) == 0 ||
                strncmp(p->key, "split.", 6) == 0;
-    for (int i = 0; family && i < PD_NUMBER_COUNT; i++)
-        if (family->keys[i].gguf && strcmp(family->keys[i].gguf, inner) == 0) return is_number;
+    if (is_number_key(family, inner)) return is_number;
     for (size_t i = 0; i < sizeof neutral / sizeof *neutral; i++)
         if (strcmp(neutral[i].key, inner) == 0)
             return isnan(neutral[i].value) ? p->type != PD_GGUF_ARRAY : is_number && p->number == neutral[i].value;
     return false;
 }
 
-static void put_refused(struct pd_json_writer *w, const struct pair *p)
+/* What should be a number of the model, and is a text or a list, has as its value what is wrong with it. */
+static void put_refused(struct pd_json_writer *w, const struct pair *p, bool is_number)
 {
     char key[300];
     snprintf(key, sizeof key, "gguf.%s", p->key);
-    if (p->type == PD_GGUF_TEXT)
+    if (is_number)
+        pd_json_string(w, key, p->type == PD_GGUF_TEXT ? "is a text and no number" : p->text);
+    else if (p->type == PD_GGUF_TEXT)
         pd_json_string(w, key, p->text);
     else if (p->type == PD_GGUF_ARRAY)
         pd_json_string(w, key, "a list");
@@ -511,14 +557,23 @@ static void put_refused(struct pd_json_writer *w, const struct pair *p)
         pd_json_double(w, key, p->number);
 }
 
+/* A number that says otherwise than the rest of the file. */
+static void put_other(const struct gguf *g, struct pd_json_writer *w, const char *inner, double number)
+{
+    char key[300];
+    snprintf(key, sizeof key, "gguf.%s.%s", architecture_of(g), inner);
+    pd_json_double(w, key, number);
+}
+
 /* Heads are rotated whole, and values are as long as keys: what says otherwise is said on, and refused. */
 static void put_head(struct gguf *g, struct pd_json_writer *w)
 {
     const double heads = number_or(g, "attention.head_count", 0), hidden = number_or(g, "embedding_length", 0);
     const double head = number_or(g, "attention.key_length", heads > 0 ? hidden / heads : 0);
+    if (!(head > 0)) return; /* what is missing is said of its own key */
     const double rotated = number_or(g, "rope.dimension_count", head), value = number_or(g, "attention.value_length", head);
-    if (rotated != head) pd_json_double(w, "gguf.rope.dimension_count", rotated);
-    if (value != head) pd_json_double(w, "gguf.attention.value_length", value);
+    if (rotated != head) put_other(g, w, "rope.dimension_count", rotated);
+    if (value != head) put_other(g, w, "attention.value_length", value);
 }
 
 static pd_status put_config(struct gguf *g, struct pd_json_writer *w, struct pd_error *err)
@@ -526,6 +581,7 @@ static pd_status put_config(struct gguf *g, struct pd_json_writer *w, struct pd_
     uint32_t row = 0;
     const struct pd_model_class *class = pd_model_class_find(NULL, NULL, architecture_of(g), &row);
     const struct pd_family *family = class ? pd_families[row] : NULL;
+    settle_lists(g, family);
     pd_json_object_begin(w, NULL);
     if (class)
         pd_model_class_write(class, w);
@@ -535,15 +591,16 @@ static pd_status put_config(struct gguf *g, struct pd_json_writer *w, struct pd_
         if (family->keys[i].gguf) put_key(g, w, family->keys[i].config, family->keys[i].gguf);
     pd_json_u64(w, family ? family->keys[PD_NUMBER_VOCAB].config : "vocab_size", rows_of(g, "token_embd.weight"));
     const double words = number_or(g, "vocab_size", -1);
-    if (words >= 0 && words != (double)rows_of(g, "token_embd.weight")) pd_json_double(w, "gguf.vocab_size", words);
+    if (words >= 0 && words != (double)rows_of(g, "token_embd.weight")) put_other(g, w, "vocab_size", words);
     pd_json_bool(w, "tie_word_embeddings", !has_tensor(g, "output.weight"));
     if (g->bos >= 0 && g->bos <= INT32_MAX) pd_json_u64(w, "bos_token_id", (uint64_t)g->bos);
     if (g->eos >= 0 && g->eos <= INT32_MAX) pd_json_u64(w, "eos_token_id", (uint64_t)g->eos);
+    for (uint32_t i = 0; i < g->pair_count; i++)
+        if (!is_taken(g, family, &g->pairs[i]))
+            put_refused(w, &g->pairs[i], is_number_key(family, inner_key(g, g->pairs[i].key)));
     const bool rotates = family && family->positions == PD_POSITIONS_ROPE;
     if (rotates) put_head(g, w);
     if (rotates) PD_TRY(put_scaling(g, w, err));
-    for (uint32_t i = 0; i < g->pair_count; i++)
-        if (!is_taken(g, family, &g->pairs[i])) put_refused(w, &g->pairs[i]);
     pd_json_object_end(w);
     return PD_OK;
 }

@@ -126,7 +126,9 @@ def gguf(path, names, pairs):
     for key, value in pairs.items():
         head += text(key)
         head += (struct.pack("<I", 8) + text(value) if isinstance(value, str) else struct.pack("<If", 6, value)
-                 if isinstance(value, float) else struct.pack("<II", 4, value))
+                 if isinstance(value, float) else struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(text, value))
+                 if isinstance(value, list) and isinstance(value[0], str) else struct.pack(f"<IIQ{len(value)}I", 9, 4, len(value), *value)
+                 if isinstance(value, list) else struct.pack("<II", 4, value))
     for name in names:
         shape = SHAPES[name]
         head += text(NAMES[name] + ".weight") + struct.pack("<I", len(shape)) + struct.pack(f"<{len(shape)}Q", *reversed(shape))
@@ -167,7 +169,27 @@ refuse("whole.gguf", r"token_embd.weight is \[96, 32\], and for .* must be \[64,
 gguf("scaled.gguf", order, PAIRS | {"llama.rope.scale_linear": 4.0})
 expect("gguf-factor", ["ckpt", "show", "scaled.gguf", "--config"], 0, re.compile(r'"rope_type": "linear",\s*"factor": 4\b'))
 gguf("sinks.gguf", order, PAIRS | {"llama.attention.sinks": 4})
-refuse("sinks.gguf", r"perdure does not know the key gguf.llama.attention.sinks \(4\)")
+refuse("sinks.gguf", r"^perdure: sinks.gguf: perdure does not compute the key llama.attention.sinks \(4\), .*: perdure ckpt import --config=FILE\n$")
+take("sinks.gguf", 0, "", "--config=plain/config.json")
+for counted, (key, value, code, said) in enumerate((
+        ("head_count", [2], 0, ""), ("head_count", [2, 4], 78, "differs from layer to layer, which perdure does not support"),
+        ("head_count", [2, 2], 78, "has 2 entries, and block_count is 1, which perdure does not support"),
+        ("head_count_kv", [1, 2], 78, "differs from layer to layer, which perdure does not support"),
+        ("head_count", "2", 78, "is a text and no number, which perdure does not support"),
+        ("head_count", None, 65, "is missing; fetch it again, or take another copy"),
+        ("head_count", 0, 65, "is no whole number from 1 to 4294967295; fetch it again, or take another copy"))):
+    name, key = f"list-{counted}.gguf", f"llama.attention.{key}"
+    gguf(name, order, {k: v for k, v in (PAIRS | {key: value}).items() if v is not None})
+    take(name, code, said and f"perdure: {name}: {key} {said}\n")
+for other, value in (("rope.dimension_count", 8), ("attention.value_length", 8), ("vocab_size", 64), ("rope.scaling.type", "yarn")):
+    gguf("other.gguf", order, PAIRS | {f"llama.{other}": value})
+    refuse("other.gguf", rf"^perdure: other.gguf: perdure does not compute the key llama.{other} \({value}\)")
+gguf("words.gguf", order, PAIRS | {"tokenizer.ggml.model": "rwkv", "tokenizer.ggml.tokens": ["a", "b"]})
+unread = "words.gguf: tokenizer.ggml.model: rwkv is not supported"
+write("some.txt", "some words")
+expect("gguf-tokenizer-shown", ["ckpt", "show", "words.gguf"], 0, re.compile(f"tokenizer: one that perdure does not read: {unread}"))
+expect("gguf-tokenizer-of-sample", ["sample", "words.gguf", "--prompt=a"], 78, "", re.compile(f"^perdure: {unread}"))
+expect("gguf-tokenizer-of-eval", ["eval", "words.gguf", "--data=some.txt"], 78, ANY, re.compile(f"^perdure: {unread}"))
 expect("gguf-shown-all-the-same", ["ckpt", "show", "sinks.gguf"], 0, ANY)
 
 # ---- what is common and not read ----

@@ -3,6 +3,7 @@
 #include "ckpt/base/words.h"
 #include "resharder/catalog/model_directory.h"
 #include "resharder/convert/compare.h"
+#include "resharder/formats/gguf.h"
 #include "resharder/formats/perdure.h"
 #include "trainer/config/check.h"
 #include "trainer/model/hugging_face.h"
@@ -103,6 +104,16 @@ static pd_status model_of_record(const char *yaml, struct pd_model **ret_model, 
     return st;
 }
 
+/* GGUF has no config.json: its own file is named. */
+static pd_status read_theirs(const struct pd_ckpt_foreign *f, const struct pd_catalog_text *text,
+                             struct pd_model_config *ret, struct pd_error *err)
+{
+    if (f->format == &pd_format_gguf)
+        return pd_hugging_face_read_gguf(f->catalog.files[0].path, text->text, text->bytes, ret, err);
+    const pd_status st = pd_hugging_face_read("config.json", text->text, text->bytes, ret, NULL, err);
+    return st ? pd_error_context(err, st, "%s", f->path) : PD_OK;
+}
+
 pd_status pd_ckpt_foreign_model(const struct pd_ckpt_foreign *f, struct pd_model **ret_model, struct pd_error *err)
 {
     const struct pd_catalog_text *ours = pd_catalog_text(&f->catalog, "config.yaml"),
@@ -110,27 +121,21 @@ pd_status pd_ckpt_foreign_model(const struct pd_ckpt_foreign *f, struct pd_model
     struct pd_model_config config;
     if (f->format == &pd_format_perdure && ours) return model_of_record(ours->text, ret_model, err);
     if (!theirs) return PD_NOT_FOUND;
-    pd_status st = pd_hugging_face_read("config.json", theirs->text, theirs->bytes, &config, NULL, err);
-    if (!st) st = pd_model_new(&config, ret_model, err);
+    PD_TRY(read_theirs(f, theirs, &config, err));
+    const pd_status st = pd_model_new(&config, ret_model, err);
     return st ? pd_error_context(err, st, "%s", f->path) : PD_OK;
-}
-
-static pd_status take_model(const char *name, const char *text, size_t bytes, struct pd_config *config, struct pd_error *err)
-{
-    struct pd_model_config model;
-    PD_TRY(pd_hugging_face_read(name, text, bytes, &model, NULL, err));
-    pd_config_take_model(config, &model);
-    return PD_OK;
 }
 
 pd_status pd_ckpt_foreign_read_model(const struct pd_ckpt_foreign *f, struct pd_config *config, bool *ret_is_said,
                                      struct pd_error *err)
 {
     const struct pd_catalog_text *text = pd_catalog_text(&f->catalog, "config.json");
+    struct pd_model_config model;
     *ret_is_said = text != NULL;
     if (!text) return PD_OK;
-    const pd_status st = take_model("config.json", text->text, text->bytes, config, err);
-    return st ? pd_error_context(err, st, "%s", f->path) : PD_OK;
+    PD_TRY(read_theirs(f, text, &model, err));
+    pd_config_take_model(config, &model);
+    return PD_OK;
 }
 
 bool pd_ckpt_is_model_file(const char *file)
@@ -147,7 +152,9 @@ static pd_status read_any_model(const struct pd_ckpt_foreign *f, const char *fil
         char *text = NULL;
         uint64_t bytes = 0;
         PD_TRY(pd_formats_read_text(f->vfs, file, PD_CATALOG_TEXT_MAX, &text, &bytes, err));
-        const pd_status st = take_model(file, text, bytes, config, err);
+        struct pd_model_config model;
+        const pd_status st = pd_hugging_face_read(file, text, bytes, &model, NULL, err);
+        if (!st) pd_config_take_model(config, &model);
         free(text);
         return st;
     }
@@ -361,7 +368,9 @@ pd_status pd_ckpt_foreign_open_tokenizer(const struct pd_catalog *catalog, struc
         beside[i] = text_of(catalog, pd_tokenizer_beside[i]);
     *ret = NULL;
     if (json.text) return pd_tokenizer_parse_with(PD_TOKENIZER_FILE, &json, beside, ret, err);
-    return gguf.text ? pd_tokenizer_parse(PD_TOKENIZER_GGUF_FILE, gguf.text, gguf.bytes, ret, err) : PD_OK;
+    const bool is_inside = catalog->file_count && strcmp(catalog->format, pd_format_gguf.name) == 0;
+    const char *name = is_inside ? catalog->files[0].path : PD_TOKENIZER_GGUF_FILE;
+    return gguf.text ? pd_tokenizer_parse(name, gguf.text, gguf.bytes, ret, err) : PD_OK;
 }
 
 uint64_t pd_ckpt_foreign_tokenizer(const struct pd_catalog *catalog)

@@ -86,7 +86,8 @@ static pd_status take_text(const struct eval *e, const char *checkpoints, struct
     struct pd_tokenizer *tokenizer = NULL;
     *ret_data = e->data;
     if (!is_text(e->data)) return PD_OK;
-    const bool is_beside = pd_sample_text_find(e->path, buffer, 4200) || pd_sample_text_find(checkpoints, buffer, 4200);
+    const bool is_own = pd_sample_text_find(e->path, buffer, 4200),
+               is_beside = is_own || pd_sample_text_find(checkpoints, buffer, 4200);
     PD_TRY(pd_sample_config(checkpoints, &config, &digest, err));
     const uint32_t vocab = config.model.vocab;
     const bool is_over_bytes = pd_sample_is_over_bytes(&config, digest);
@@ -102,9 +103,11 @@ static pd_status take_text(const struct eval *e, const char *checkpoints, struct
             "%s is text, and this model has %u tokens and no tokenizer beside it: name one with --tokenizer=PATH, or give a "
             "file of tokens",
             e->data, vocab);
+    /* A temporary import of a model is nothing that the user knows. */
     const char *path = e->tokenizer ? e->tokenizer : buffer;
-    PD_TRY(pd_tokenizer_open(path, &tokenizer, err));
-    pd_status st = check_tokenizer(e, path, tokenizer, vocab, digest, err);
+    const char *name = !e->tokenizer && !is_own && temporary->folder[0] ? e->path : path;
+    PD_TRY(pd_tokenizer_open_as(path, name, &tokenizer, err));
+    pd_status st = check_tokenizer(e, name, tokenizer, vocab, digest, err);
     if (!st && !pd_tokenizer_is_bytes(tokenizer)) {
         st = pd_temporary_make(temporary, err);
         snprintf(buffer, 4200, "%s/tokens.bin", temporary->folder);

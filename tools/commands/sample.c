@@ -103,6 +103,7 @@ static pd_status open_reader(struct sample *s, const char *checkpoints, const st
     struct pd_sample_text_options options = {.path = s->tokenizer_path,
                                              .run = s->path,
                                              .checkpoints = checkpoints,
+                                             .model = pd_ckpt_is_foreign(s->path) ? s->path : NULL,
                                              .vocab = config->model.vocab,
                                              .digest = digest,
                                              .is_over_bytes = pd_sample_is_over_bytes(config, digest)};

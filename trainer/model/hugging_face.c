@@ -25,6 +25,7 @@ static uint32_t *size_at(struct pd_model_config *config, int number)
 
 struct reader {
     const char *name; /* of the file */
+    bool is_gguf;     /* where that has metadata of GGUF */
     const struct pd_json_value *root;
     const struct pd_model_class *class;
     const struct pd_family *family;
@@ -38,15 +39,28 @@ static const struct pd_json_value *member(const struct pd_json_value *object, co
     return value && pd_json_type(value) != PD_JSON_NULL ? value : NULL;
 }
 
+/* A key as the file has it. */
+static const char *shown(const struct reader *r, const char *key, char buffer[160])
+{
+    for (int i = 0; r->is_gguf && i < PD_NUMBER_COUNT; i++) {
+        const struct pd_number_keys *keys = &r->family->keys[i];
+        if (!keys->gguf || !keys->config || strcmp(keys->config, key) != 0) continue;
+        snprintf(buffer, 160, "%s.%s", r->class->gguf, keys->gguf);
+        return buffer;
+    }
+    return key;
+}
+
 /* Each leaves *ret as it is where the key is absent or null. */
 static pd_status read_size(const struct reader *r, const struct pd_json_value *object, const char *key, uint32_t *ret,
                            struct pd_error *err)
 {
     const struct pd_json_value *value = member(object, key);
     uint64_t number = 0;
+    char buffer[160];
     if (!value) return PD_OK;
     if (!pd_json_is_u64(value, &number) || number == 0 || number > UINT32_MAX)
-        PD_FAIL(err, PD_CORRUPT, "%s: %s is no whole number from 1 to 4294967295", r->name, key);
+        PD_FAIL(err, PD_CORRUPT, "%s: %s is no whole number from 1 to 4294967295", r->name, shown(r, key, buffer));
     *ret = (uint32_t)number;
     return PD_OK;
 }
@@ -102,13 +116,14 @@ static pd_status find_class(struct reader *r, struct pd_error *err)
 static pd_status read_sizes(const struct reader *r, struct pd_error *err)
 {
     struct pd_model_config *c = r->config;
+    char buffer[160];
     c->context = r->class->context;
     c->head_size = r->class->head_size;
     for (int i = 0; i < PD_NUMBER_EPSILON; i++) {
         const struct pd_number_keys *key = &r->family->keys[i];
         if (!key->config) continue;
         if (key->is_required && !member(r->root, key->config))
-            PD_FAIL(err, PD_CORRUPT, "%s: %s is missing", r->name, key->config);
+            PD_FAIL(err, PD_CORRUPT, "%s: %s is missing", r->name, shown(r, key->config, buffer));
         PD_TRY(read_size(r, r->root, key->config, size_at(c, i), err));
     }
     /* Null says as many as heads, and no key what the class takes. */
@@ -282,11 +297,11 @@ static pd_status read_config(struct reader *r, struct pd_error *err)
                                   .qkv_bias = r->class->qkv_bias,
                                   .tie_embeddings = r->class->is_tied,
                                   .norm_epsilon = (float)r->class->epsilon};
+    PD_TRY(pd_hugging_face_check_keys(r->name, r->root, r->family, err));
     PD_TRY(read_sizes(r, err));
     PD_TRY(read_switch(r, "tie_word_embeddings", &c->tie_embeddings, err));
     PD_TRY(read_number(r, r->root, r->family->keys[PD_NUMBER_EPSILON].config, &c->norm_epsilon, err));
     PD_TRY(read_number(r, r->root, "initializer_range", &c->init_std, err));
-    PD_TRY(pd_hugging_face_check_keys(r->name, r->root, r->family, err));
     bool attention_bias = false;
     PD_TRY(read_switch(r, "attention_bias", &attention_bias, err));
     if (attention_bias && r->class->has_attention_bias)
@@ -314,18 +329,31 @@ static pd_status read_config(struct reader *r, struct pd_error *err)
     return st ? pd_error_context(err, st, "%s", r->name) : PD_OK;
 }
 
-pd_status pd_hugging_face_read(const char *name, const char *text, size_t bytes, struct pd_model_config *ret_config,
-                               struct pd_special_tokens *ret_tokens, struct pd_error *err)
+static pd_status read_text(struct reader r, const char *text, size_t bytes, struct pd_model_config *ret_config,
+                           struct pd_special_tokens *ret_tokens, struct pd_error *err)
 {
     struct pd_json_document *document = NULL;
     struct pd_model_config config;
-    PD_TRY(pd_json_parse(name, text, bytes, &document, err));
-    struct reader r = {.name = name, .root = pd_json_root(document), .config = &config};
+    PD_TRY(pd_json_parse(r.name, text, bytes, &document, err));
+    r.root = pd_json_root(document);
+    r.config = &config;
     const pd_status st = read_config(&r, err);
     if (!st) *ret_config = config;
     if (!st && ret_tokens) read_tokens(r.root, ret_tokens);
     pd_json_document_free(document);
     return st;
+}
+
+pd_status pd_hugging_face_read(const char *name, const char *text, size_t bytes, struct pd_model_config *ret_config,
+                               struct pd_special_tokens *ret_tokens, struct pd_error *err)
+{
+    return read_text((struct reader){.name = name}, text, bytes, ret_config, ret_tokens, err);
+}
+
+pd_status pd_hugging_face_read_gguf(const char *name, const char *text, size_t bytes, struct pd_model_config *ret_config,
+                                    struct pd_error *err)
+{
+    return read_text((struct reader){.name = name, .is_gguf = true}, text, bytes, ret_config, NULL, err);
 }
 
 pd_status pd_hugging_face_read_tokens(const char *name, const char *text, size_t bytes, struct pd_special_tokens *ret,

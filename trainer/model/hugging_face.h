@@ -27,6 +27,10 @@ PD_MUST_USE pd_status pd_hugging_face_read(const char *name, const char *text, s
                                            struct pd_model_config *ret_config, struct pd_special_tokens *ret_tokens,
                                            struct pd_error *err);
 
+/* The same of the text that resharder/formats/gguf.c makes of a GGUF's metadata: messages name its keys. */
+PD_MUST_USE pd_status pd_hugging_face_read_gguf(const char *name, const char *text, size_t bytes,
+                                                struct pd_model_config *ret_config, struct pd_error *err);
+
 /* Of either file, whatever else it holds.   errors  PD_CORRUPT: no JSON */
 PD_MUST_USE pd_status pd_hugging_face_read_tokens(const char *name, const char *text, size_t bytes,
                                                   struct pd_special_tokens *ret_tokens, struct pd_error *err);

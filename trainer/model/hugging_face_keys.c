@@ -96,6 +96,22 @@ static bool is_empty(const struct pd_json_value *value)
            (type == PD_JSON_OBJECT && !pd_json_next(value, &cursor, &key, &inner));
 }
 
+/* Metadata of GGUF that resharder/formats/gguf.c does not take, behind "gguf.". */
+static pd_status refuse_gguf(const char *name, const char *key, const char *text, const struct pd_family *f,
+                             struct pd_error *err)
+{
+    for (int i = 0; i < PD_NUMBER_COUNT; i++) {
+        const char *inner = strchr(key, '.');
+        if (inner && f->keys[i].gguf && strcmp(f->keys[i].gguf, inner + 1) == 0)
+            PD_FAIL(err, PD_UNSUPPORTED, "%s: %s %s, which perdure does not support", name, key, text);
+    }
+    PD_FAIL(
+        err, PD_UNSUPPORTED,
+        "%s: perdure does not compute the key %.200s (%s), which may change what the model computes; if it does not, say "
+        "the model with its config.json: perdure ckpt import --config=FILE",
+        name, key, text);
+}
+
 pd_status pd_hugging_face_check_keys(const char *name, const struct pd_json_value *root, const struct pd_family *family,
                                      struct pd_error *err)
 {
@@ -105,6 +121,7 @@ pd_status pd_hugging_face_check_keys(const char *name, const struct pd_json_valu
     for (void *cursor = NULL; pd_json_next(root, &cursor, &key, &value);) {
         if (is_empty(value) || is_used(family, key) || is_among(harmless, key)) continue;
         const char *text = value_text(value, buffer);
+        if (strncmp(key, "gguf.", 5) == 0) return refuse_gguf(name, key + 5, text, family, err);
         const struct only *known = find_only(key);
         if (!known)
             PD_FAIL(err, PD_UNSUPPORTED,

@@ -34,30 +34,35 @@ bool pd_sample_text_find(const char *place, char *ret_path, size_t room)
     return false;
 }
 
-static const char *choose_path(const struct pd_sample_text_options *options, char *buffer, size_t room)
+/*   *ret_name  for messages */
+static const char *choose_path(const struct pd_sample_text_options *options, char *buffer, size_t room,
+                               const char **ret_name)
 {
+    *ret_name = options->path ? options->path : buffer;
     if (options->path) return options->path;
-    if (pd_sample_text_find(options->run, buffer, room) || pd_sample_text_find(options->checkpoints, buffer, room))
-        return buffer;
-    return options->is_over_bytes ? "byte" : NULL;
+    if (pd_sample_text_find(options->run, buffer, room)) return buffer;
+    if (options->model) *ret_name = options->model;
+    if (pd_sample_text_find(options->checkpoints, buffer, room)) return buffer;
+    *ret_name = "byte";
+    return options->is_over_bytes ? *ret_name : NULL;
 }
 
-static pd_status open_all(struct pd_sample_text *text, const char *path, const struct pd_sample_text_options *options,
-                          struct pd_error *err)
+static pd_status open_all(struct pd_sample_text *text, const char *path, const char *name,
+                          const struct pd_sample_text_options *options, struct pd_error *err)
 {
-    PD_TRY(pd_tokenizer_open(path, &text->tokenizer, err));
+    PD_TRY(pd_tokenizer_open_as(path, name, &text->tokenizer, err));
     const uint64_t digest = pd_tokenizer_digest(text->tokenizer);
     const uint32_t vocab = pd_tokenizer_vocab(text->tokenizer);
     if (!pd_tokenizer_is_bytes(text->tokenizer) && vocab > options->vocab)
         PD_FAIL(err, PD_INVALID,
-                "%s has %u tokens and the model %u: it is of another model; name its own with --tokenizer=PATH", path, vocab,
+                "%s has %u tokens and the model %u: it is of another model; name its own with --tokenizer=PATH", name, vocab,
                 options->vocab);
     if (options->digest && digest != options->digest)
         pd_log_warn("sample",
                     "%s is not the tokenizer that the model was trained with (digest %016llx, and the checkpoint remembers "
                     "%016llx): "
                     "what it writes may be nonsense",
-                    path, (unsigned long long)digest, (unsigned long long)options->digest);
+                    name, (unsigned long long)digest, (unsigned long long)options->digest);
     PD_TRY(pd_tokenizer_scratch_new(text->tokenizer, &text->scratch, err));
     return pd_decode_stream_new(text->tokenizer, true, &text->stream, err);
 }
@@ -66,12 +71,12 @@ pd_status pd_sample_text_open(const struct pd_sample_text_options *options, stru
                               struct pd_error *err)
 {
     char buffer[4200];
-    const char *path = choose_path(options, buffer, sizeof buffer);
+    const char *name, *path = choose_path(options, buffer, sizeof buffer, &name);
     *ret_text = NULL;
     if (!path) return PD_OK;
     struct pd_sample_text *text = calloc(1, sizeof *text);
     if (!text) PD_FAIL(err, PD_NO_MEMORY, "sample: no memory for a tokenizer");
-    pd_status status = open_all(text, path, options, err);
+    pd_status status = open_all(text, path, name, options, err);
     if (status) {
         pd_sample_text_free(text);
         return status;

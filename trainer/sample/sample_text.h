@@ -8,6 +8,7 @@ struct pd_sample_text_options {
     const char *path;        /* a tokenizer, as pd_tokenizer_open takes it; NULL: what lies beside the model */
     const char *run;         /* as the user named the model */
     const char *checkpoints; /* where its checkpoints lie, or one of them */
+    const char *model;       /* stands in messages for a tokenizer that lies there; NULL: its path does */
     uint32_t vocab;          /* of the model */
     uint64_t digest;         /* of the tokenizer that the checkpoint remembers; 0: none. The log warns of another */
     bool is_over_bytes;      /* tokens 0 to 255 are bytes where there is no tokenizer */

@@ -292,6 +292,11 @@ static const char *file_in(const char *directory)
 
 pd_status pd_tokenizer_open(const char *path, struct pd_tokenizer **ret_tokenizer, struct pd_error *err)
 {
+    return pd_tokenizer_open_as(path, NULL, ret_tokenizer, err);
+}
+
+pd_status pd_tokenizer_open_as(const char *path, const char *name, struct pd_tokenizer **ret_tokenizer, struct pd_error *err)
+{
     struct stat st;
     char inside[4096];
     if (!strcmp(path, "byte")) {
@@ -315,7 +320,7 @@ pd_status pd_tokenizer_open(const char *path, struct pd_tokenizer **ret_tokenize
         snprintf(beside, sizeof beside, "%.*s%s", slash ? (int)(slash + 1 - inside) : 0, inside, pd_tokenizer_beside[i]);
         if (access(beside, F_OK) == 0) status = read_file(beside, &texts[i + 1], err);
     }
-    if (!status) status = pd_tokenizer_parse_with(inside, &texts[0], &texts[1], ret_tokenizer, err);
+    if (!status) status = pd_tokenizer_parse_with(name ? name : inside, &texts[0], &texts[1], ret_tokenizer, err);
     for (uint32_t i = 0; i <= PD_TOKENIZER_BESIDE; i++)
         free((char *)(uintptr_t)texts[i].text);
     return status;

@@ -26,6 +26,9 @@ struct pd_decode_stream;
 /* path: a tokenizer.json or tokenizer.gguf, a directory that holds one, or "byte".
  *   errors  PD_NOT_FOUND, PD_IO; PD_CORRUPT: no JSON, or not as the format has it; PD_UNSUPPORTED: a part is not known here */
 PD_MUST_USE pd_status pd_tokenizer_open(const char *path, struct pd_tokenizer **ret_tokenizer, struct pd_error *err);
+/*   name  stands in messages; NULL: the path does */
+PD_MUST_USE pd_status pd_tokenizer_open_as(const char *path, const char *name, struct pd_tokenizer **ret_tokenizer,
+                                           struct pd_error *err);
 /* `name` says in messages what was read. */
 PD_MUST_USE pd_status pd_tokenizer_parse(const char *name, const char *json, size_t bytes,
                                          struct pd_tokenizer **ret_tokenizer, struct pd_error *err);

@@ -269,3 +269,58 @@ Test(gguf, linear_scaling_and_gpt2_have_keys_of_their_own)
     pd_json_document_free(config);
     pd_catalog_deinit(&c);
 }
+
+/* A file without tensors: a llama of two layers with `count` entries of attention.head_count. */
+static void read_list(const uint32_t *heads, uint64_t count, struct pd_catalog *ret)
+{
+    char path[] = "/tmp/perdure-gguf-XXXXXX";
+    struct pd_vfs *vfs = NULL;
+    FILE *file = fdopen(mkstemp(path), "wb");
+    static const struct {
+        const char *key;
+        uint32_t type;
+    } pairs[] = {{"general.architecture", 8}, {"llama.block_count", 4}, {"llama.attention.head_count", 9}};
+    static const uint64_t counts[] = {0, 3}, five = 5;
+    static const uint32_t version = 3, layers = 2, type = 4;
+    cr_assert_not_null(file);
+    fwrite("GGUF", 1, 4, file), fwrite(&version, 4, 1, file), fwrite(counts, 8, 2, file);
+    for (int i = 0; i < 3; i++) {
+        const uint64_t bytes = strlen(pairs[i].key);
+        fwrite(&bytes, 8, 1, file), fwrite(pairs[i].key, 1, bytes, file), fwrite(&pairs[i].type, 4, 1, file);
+        if (i == 0) fwrite(&five, 8, 1, file), fwrite("llama", 1, 5, file);
+        if (i == 1) fwrite(&layers, 4, 1, file);
+        if (i == 2) fwrite(&type, 4, 1, file), fwrite(&count, 8, 1, file), fwrite(heads, 4, count, file);
+    }
+    cr_assert_eq(fclose(file), 0);
+    cr_assert_eq(pd_vfs_new_threads(1, 1, &vfs, &err), PD_OK);
+    pd_catalog_init(ret, "gguf");
+    cr_assert_eq(pd_format_gguf.read(vfs, path, ret, &err), PD_OK, "%s", err.message);
+    remove(path);
+    pd_vfs_free(vfs);
+}
+
+Test(gguf, a_list_of_equal_numbers_is_one_and_another_is_said_on)
+{
+    static const struct {
+        uint32_t heads[3];
+        uint64_t count;
+        const char *said; /* NULL: it is the number of heads */
+    } lists[] = {{{4, 4}, 2, NULL},
+                 {{4, 8}, 2, "differs from layer to layer"},
+                 {{4, 4, 4}, 3, "has 3 entries, and block_count is 2"},
+                 {{0}, 0, "is a list and no number"}};
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        struct pd_catalog c;
+        read_list(lists[i].heads, lists[i].count, &c);
+        struct pd_json_document *config = text_of(&c, "config.json");
+        const struct pd_json_value *root = pd_json_root(config),
+                                   *said = pd_json_member(root, "gguf.llama.attention.head_count");
+        if (lists[i].said)
+            cr_expect_str_eq(pd_json_text(said), lists[i].said);
+        else
+            cr_expect(!said && number(root, "num_attention_heads") == 4);
+        cr_expect((pd_json_member(root, "num_attention_heads") == NULL) == (lists[i].said != NULL));
+        pd_json_document_free(config);
+        pd_catalog_deinit(&c);
+    }
+}
