@@ -105,7 +105,7 @@ struct pd_family {
     bool has_head_norms;              /* an RMS norm of each head of q and k, in front of RoPE, one weight for all heads */
     bool heads_make_hidden;           /* heads * head_size is hidden, and each head has keys and values of its own */
     const char *block;                /* before the names of a block's tensors; %u: its number */
-    const char *names[PD_ROLE_COUNT]; /* ours: those of transformers, without .weight or .bias; NULL: there is none */
+    const char *names[PD_ROLE_COUNT]; /* as in transformers, without .weight or .bias; NULL: none */
     const struct pd_dialect *dialects[8]; /* ended by NULL */
     const struct pd_number_keys *keys;    /* (PD_NUMBER_COUNT) */
     const char *activation_key;           /* of config.json */
@@ -137,7 +137,7 @@ const struct pd_family *pd_family_of_dialect(const char *dialect);
 struct pd_json_writer;
 /* The two keys of a config.json that say the class. */
 void pd_model_class_write(const struct pd_model_class *class, struct pd_json_writer *writer);
-/* Its rope_scaling: that of Llama 3.1, or linear by the factor. */
+/* Its rope_scaling: as in Llama 3.1, or linear by the factor. */
 struct pd_rope_factors {
     bool is_llama3;
     double factor, low, high;

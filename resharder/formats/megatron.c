@@ -84,7 +84,7 @@ static bool says(const struct pd_pickle_node *args, const char *name, const char
     return text && strcmp(text, value) == 0;
 }
 
-/* Whether the arguments are those of a class, as put_model of megatron_write.c writes them. */
+/* Whether the arguments belong to a class, as put_model of megatron_write.c writes them. */
 static bool is_class(const struct pd_pickle_node *args, const struct pd_family *f, const struct pd_model_class *class)
 {
     return says(args, "position_embedding_type", f->positions == PD_POSITIONS_ROPE ? "rope" : "learned_absolute") &&

@@ -178,7 +178,7 @@ static void *names_resolve(void *names)
     return NULL;
 }
 
-/* All at once: where a name server does not answer each name takes seconds. `answers` is that of this host alone. */
+/* All at once: where a name server does not answer each name takes seconds. `answers` is for this host alone. */
 static void names_resolve_all(struct pd_launch_host_seen *hosts, uint32_t count)
 {
     pthread_t threads[RESOLVERS_MAX];

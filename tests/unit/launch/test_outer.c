@@ -49,7 +49,7 @@ Test(outer, one_of_several_launchers_is_refused)
 /* Of the next test, below a process of its own. */
 Test(outer, what_the_next_test_runs)
 {
-    if (getenv("EXPECTED")) cr_assert_eq(leave(), atoi(getenv("EXPECTED")));
+    if (getenv("EXPECTED")) cr_assert_eq(leave(), (int)strtol(getenv("EXPECTED"), NULL, 10));
 }
 
 /* The process is called python3, and what it runs is a word of its command line. */

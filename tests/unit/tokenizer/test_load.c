@@ -112,10 +112,11 @@ static const char *special_of(const char *config, const char *map)
     static char found[8];
     struct pd_tokenizer *t;
     const struct pd_tokenizer_text json = text_of("{" MODEL), beside[] = {text_of(config), text_of(NULL), text_of(map)};
-    found[0] = '\0';
+    size_t length = 0;
     if (pd_tokenizer_parse_with("t.json", &json, beside, &t, &err)) return "";
+    memset(found, 0, sizeof found);
     for (uint32_t i = 0; i < 4; i++)
-        if (pd_tokenizer_special(t, i)) strcat(found, pd_tokenizer_special(t, i));
+        if (pd_tokenizer_special(t, i)) found[length++] = pd_tokenizer_special(t, i)[0];
     pd_tokenizer_free(t);
     return found[0] ? found : "none";
 }
