@@ -69,7 +69,9 @@ class Network:
     def boot(self, name):
         disk = os.path.join(self.root, f"disk-{name}")
         os.makedirs(disk, exist_ok=True)
+        session = f"/tmp/ompi.{name}.0"  # Open MPI's, by host and process: another test's host of this name has the same numbers
         script = (f"mount --make-rprivate / && mount -t proc proc /proc && mount -t tmpfs -o size=512m tmpfs /dev/shm && hostname {name} && "
+                  f"mkdir -p {session} && mount -t tmpfs tmpfs {session} && "
                   f"mount --bind {disk} {self.root}/disk && mount --bind {self.root}/etc-hosts /etc/hosts && exec sleep infinity")
         process = subprocess.Popen(["unshare", "--net", "--mount", "--uts", "--pid", "--ipc", "--fork", "--kill-child", "sh", "-c", script],
                                    stderr=subprocess.DEVNULL, preexec_fn=end_with_parent)
