@@ -223,10 +223,20 @@ def undisturbed(bench, run):
         bench.fail("the run was disturbed, or somebody is blamed")
 
 
+def listened_on(bench, name):
+    """Addresses of the host at which somebody waits for connections to the port, as its kernel shows them."""
+    rows = subprocess.run(["nsenter", "-t", str(bench.net.pids[name]), "-n", "cat", "/proc/net/tcp", "/proc/net/tcp6"],
+                          capture_output=True, text=True, check=True).stdout
+    return set(re.findall(rf"^ *\d+: ([0-9A-F]+):{PORT:04X} \S+ 0A ", rows, re.MULTILINE))
+
+
 def on_the_port(bench):
     bench.list_hosts(["a", "b", "c"])
     run = bench.start("a", f"launch.port={PORT}")
     bench.steps(run, 2)
+    own = struct.pack("<I", struct.unpack(">I", socket.inet_aton(f"{namespaces.PREFIX}1"))[0]).hex().upper()
+    if listened_on(bench, "a") != {own}:
+        bench.fail(f"the launcher listens at {listened_on(bench, 'a')}, not at {own} alone")
     with bench.net.popen("d", [sys.executable, __file__, "stranger", secret_of(bench)], stdout=subprocess.PIPE, text=True) as other:
         said = other.communicate(timeout=harness.PATIENCE)[0].strip()
     if said or other.returncode:

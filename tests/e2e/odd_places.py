@@ -100,6 +100,14 @@ def below_mpirun(place):
     place.train("with what a dead mpirun and a torchrun left", (), {**environment, **torchrun})
 
 
+def refused_by_mpirun(place):
+    """An mpirun that starts nothing says why, and that is shown."""
+    said = place.train("a binding that mpirun does not know", (), {"HOME": "/root", "PERDURE_MPIRUN": "mpirun --bind-to nonsense"}, expect=78)
+    if "nonsense" not in said.split("What it printed is above")[0].split("starting")[-1]:
+        raise harness.Failure(f"what mpirun printed is not shown: {said}")
+    print("mpirun's own words are shown", flush=True)
+
+
 def is_mapped(path):
     """By a process that lives: other tests run beside this one."""
     for maps in glob.glob("/proc/[0-9]*/maps"):
@@ -151,7 +159,7 @@ def body(workspace, arguments):
         print(f"{version.splitlines()[0]}{', and its library' if 'LD_LIBRARY_PATH' in environment else ''}", flush=True)
         with harness.Workspace(workspace.perdure) as own:
             place = Place(own, environment)
-            for tried in (with_nothing, below_mpirun, killed):
+            for tried in (with_nothing, below_mpirun, refused_by_mpirun, killed):
                 tried(place)
 
 
