@@ -570,7 +570,7 @@ static void put_head(struct gguf *g, struct pd_json_writer *w)
 {
     const double heads = number_or(g, "attention.head_count", 0), hidden = number_or(g, "embedding_length", 0);
     const double head = number_or(g, "attention.key_length", heads > 0 ? hidden / heads : 0);
-    if (!(head > 0)) return; /* what is missing is said of its own key */
+    if (!(head > 0)) return; /* a missing key has a message of its own */
     const double rotated = number_or(g, "rope.dimension_count", head), value = number_or(g, "attention.value_length", head);
     if (rotated != head) put_other(g, w, "rope.dimension_count", rotated);
     if (value != head) put_other(g, w, "attention.value_length", value);

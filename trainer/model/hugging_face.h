@@ -1,6 +1,6 @@
 /* config.json and generation_config.json of Hugging Face transformers, and our configuration of a model.
  *
- * Classes and keys are those of resharder/catalog/families.c.
+ * Classes and keys come from resharder/catalog/families.c.
  *
  * Every key is used, known to be harmless, or refused by its name (hugging_face_keys.c). Rates of dropout are harmless: only
  * training knows them, and we have none.

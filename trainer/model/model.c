@@ -1,4 +1,4 @@
-/* The tensor table of a model, from its family's row (resharder/catalog/families.c). Names and shapes are those of Hugging Face,
+/* The tensor table of a model, from its family's row (resharder/catalog/families.c). Names and shapes are Hugging Face's,
  * but for matrices that transformers keeps fused or transposed. */
 #include "trainer/model/model.h"
 

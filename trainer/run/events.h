@@ -29,14 +29,14 @@ PD_MUST_USE pd_status pd_event_open(struct run *run, const struct pd_resume_repo
 void pd_event_leave(struct run *run);
 
 /* What run.dir says of the run that lives there: events.jsonl and metrics.jsonl, since the run last began at step 1. A store that
- * holds no checkpoint, or those of another run, is held against it. Other than on that, nothing of a run depends on the two. */
+ * holds no checkpoint, or another run's, is compared with it. Other than on that, nothing of a run depends on the two. */
 #define PD_RUN_ID_BYTES 33
 
 struct pd_recorded {
     char run_id[PD_RUN_ID_BYTES]; /* "": no start has opened the run, or one of an earlier version */
     uint64_t step;                /* newest that was committed where it outlives a reboot; 0: none */
     char dir[1024];               /* where that was */
-    double since;                 /* seconds since 1970 when it last began at step 1, or --fresh was said; 0: not known */
+    double since;                 /* seconds since 1970 when it last began at step 1, or with --fresh; 0: not known */
 };
 
 void pd_recorded_run_id(const uint64_t run_id[2], char ret_text[PD_RUN_ID_BYTES]); /* hexadecimal */

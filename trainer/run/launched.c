@@ -24,7 +24,7 @@
 const char *const pd_recovery_names[PD_RECOVERY_PHASES] = {"detect", "end",  "decide", "start",
                                                            "join",   "open", "load",   "step"};
 static double seconds[PD_RECOVERY_PHASES];
-static uint64_t since_ns; /* 0: nothing was lost, or all is said */
+static uint64_t since_ns; /* 0: nothing was lost, or all is logged */
 
 /* first thing in the process */
 static void recovery_begin(void)
