@@ -48,7 +48,6 @@ PD_MUST_USE pd_status pd_stragglers_init(struct pd_stragglers *stragglers, const
  * end of it on all ranks. Rank 0 alone compares, and logs who became slow, and who is no more. */
 PD_MUST_USE pd_status pd_stragglers_look(struct pd_stragglers *stragglers, struct pd_group *group, uint64_t now_ns,
                                          struct pd_error *err);
-/* Those that are named now; on other ranks than 0 none.   ret_said (PD_STRAGGLERS_SAID): the first of them.
- * Returns how many there are. */
+/* Counts the stragglers that are named now, on rank 0; other ranks get 0.   ret_said (PD_STRAGGLERS_SAID): the first. */
 uint32_t pd_stragglers_named(const struct pd_stragglers *stragglers, uint32_t ranks, struct pd_straggler *ret_said);
 void pd_stragglers_deinit(struct pd_stragglers *stragglers);

@@ -106,7 +106,7 @@ static pd_status generate(struct sampler *s, struct pd_error *err)
 {
     for (uint32_t i = 0; i < s->options->prompt_count; i++)
         push(s, s->options->prompt[i]);
-    /* What the model will not have seen is said before the first token. */
+    /* Logs before the first token which text the model will not have seen. */
     const uint32_t prompt = s->options->prompt_count;
     if (prompt > s->length)
         pd_log_warn("sample", "the prompt has %u tokens and the model's context %u: only its last %u are seen", prompt,

@@ -1,7 +1,7 @@
-/* What the files beside tokenizer.json say of added tokens that it has not, as transformers takes it: tokens of
- * added_tokens_decoder, those of added_tokens.json, and the named ones (bos_token, ...) that the vocabulary has. Those that
- * special_tokens_map.json names come before those of tokenizer_config.json; it counts where that has no
- * added_tokens_decoder. All goes into the tokenizer's own text, as a member "beside" in front, so that a copy is whole. */
+/* Reads added tokens from the files beside tokenizer.json, as transformers does: added_tokens_decoder, added_tokens.json, and
+ * named tokens (bos_token, ...) that the vocabulary has. Names in special_tokens_map.json replace names in
+ * tokenizer_config.json, unless that has an added_tokens_decoder. All of it goes in front of the tokenizer's own text, as a
+ * member "beside", so that a copy is whole. */
 #include "ckpt/base/parse.h"
 #include "trainer/tokenizer/load.h"
 #include "trainer/tokenizer/tokenizer.h"

@@ -209,7 +209,7 @@ static pd_status put_all(struct saving *s, struct pd_error *err)
     }
     pd_json_array_end(&s->json);
     PD_TRY(is_llama(s) ? put_scores(s, err) : put_merges(s, err));
-    /* bos and eos are those of the template, or else those that were named. */
+    /* bos and eos come from the template, or else from the named tokens. */
     const struct pd_tokens *before = &s->tokenizer->before, *behind = &s->tokenizer->behind;
     if (before->count > 1 || behind->count > 1)
         PD_FAIL(err, PD_UNSUPPORTED, "its template has %zu tokens before a text and %zu behind; GGUF has one each",

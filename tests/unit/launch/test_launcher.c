@@ -100,40 +100,34 @@ static pid_t launch_begin(const struct pd_launch *launch)
     return process;
 }
 
-/* Until the process catches or blocks the signal: before that it ends as any process would. */
-static void wait_caught(pid_t process, int signal)
+/* Waits until the signal is in one of two masks that the kernel shows of the process, or in neither. */
+static void wait_masks(pid_t process, int signal, const char *one, const char *other, bool is_in)
 {
     char path[64], line[128];
     snprintf(path, sizeof path, "/proc/%d/status", (int)process);
     for (int tries = 0; tries < PATIENCE_MS; tries++) {
-        unsigned long long caught = 0, set = 0;
+        unsigned long long either = 0;
         FILE *file = fopen(path, "r");
         cr_assert(file);
         while (fgets(line, sizeof line, file))
-            if (sscanf(line, "SigCgt: %llx", &set) == 1 || sscanf(line, "SigBlk: %llx", &set) == 1) caught |= set;
+            if (!strncmp(line, one, 7) || !strncmp(line, other, 7)) either |= strtoull(line + 7, NULL, 16);
         fclose(file);
-        if (caught >> (signal - 1) & 1) return;
+        if ((either >> (signal - 1) & 1) == is_in) return;
         usleep(1000);
     }
-    cr_assert_fail("signal %d is not handled", signal);
+    cr_assert_fail("signal %d: %s %s", signal, one, is_in ? "lacks it" : "has it");
+}
+
+/* Until the process catches or blocks the signal: before that it ends as any process would. */
+static void wait_caught(pid_t process, int signal)
+{
+    wait_masks(process, signal, "SigCgt:", "SigBlk:", true);
 }
 
 /* Until the process has taken the signal: another one like it, sent before, would be the same one. */
 static void wait_taken(pid_t process, int signal)
 {
-    char path[64], line[128];
-    snprintf(path, sizeof path, "/proc/%d/status", (int)process);
-    for (int tries = 0; tries < PATIENCE_MS; tries++) {
-        unsigned long long pending = 0, set = 0;
-        FILE *file = fopen(path, "r");
-        cr_assert(file);
-        while (fgets(line, sizeof line, file))
-            if (sscanf(line, "SigPnd: %llx", &set) == 1 || sscanf(line, "ShdPnd: %llx", &set) == 1) pending |= set;
-        fclose(file);
-        if (!(pending >> (signal - 1) & 1)) return;
-        usleep(1000);
-    }
-    cr_assert_fail("signal %d is not taken", signal);
+    wait_masks(process, signal, "SigPnd:", "ShdPnd:", false);
 }
 
 static int launch_end(pid_t process)

@@ -288,15 +288,21 @@ static void wait_for_storage_beside(uint32_t rank)
     pthread_join(thread, NULL);
 }
 
-/* A saver that renames has the lock of the pool, and the thread that trains needs a file from there. */
-Test(watch, a_rank_that_waits_for_a_thread_which_waits_for_storage)
+/* Ranks 0 and 2 wait for rank 1, and another thread of `beside` for storage, for a second so far. */
+static void look_at_storage_beside(uint32_t beside)
 {
     set_up_with(RANKS);
     wait_for(0, 1);
     wait_for(2, 1);
-    wait_for_storage_beside(1);
+    wait_for_storage_beside(beside);
     now += S;
     cr_assert_not(pd_launch_watch_look(watch, now, &hang));
+}
+
+/* A saver that renames has the lock of the pool, and the thread that trains needs a file from there. */
+Test(watch, a_rank_that_waits_for_a_thread_which_waits_for_storage)
+{
+    look_at_storage_beside(1);
     expect_hang(1, "computing, while another thread of it waits for storage");
     cr_expect(hang.is_storage);
     pd_launch_watch_free(watch);
@@ -304,12 +310,7 @@ Test(watch, a_rank_that_waits_for_a_thread_which_waits_for_storage)
 
 Test(watch, who_waits_for_a_rank_that_hangs_may_wait_for_storage_beside)
 {
-    set_up_with(RANKS);
-    wait_for(0, 1);
-    wait_for(2, 1);
-    wait_for_storage_beside(0);
-    now += S;
-    cr_assert_not(pd_launch_watch_look(watch, now, &hang));
+    look_at_storage_beside(0);
     expect_hang(1, "computing");
     cr_expect_not(hang.is_storage);
     pd_launch_watch_free(watch);
@@ -318,12 +319,7 @@ Test(watch, who_waits_for_a_rank_that_hangs_may_wait_for_storage_beside)
 /* A copy into another tier goes on beside a rank that hangs. */
 Test(watch, storage_that_answers_holds_up_nobody)
 {
-    set_up_with(RANKS);
-    wait_for(0, 1);
-    wait_for(2, 1);
-    wait_for_storage_beside(1);
-    now += S;
-    cr_assert_not(pd_launch_watch_look(watch, now, &hang));
+    look_at_storage_beside(1);
     now += 17 * S;
     cr_assert_not(pd_launch_watch_look(watch, now, &hang));
     as(1);
