@@ -16,7 +16,7 @@ def refused(name, arguments, code, what, scheme="s3"):
     expect(name, arguments, code, err=re.compile(rf"{re.escape(what)}: " + SAID.format(re.escape(scheme))))
 
 
-for key in ("run.dir", "checkpoint.dir", "init.from", "data.train", "data.validation", "metrics.prometheus_file", "launch.hosts"):
+for key in ("run.dir", "checkpoint.dir", "init.from", "data.train", "data.validation", "launch.hosts"):
     refused(f"key-{key}", ["train", MINIMAL, f"{key}={URL}"], 78, key)
     refused(f"plan-{key}", ["plan", MINIMAL, "--world=1", f"{key}={URL}"], 78, key)
 refused("tier", ["train", MINIMAL, f"checkpoint.tiers=[{{dir: a}}, {{dir: '{URL}'}}]"], 78, "checkpoint.tiers[1].dir")

@@ -149,7 +149,7 @@ def run_dir_alone(workspace, config, disk):
         run.wait(timeout=harness.PATIENCE)
     said = harness.read(log)
     rows = [json.loads(line)["step"] for line in harness.read(os.path.join(directory, "metrics.jsonl")).splitlines()]
-    gone = re.findall(r"metrics are written again from step \d+ on; (\d+) lines? lost", said)
+    gone = re.findall(r"metrics.jsonl is written again from step \d+ on; (\d+) lines? lost", said)
     if run.returncode != 75 or said.count("are lost: ") != len(gone) or rows[-1] - len(rows) != sum(map(int, gone)) or "restart 1" in said:
         raise harness.Failure(f"run.dir is full: exit {run.returncode}, {len(rows)} rows up to step {rows[-1]}, {gone} are said to be lost\n{said}")
     disk.fill(0)

@@ -27,7 +27,7 @@ batch: {{sequences: 4, micro_batch: 1, context: 32}}
 validation: {{every: 50, sequences: 4}}
 checkpoint: {{every: 50, tiers: [{{dir: {tiers}/a}}, {{dir: {tiers}/b, every: 200}}]}}
 layout: {{threads: 1, ranks: 2, transport: local}}
-metrics: {{tensorboard: true, prometheus_listen: {port}, prometheus_file: {tiers}/run.prom}}
+metrics: {{tensorboard: true, prometheus_listen: {port}}}
 """
 SCALARS = """
 import json, sys

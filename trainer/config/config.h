@@ -121,7 +121,6 @@ struct pd_config {
     } validation;
     struct {
         bool tensorboard;        /* event files in <run.dir>/tensorboard */
-        char *prometheus_file;   /* for node_exporter's textfile collector; "": none */
         char *prometheus_listen; /* [ADDRESS:]PORT of rank 0's endpoint (check.h); "": none */
     } metrics;
     struct {

@@ -181,7 +181,6 @@ const struct pd_key pd_keys[] = {
     U32(validation.sequences, "32", 1, 1 << 24, FREE, "of one pass", STEPS),
 
     SWITCH(metrics.tensorboard, "false", FREE, "event files in run.dir/tensorboard, beside metrics.jsonl"),
-    STRING(metrics.prometheus_file, "", FREE, "for node_exporter's textfile collector, such as DIR/run.prom; empty: none"),
     STRING(metrics.prometheus_listen, "", FREE,
            "[ADDRESS:]PORT where rank 0 answers GET /metrics; without ADDRESS 127.0.0.1 alone; empty: nowhere"),
 

@@ -18,6 +18,9 @@
     "no longer exists: leave it out; to use several drives, join them into one RAID-0 with mdadm and put checkpoint.dir " \
     "there"
 
+#define PROMETHEUS \
+    "no longer exists; let Prometheus read metrics.prometheus_listen, or save it: curl HOST:PORT/metrics > DIR/run.prom"
+
 /* A row stays for as long as checkpoints with its name may exist. */
 static const struct pd_renamed rows[] = {
     {"restart.peer_timeout", NULL, "restart.begin_seconds", NULL, true},
@@ -33,6 +36,7 @@ static const struct pd_renamed rows[] = {
     {"numerics.gradient_rounding", NULL, NULL, GRADIENTS, false},
     {"checkpoint.stripes", NULL, NULL, STRIPES, false},
     {"checkpoint.stripe_weights", NULL, NULL, STRIPES, false},
+    {"metrics.prometheus_file", NULL, NULL, PROMETHEUS, false},
     {"layout.tensor_exchange", NULL, NULL, "no longer exists: exchanges are of a micro-batch at once; leave it out", false},
     {"layout.schedule", NULL, NULL, "no longer exists, since 1F1B has gpipe's bubble in less memory; leave it out", false},
 };

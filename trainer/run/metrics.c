@@ -4,199 +4,25 @@
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/progress.h"
-#include "ckpt/base/rank.h"
-#include "ckpt/base/thread.h"
 #include "ckpt/base/words.h"
 #include "trainer/run/metrics_sink.h"
-#include <errno.h>
 #include <math.h>
-#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
-
-/* ---- the queue of a sink ---- */
 
 #define MODULE "metrics"
 
-struct pd_metrics_queue {
-    const struct pd_metrics_sink *sink;
-    struct pd_metrics_options options;
-    pthread_t thread;
-    int rank;
-
-    pthread_mutex_t lock; /* guards what follows */
-    pthread_cond_t changed;
-    uint64_t pushed, taken; /* lines, ever; `dropped` of them were never written */
-    uint64_t dropped;
-    bool is_closing, is_ended, is_left; /* left: nobody waits for the thread any more; it frees the queue */
-    struct pd_metrics_line lines[PD_METRICS_QUEUE_LINES];
-
-    /* Of the thread. */
-    void *open; /* NULL: not open */
-    uint32_t failures;
-    uint64_t lost, retry_ns;
-    struct pd_metrics_line line;
-};
-
-/* ---- the thread ---- */
-
-static bool is_left(struct pd_metrics_queue *q)
-{
-    pthread_mutex_lock(&q->lock);
-    const bool left = q->is_left;
-    pthread_mutex_unlock(&q->lock);
-    return left;
-}
-
-/* The first failure in a row is logged: the others say the same. */
-static void note_failure(struct pd_metrics_queue *q, const struct pd_error *error)
-{
-    if (q->failures++ == 0)
-        pd_log_warn(MODULE, "%s: %s; the run goes on without it, and it is tried again", q->sink->name, error->message);
-    q->retry_ns = pd_clock_monotonic_ns(NULL) + pd_backoff_ns(q->failures);
-    if (q->open) q->sink->close(q->open);
-    q->open = NULL;
-}
-
-static void write_line(struct pd_metrics_queue *q)
-{
-    struct pd_error error = {0};
-    if (!q->open && pd_clock_monotonic_ns(NULL) < q->retry_ns) {
-        q->lost++;
-        return;
-    }
-    pd_status st = q->open ? PD_OK : q->sink->open(&q->options, &q->open, &error);
-    if (!st) st = q->sink->write(q->open, &q->line, &error);
-    if (!st) {
-        if (q->failures)
-            pd_log_info(MODULE, "%s works again; %llu lines of it are lost", q->sink->name, (unsigned long long)q->lost);
-        q->failures = 0;
-        q->lost = 0;
-        return;
-    }
-    q->lost++;
-    note_failure(q, &error);
-}
-
-/* False: the queue is closed and empty. */
-static bool take(struct pd_metrics_queue *q)
-{
-    pthread_mutex_lock(&q->lock);
-    while (q->taken == q->pushed && !q->is_closing)
-        pthread_cond_wait(&q->changed, &q->lock);
-    const bool has_line = q->taken < q->pushed && !q->is_left;
-    if (has_line) q->line = q->lines[q->taken++ % PD_METRICS_QUEUE_LINES];
-    pthread_mutex_unlock(&q->lock);
-    return has_line;
-}
-
-static void queue_free(struct pd_metrics_queue *q)
-{
-    pthread_mutex_destroy(&q->lock);
-    pthread_cond_destroy(&q->changed);
-    free(q);
-}
-
-static void *queue_main(void *context)
-{
-    struct pd_metrics_queue *q = context;
-    struct pd_error error = {0};
-    pd_rank_set_thread(q->rank);
-    if (q->sink->open(&q->options, &q->open, &error)) note_failure(q, &error);
-    while (take(q))
-        write_line(q);
-    if (q->open && !is_left(q)) q->sink->close(q->open);
-    pthread_mutex_lock(&q->lock);
-    q->is_ended = true;
-    const bool frees = q->is_left;
-    pthread_cond_broadcast(&q->changed);
-    pthread_mutex_unlock(&q->lock);
-    if (frees) queue_free(q);
-    return NULL;
-}
-
-/* ---- the caller ---- */
-
-pd_status pd_metrics_queue_open(const struct pd_metrics_sink *sink, const struct pd_metrics_options *options,
-                                struct pd_metrics_queue **ret_queue, struct pd_error *err)
-{
-    struct pd_metrics_queue *q = calloc(1, sizeof *q);
-    if (!q) PD_FAIL(err, PD_NO_MEMORY, "metrics: no memory");
-    q->sink = sink;
-    q->options = *options;
-    q->rank = pd_rank_current();
-    pthread_condattr_t attributes;
-    pthread_mutex_init(&q->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&q->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
-    const int number = pd_thread_start(&q->thread, NULL, queue_main, q);
-    if (number) {
-        queue_free(q);
-        PD_FAIL_THREAD(err, number, "the thread for metrics");
-    }
-    pthread_setname_np(q->thread, "pd-metrics");
-    *ret_queue = q;
-    return PD_OK;
-}
-
-void pd_metrics_queue_push(struct pd_metrics_queue *q, const struct pd_metrics_line *line)
-{
-    pthread_mutex_lock(&q->lock);
-    const bool is_full = q->pushed - q->taken == PD_METRICS_QUEUE_LINES;
-    if (is_full) q->taken++;
-    q->lines[q->pushed++ % PD_METRICS_QUEUE_LINES] = *line;
-    const bool is_first = is_full && q->dropped++ == 0;
-    pthread_cond_signal(&q->changed);
-    pthread_mutex_unlock(&q->lock);
-    if (is_first)
-        pd_log_warn(
-            MODULE,
-            "%s: falls behind the steps; it loses lines, and the run goes on. A larger run.log_every asks less of it",
-            q->sink->name);
-}
-
-void pd_metrics_queue_close(struct pd_metrics_queue *q)
-{
-    if (!q) return;
-    pthread_mutex_lock(&q->lock);
-    q->is_closing = true;
-    pthread_cond_broadcast(&q->changed);
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += PD_METRICS_DRAIN_SECONDS;
-    while (!q->is_ended && pthread_cond_timedwait(&q->changed, &q->lock, &until) != ETIMEDOUT)
-        continue;
-    const bool ended = q->is_ended;
-    q->is_left = !ended;
-    const pthread_t thread = q->thread;
-    const char *name = q->sink->name;
-    pthread_mutex_unlock(&q->lock);
-    if (ended) {
-        pthread_join(thread, NULL);
-        queue_free(q);
-        return;
-    }
-    pthread_detach(thread);
-    pd_log_warn(MODULE, "%s: hangs, and its last lines are lost", name);
-}
-
-/* ---- the line ---- */
-
-static const struct pd_metrics_sink *const sinks[] = {&pd_metrics_json, &pd_metrics_tensorboard, &pd_metrics_prometheus_file,
-                                                      &pd_metrics_prometheus_http};
+static const struct pd_metrics_sink *const sinks[] = {&pd_metrics_json, &pd_metrics_tensorboard, &pd_metrics_prometheus};
 enum { SINKS = sizeof sinks / sizeof *sinks };
 
-/* Of one sink: its own where it is in_line, or its queue; neither where it is not wanted. */
+/* Of one sink. */
 struct outlet {
-    void *open;
-    struct pd_metrics_queue *queue;
-    uint64_t lost; /* lines in a row, of an in_line sink */
+    void *open;              /* NULL: it is not open */
+    uint64_t lost, retry_ns; /* lines in a row; until then nobody tries to open it again */
+    uint32_t failures;       /* in a row */
 };
 
 struct pd_metrics {
@@ -219,15 +45,6 @@ uint64_t pd_metrics_resident_bytes(void)
     return fields == 2 ? resident * (uint64_t)sysconf(_SC_PAGESIZE) : 0;
 }
 
-static pd_status open_outlet(struct pd_metrics *m, int number, struct pd_error *err)
-{
-    const struct pd_metrics_sink *sink = sinks[number];
-    struct outlet *outlet = &m->outlets[number];
-    if (!sink->is_wanted(m->options.config)) return PD_OK;
-    if (sink->in_line) return sink->open(&m->options, &outlet->open, err);
-    return pd_metrics_queue_open(sink, &m->options, &outlet->queue, err);
-}
-
 pd_status pd_metrics_open(const struct pd_metrics_options *options, struct pd_metrics **ret_metrics, struct pd_error *err)
 {
     struct pd_metrics *m = calloc(1, sizeof *m);
@@ -236,10 +53,10 @@ pd_status pd_metrics_open(const struct pd_metrics_options *options, struct pd_me
                              .progress = pd_progress_mode(),
                              .start_ns = pd_clock_monotonic_ns(NULL),
                              .line = {.validation_loss = NAN}};
-    pd_status st = PD_OK;
-    for (int i = 0; !st && i < SINKS; i++)
-        st = open_outlet(m, i, err);
-    if (st) {
+    for (int i = 0; i < SINKS; i++) {
+        if (!sinks[i]->is_wanted(options->config)) continue;
+        const pd_status st = sinks[i]->open(&m->options, &m->outlets[i].open, sinks[i]->is_record ? err : NULL);
+        if (!st || !sinks[i]->is_record) continue; /* the first line tries again, and says what is wrong */
         pd_metrics_close(m);
         return st;
     }
@@ -251,10 +68,8 @@ void pd_metrics_close(struct pd_metrics *m)
 {
     if (!m) return;
     if (m->drawn) (void)fputs(PD_PROGRESS_CLEAR, stderr);
-    for (int i = 0; i < SINKS; i++) {
+    for (int i = 0; i < SINKS; i++)
         if (m->outlets[i].open) sinks[i]->close(m->outlets[i].open);
-        pd_metrics_queue_close(m->outlets[i].queue);
-    }
     free(m);
 }
 
@@ -385,19 +200,34 @@ static bool progress_due(const struct pd_metrics *m, const struct pd_metrics_ste
     return pd_clock_seconds_since(NULL, m->last_line_ns) >= m->progress.line_seconds;
 }
 
-/* One warning when it breaks, one word when it works again. */
-static void write_in_line(const struct pd_metrics_sink *sink, struct outlet *outlet, const struct pd_metrics_line *line)
+/* One warning when it breaks, one line when it works again. A sink that fails is opened again after ever longer times; the
+ * record stays open, and takes the next line that it can. */
+static void write_to(struct pd_metrics *m, int number)
 {
+    const struct pd_metrics_sink *sink = sinks[number];
+    struct outlet *o = &m->outlets[number];
     struct pd_error error = {0};
-    const unsigned long long step = line->step.step;
-    if (sink->write(outlet->open, line, &error)) {
-        if (outlet->lost++ == 0)
-            pd_log_warn(MODULE, "metrics of step %llu and of steps behind it are lost: %s", step, error.message);
-    } else if (outlet->lost) {
-        pd_log_info(MODULE, "metrics are written again from step %llu on; %s lost", step,
-                    pd_counted(outlet->lost, "line").text);
-        outlet->lost = 0;
+    const unsigned long long step = m->line.step.step;
+    if (!o->open && pd_clock_monotonic_ns(NULL) < o->retry_ns) {
+        o->lost++;
+        return;
     }
+    pd_status st = o->open ? PD_OK : sink->open(&m->options, &o->open, &error);
+    if (!st) st = sink->write(o->open, &m->line, &error);
+    if (!st) {
+        if (o->lost)
+            pd_log_info(MODULE, "%s is written again from step %llu on; %s lost", sink->name, step,
+                        pd_counted(o->lost, "line").text);
+        o->lost = o->failures = 0;
+        return;
+    }
+    o->lost++;
+    if (o->failures++ == 0)
+        pd_log_warn(MODULE, "%s: lines from step %llu on are lost: %s; the run goes on", sink->name, step, error.message);
+    if (sink->is_record) return;
+    o->retry_ns = pd_clock_monotonic_ns(NULL) + pd_backoff_ns(o->failures);
+    if (o->open) sink->close(o->open);
+    o->open = NULL;
 }
 
 static void add_to_totals(struct pd_metrics_totals *t, const struct pd_metrics_step *s)
@@ -440,10 +270,7 @@ void pd_metrics_write(struct pd_metrics *m, const struct pd_metrics_step *s)
     const bool notable = s->step == m->options.config->run.steps || s->kind != PD_METRICS_STEP ||
                          !isnan(s->validation_loss) || s->save_seconds > 0;
     if (notable || s->step % m->options.config->run.log_every == 0) {
-        for (int i = 0; i < SINKS; i++) {
-            struct outlet *outlet = &m->outlets[i];
-            if (outlet->open) write_in_line(sinks[i], outlet, &m->line);
-            if (outlet->queue) pd_metrics_queue_push(outlet->queue, &m->line);
-        }
+        for (int i = 0; i < SINKS; i++)
+            if (sinks[i]->is_wanted(m->options.config)) write_to(m, i);
     }
 }

@@ -1,10 +1,11 @@
 /* What a run reports while it goes: a line a step to every sink (metrics_sink.h), and a progress line for people.
  *
- * metrics.jsonl is the run's record: it is written by the step itself, before the step is saved. Every other sink has a thread
- * and a queue of its own (metrics_sink.h): one that is slow or broken loses its lines, and never holds a step up.
+ * metrics.jsonl is the run's record: a step writes its line before it is saved. TensorBoard's files lie beside it in run.dir,
+ * and the endpoint for Prometheus only keeps the newest line, so neither can hold up a step that metrics.jsonl would not. A
+ * sink that fails loses its lines, and the run goes on.
  *
  * The progress line is redrawn in place on a terminal (PERDURE_PROGRESS=bar) and printed at most every ten seconds elsewhere
- * (line; line:60 for every sixty); PERDURE_PROGRESS=off is silent. Rank 0 alone writes. / */
+ * (line; line:60 for every sixty); PERDURE_PROGRESS=off is silent. Rank 0 alone writes. */
 #pragma once
 
 #include "ckpt/tiers/tiers.h"

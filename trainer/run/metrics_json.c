@@ -172,5 +172,5 @@ static bool always(const struct pd_config *config)
     return true;
 }
 
-const struct pd_metrics_sink pd_metrics_json = {"metrics.jsonl",   .in_line = true,     .is_wanted = always,
+const struct pd_metrics_sink pd_metrics_json = {"metrics.jsonl",   .is_record = true,   .is_wanted = always,
                                                 .open = json_open, .write = json_write, .close = json_close};

@@ -1,13 +1,11 @@
 /* Metrics in Prometheus' text format, version 0.0.4: names end in their unit, counters in _total.
  * source: prometheus.io/docs/instrumenting/exposition_formats, prometheus.io/docs/practices/naming */
 #include "ckpt/base/clock.h"
-#include "ckpt/base/regular_file.h"
 #include "ckpt/base/thread.h"
 #include "trainer/config/check.h"
 #include "trainer/run/metrics_sink.h"
 #include <arpa/inet.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
 #include <microhttpd.h>
@@ -167,77 +165,6 @@ static pd_status prometheus_text(const struct prometheus *p, const struct pd_met
     PD_FAIL(err, PD_NO_MEMORY, "metrics: no memory");
 }
 
-/* metrics.prometheus_file, for node_exporter's textfile collector: replaced by rename, so that nobody reads half of it, at most
- * once a second. */
-
-#define PERIOD_SECONDS 1.0
-
-struct prometheus_file {
-    struct prometheus prometheus;
-    char path[4096], temporary[4200];
-    uint64_t written_ns; /* 0: not yet */
-    char *pending;       /* of the newest line, where its turn has not come; NULL: none */
-};
-
-static pd_status replace(const struct prometheus_file *p, const char *text, struct pd_error *err)
-{
-    const size_t bytes = strlen(text);
-    const int file = open(p->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
-    if (file < 0) PD_FAIL_ERRNO(err, errno, "%s: making it", p->temporary);
-    const ssize_t written = write(file, text, bytes);
-    int number = written < 0 ? errno : written != (ssize_t)bytes ? ENOSPC : 0;
-    if (close(file) && !number) number = errno;
-    if (!number && rename(p->temporary, p->path)) number = errno;
-    if (!number) return PD_OK;
-    unlink(p->temporary);
-    PD_FAIL_ERRNO(err, number, "%s: replacing it", p->path);
-}
-
-static bool file_is_wanted(const struct pd_config *config)
-{
-    return config->metrics.prometheus_file[0];
-}
-
-static pd_status file_open(const struct pd_metrics_options *options, void **ret_sink, struct pd_error *err)
-{
-    const char *path = options->config->metrics.prometheus_file;
-    if (pd_regular_is_other(path))
-        PD_FAIL(err, PD_INVALID, "%s is not a regular file, and would be replaced by one; name another", path);
-    struct prometheus_file *p = calloc(1, sizeof *p);
-    if (!p) PD_FAIL(err, PD_NO_MEMORY, "metrics: no memory");
-    prometheus_init(&p->prometheus, options);
-    snprintf(p->path, sizeof p->path, "%s", path);
-    /* Collectors read *.prom alone. A draft that a killed rank left is the next rank's to overwrite. */
-    snprintf(p->temporary, sizeof p->temporary, "%s.tmp", p->path);
-    *ret_sink = p;
-    return PD_OK;
-}
-
-static pd_status file_write(void *sink, const struct pd_metrics_line *line, struct pd_error *err)
-{
-    struct prometheus_file *p = sink;
-    free(p->pending);
-    p->pending = NULL;
-    PD_TRY(prometheus_text(&p->prometheus, line, &p->pending, err));
-    if (p->written_ns && pd_clock_seconds_since(NULL, p->written_ns) < PERIOD_SECONDS) return PD_OK;
-    PD_TRY(replace(p, p->pending, err));
-    free(p->pending);
-    p->pending = NULL;
-    p->written_ns = pd_clock_monotonic_ns(NULL);
-    return PD_OK;
-}
-
-static void file_close(void *sink)
-{
-    struct prometheus_file *p = sink;
-    if (p->pending && p->written_ns) (void)replace(p, p->pending, NULL);
-    free(p->pending);
-    free(p);
-}
-
-const struct pd_metrics_sink pd_metrics_prometheus_file = {"metrics.prometheus_file", .is_wanted = file_is_wanted,
-                                                           .open = file_open, .write = file_write, .close = file_close};
-
 /* metrics.prometheus_listen: rank 0 answers GET /metrics with the newest line, by libmicrohttpd.
  *
  * One thread of ours runs the daemon, so that it has a name and takes no signals. It sleeps between rounds: without a free
@@ -296,7 +223,7 @@ static void *endpoint_main(void *context)
 
 /* ---- the sink ---- */
 
-static bool http_is_wanted(const struct pd_config *config)
+static bool prometheus_is_wanted(const struct pd_config *config)
 {
     return config->metrics.prometheus_listen[0];
 }
@@ -360,7 +287,7 @@ static pd_status endpoint_start(struct endpoint *e, const char *text, struct pd_
     return PD_OK;
 }
 
-static pd_status http_open(const struct pd_metrics_options *options, void **ret_sink, struct pd_error *err)
+static pd_status prometheus_open(const struct pd_metrics_options *options, void **ret_sink, struct pd_error *err)
 {
     struct endpoint *e = calloc(1, sizeof *e);
     if (!e) PD_FAIL(err, PD_NO_MEMORY, "metrics: no memory");
@@ -375,10 +302,10 @@ static pd_status http_open(const struct pd_metrics_options *options, void **ret_
     return PD_OK;
 }
 
-static pd_status http_write(void *sink, const struct pd_metrics_line *line, struct pd_error *err)
+static pd_status prometheus_write(void *sink, const struct pd_metrics_line *line, struct pd_error *err)
 {
     struct endpoint *e = sink;
-    char *text;
+    char *text = NULL;
     PD_TRY(prometheus_text(&e->prometheus, line, &text, err));
     pthread_mutex_lock(&e->lock);
     char *old = e->text;
@@ -388,7 +315,7 @@ static pd_status http_write(void *sink, const struct pd_metrics_line *line, stru
     return PD_OK;
 }
 
-static void http_close(void *sink)
+static void prometheus_close(void *sink)
 {
     struct endpoint *e = sink;
     atomic_store(&e->is_closing, true);
@@ -396,5 +323,6 @@ static void http_close(void *sink)
     endpoint_free(e);
 }
 
-const struct pd_metrics_sink pd_metrics_prometheus_http = {"metrics.prometheus_listen", .is_wanted = http_is_wanted,
-                                                           .open = http_open, .write = http_write, .close = http_close};
+const struct pd_metrics_sink pd_metrics_prometheus = {"metrics.prometheus_listen", .is_wanted = prometheus_is_wanted,
+                                                      .open = prometheus_open, .write = prometheus_write,
+                                                      .close = prometheus_close};
