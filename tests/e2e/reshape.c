@@ -168,7 +168,6 @@ static pd_status go(struct run *r, struct pd_error *err)
 static pd_status rank_main(struct pd_comm *comm, void *context, struct pd_error *err)
 {
     struct run r = {.job = context};
-    comm->time_limit_seconds = 60;
     pd_status st = run_open(&r, comm, err);
     if (!st) st = go(&r, err);
     if (st) pd_comm_abort(comm);

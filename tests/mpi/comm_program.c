@@ -272,40 +272,6 @@ static pd_status case_alone(struct pd_comm *comm, void *context, struct pd_error
     PD_FAIL(err, PD_PEER_LOST, "%s", lost.message);
 }
 
-/* Rank 1 says nothing until each of the others has said that it waited for it in vain. They wait for nobody else: one that
- * the machine keeps waiting is not missing. All of them are on this machine, whatever hosts they pretend to be on. */
-static pd_status case_silent(struct pd_comm *comm, void *context, struct pd_error *err)
-{
-    (void)context;
-    sigset_t told;
-    sigemptyset(&told);
-    sigaddset(&told, SIGUSR1);
-    sigaddset(&told, SIGUSR2);
-    sigprocmask(SIG_BLOCK, &told, NULL);
-    EXERCISE_EXPECT(comm->size == 3);
-    uint64_t process = (uint64_t)getpid();
-    PD_TRY(pd_comm_broadcast(comm, 1, &process, sizeof process, err));
-    comm->time_limit_seconds = 1;
-    if (comm->rank == 1) {
-        for (int others = 2; others > 0; others--)
-            if (sigtimedwait(&told, NULL, &(struct timespec){.tv_sec = (time_t)SOON_SECONDS}) < 0)
-                PD_FAIL(err, PD_BUG, "NOT noticed by %d ranks", others);
-        return PD_OK;
-    }
-    uint64_t word;
-    struct pd_comm_piece recv = {.peer = 1, .data = &word, .bytes = sizeof word};
-    struct pd_comm_op op = {.recvs = &recv, .recv_count = 1};
-    struct pd_error lost;
-    pd_status st = pd_comm_start(comm, &op, &lost);
-    if (!st) st = pd_comm_wait(comm, &op, &lost);
-    if (st != PD_PEER_LOST || !strstr(lost.message, "rank 1 "))
-        PD_FAIL(err, PD_BUG, "not noticed: %s", st ? lost.message : "ok");
-    printf("rank %u noticed: %s\n", comm->rank, lost.message);
-    fflush(stdout);
-    kill((pid_t)process, comm->rank == 0 ? SIGUSR1 : SIGUSR2);
-    return PD_OK;
-}
-
 static pd_status case_speed(struct pd_comm *comm, void *context, struct pd_error *err)
 {
     (void)context;
@@ -377,7 +343,6 @@ static const struct {
              {"hosts", case_hosts},
              {"places", case_places},
              {"kill", case_kill},
-             {"silent", case_silent},
              {"speed", case_speed},
              {"storm", case_storm},
              {"storm_of_sums", case_storm_of_sums},
@@ -415,7 +380,7 @@ int main(int argc, char **argv)
         return pd_status_exit_code(st);
     }
     fprintf(stderr, "usage: comm_program mpi|local:RANKS "
-                    "all|hosts|kill|silent|storm|storm_of_sums|mismatch|flip|traffic|alone|speed|latency|"
+                    "all|hosts|kill|storm|storm_of_sums|mismatch|flip|traffic|alone|speed|latency|"
                     "device_memory|lost_device\n");
     return 64;
 }

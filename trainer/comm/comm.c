@@ -129,11 +129,6 @@ void pd_comm_will_use(struct pd_comm *comm, void *memory, uint64_t bytes)
     if (comm->ops->will_use && bytes) comm->ops->will_use(comm, memory, bytes);
 }
 
-void pd_comm_set_time_limit(struct pd_comm *comm, double seconds)
-{
-    comm->time_limit_seconds = seconds;
-}
-
 pd_status pd_comm_look(struct pd_comm *comm, struct pd_error *err)
 {
     return comm->ops->look(comm, err);

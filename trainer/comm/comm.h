@@ -5,8 +5,8 @@
  * complete in that order, on a thread of the communicator's own, while the caller computes. Floats are never summed here;
  * integers are, modulo 2^64, so the order of a sum is nobody's business.
  *
- *   errors   PD_PEER_LOST when a peer died or did not arrive within the time limit; the message names the ranks that are
- *            missing. After that every call on the communicator fails at once
+ *   errors   PD_PEER_LOST when a peer died or left; the message names it. After that every call on the communicator fails at
+ *            once. Nobody gives up on a silent peer: that is the launcher's decision
  *   threads  one caller a communicator
  *   memory   pd_comm_bytes, requested at open and split; nothing is allocated later except the caller's own pd_comm_op
  */
@@ -105,10 +105,8 @@ struct pd_comm {
     uint32_t host, host_count;
     uint32_t rank_here, ranks_here; /* this rank's number among those of its host, and how many these are */
     uint32_t ranks_here_max;        /* of any host */
-    double
-        time_limit_seconds; /* of one operation before missing ranks are named; 0: none, the launcher looks for silent ranks */
-    bool is_background;     /* what waits in it holds up nobody: heartbeats leave it out */
-    uint64_t bytes;         /* what this rank took for it */
+    bool is_background;             /* what waits in it holds up nobody: heartbeats leave it out */
+    uint64_t bytes;                 /* what this rank took for it */
     struct pd_comm_memory memory;
 };
 
@@ -120,8 +118,6 @@ void pd_comm_use_memory(struct pd_comm *comm, const struct pd_comm_memory *memor
  * ncclCommRegister). Other memory does as well, and where preparing fails nothing but speed is lost. */
 void pd_comm_will_use(struct pd_comm *comm, void *memory, uint64_t bytes);
 
-/* Of one operation, before missing ranks are named; later splits inherit it. */
-void pd_comm_set_time_limit(struct pd_comm *comm, double seconds);
 /* PD_PEER_LOST: the rank that was found missing first, of the whole job; UINT32_MAX: none. Of a communicator of processes or
  * threads. */
 uint32_t pd_comm_missed(const struct pd_comm *comm);

@@ -4,8 +4,8 @@
  *   progress  channels move bytes until nothing is left; without progress the rank sleeps on its bell
  *   end       channels withdraw what was announced
  *
- * It fails when a peer that is still needed is gone, or when nothing moved for the time limit. A peer's absence is read
- * before the last look for its bytes, so what a peer sent before it went is received. */
+ * It fails when a peer that is still needed is gone. A peer's absence is read before the last look for its bytes, so what a
+ * peer sent before it went is received. */
 #include "trainer/comm/progress.h"
 
 #include "ckpt/base/checked.h"
@@ -14,7 +14,6 @@
 #include "ckpt/base/heartbeat.h"
 
 #include <sched.h>
-#include <stdio.h>
 
 #define LOOK_NS UINT64_C(50000000) /* between two looks at the other processes */
 #define SPINS 64u
@@ -209,26 +208,6 @@ pd_status pd_exchange_look(struct pd_progress *engine, struct pd_error *err)
     return PD_OK;
 }
 
-/* Who began an operation has sent what it can, so those that are still needed have not arrived, or are stopped. */
-static pd_status fail_late(struct pd_progress *engine, uint32_t *ret_blamed, struct pd_error *err)
-{
-    char names[256];
-    size_t used = 0;
-    uint32_t missing = 0;
-    for (uint32_t i = 0; i < engine->exchange.active_count; i++) {
-        uint32_t peer = engine->exchange.active[i];
-        if (engine->exchange.links[peer].has_come) continue;
-        if (missing++ == 0) *ret_blamed = world_rank(engine, peer);
-        if (used < sizeof names - 24)
-            used += (size_t)snprintf(names + used, sizeof names - used, "%s%u", missing > 1 ? ", " : "",
-                                     world_rank(engine, peer));
-        else if (names[used - 1] != '.')
-            used += (size_t)snprintf(names + used, sizeof names - used, ", ...");
-    }
-    PD_FAIL(err, PD_PEER_LOST, "%s %s did not arrive within %g s (%u missing)", missing == 1 ? "rank" : "ranks", names,
-            engine->exchange.limit_seconds, missing);
-}
-
 /* idle: looks in vain so far. */
 static void wait_for_bell(struct pd_progress *engine, uint32_t seen, bool has_remote, uint32_t idle)
 {
@@ -252,8 +231,7 @@ static void wait_for_bell(struct pd_progress *engine, uint32_t seen, bool has_re
 static pd_status exchange_loop(struct pd_progress *engine, const struct pd_messages *m, uint32_t *ret_blamed,
                                struct pd_error *err)
 {
-    uint64_t limit_ns = (uint64_t)(engine->exchange.limit_seconds * 1e9), moved_at = pd_clock_monotonic_ns(NULL),
-             looked_at = moved_at;
+    uint64_t looked_at = pd_clock_monotonic_ns(NULL);
     uint32_t idle = 0;
     bool has_ended = false;
     for (bool has_remote, has_local;; idle++) {
@@ -273,15 +251,12 @@ static pd_status exchange_loop(struct pd_progress *engine, const struct pd_messa
         }
         if (!is_left) return PD_OK;
         if (has_moved) {
-            moved_at = 0;
             idle = 0;
             continue;
         }
         if (gone != PD_NOBODY && (engine->exchange.links[gone].send.left || engine->exchange.links[gone].recv.left))
             return fail_gone(engine, gone, ret_blamed, err);
         uint64_t now = pd_clock_monotonic_ns(NULL);
-        if (moved_at == 0) moved_at = now;
-        if (limit_ns && now - moved_at > limit_ns) return fail_late(engine, ret_blamed, err);
         if (now - looked_at >= LOOK_NS) {
             pd_segment_look(engine->segment);
             if (pd_progress_is_watched(engine)) pd_heartbeat_waits_for(world_rank(engine, engine->exchange.active[0]));

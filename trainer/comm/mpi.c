@@ -362,19 +362,18 @@ static const struct pd_channel_ops channel_remote = {.begin = remote_begin, .pro
 static bool leave_together(struct pd_progress *engine)
 {
     MPI_Request request;
-    double limit = engine->comm.time_limit_seconds;
-    if (engine->broken && !(limit > 0 && limit < LEAVE_SECONDS)) limit = LEAVE_SECONDS;
+    const uint64_t tries = engine->broken ? LEAVE_SECONDS * UINT64_C(1000) : UINT64_MAX;
     pd_progress_leave(&engine->comm);
     pthread_mutex_lock(&mpi_lock);
     bool is_asked = !mpi_has_leftovers && MPI_Ibarrier(mpi_world, &request) == MPI_SUCCESS;
     pthread_mutex_unlock(&mpi_lock);
-    for (double n = 0; is_asked && (limit <= 0 || n < limit * 1e3); n++) {
+    for (uint64_t n = 0; is_asked && n < tries; n++) {
         int is_done = 0;
         pthread_mutex_lock(&mpi_lock);
         is_asked = MPI_Test(&request, &is_done, MPI_STATUS_IGNORE) == MPI_SUCCESS;
         pthread_mutex_unlock(&mpi_lock);
         if (is_asked && is_done) return true;
-        if ((int64_t)n % 64 == 0 && pd_segment_has_lost(engine->segment, engine->slot)) return false;
+        if (n % 64 == 0 && pd_segment_has_lost(engine->segment, engine->slot)) return false;
         pd_clock_sleep_ns(NULL, 1000000);
     }
     return false;

@@ -25,18 +25,6 @@ static uint64_t now_ns(void)
     return pd_clock_monotonic_ns(NULL);
 }
 
-/* Whoever set one of the two meant both. 0: none. */
-static double limit_of(const struct nccl_comm *c)
-{
-    const double own = c->comm.time_limit_seconds, control = c->control->time_limit_seconds;
-    return own > 0 && (control <= 0 || own < control) ? own : control;
-}
-
-static bool is_late(const struct nccl_comm *c, uint64_t since_ns)
-{
-    return limit_of(c) > 0 && (double)(now_ns() - since_ns) > limit_of(c) * 1e9;
-}
-
 /* ---- what it takes ---- */
 
 /* Of a rank's communicators together: four, and five links of half their blocks (trainer/parallel/grid.h). */
@@ -173,9 +161,8 @@ static pd_status look(struct nccl_comm *c, uint64_t *gone_ns, struct pd_error *e
 
 pd_status nccl_poll_until_done(struct nccl_comm *c, int code, const char *what, struct pd_error *err)
 {
-    const uint64_t begin = now_ns();
     struct pd_error why;
-    uint64_t looked = begin, gone = 0;
+    uint64_t looked = now_ns(), gone = 0;
     while (code == PD_NCCL_IN_PROGRESS) {
         pd_clock_sleep_ns(NULL, POLL_NS);
         const uint64_t now = now_ns();
@@ -184,9 +171,6 @@ pd_status nccl_poll_until_done(struct nccl_comm *c, int code, const char *what, 
             looked = now;
             if (look(c, &gone, &why)) PD_FAIL(err, PD_PEER_LOST, "%s", why.message);
         }
-        if (is_late(c, begin))
-            PD_FAIL(err, PD_PEER_LOST, "NCCL, rank %u of %u: %s did not end within %g s", c->comm.rank, c->comm.size, what,
-                    limit_of(c));
         const int asked = c->family->nccl->CommGetAsyncError(c->handle, &code);
         if (asked != PD_NCCL_DONE) code = asked;
     }
@@ -195,39 +179,15 @@ pd_status nccl_poll_until_done(struct nccl_comm *c, int code, const char *what, 
 
 /* ---- the thread that watches ---- */
 
-/* A peer that control sees gone is the one that is missing; otherwise it is one of those that the operation is with. */
-static pd_status fail_late(const struct nccl_comm *c, const struct flight *flight, struct pd_error *err)
-{
-    char peers[160];
-    PD_TRY(pd_comm_look(c->family->control, err));
-    /* "rank 1", or "ranks 1, 2 and 3": nobody here can tell which of them has not come. */
-    size_t bytes = sizeof peers;
-    const uint32_t named = flight->peer_count < PEERS_NAMED ? flight->peer_count : PEERS_NAMED;
-    size_t at = (size_t)snprintf(peers, bytes, flight->peer_count == 1 ? "rank" : "ranks");
-    for (uint32_t i = 0; i < named && at < bytes; i++) {
-        const char *before = i == 0 ? "" : i + 1 == flight->peer_count ? " and" : ",";
-        at += (size_t)snprintf(peers + at, bytes - at, "%s %u", before, flight->peers[i]);
-    }
-    if (flight->peer_count > named && at < bytes)
-        snprintf(peers + at, bytes - at, " and %u others", flight->peer_count - named);
-    PD_FAIL(err, PD_PEER_LOST, "NCCL: operation %llu of rank %u of %u with %s did not end within %g s",
-            (unsigned long long)flight->operation, c->comm.rank, c->comm.size, peers, limit_of(c));
-}
-
 /* The oldest operation that has not ended; ones before it have. */
 static pd_status watch_flights(struct nccl_comm *c, bool *ret_waits, struct pd_error *err)
 {
     const uint64_t first = c->operations > FLIGHTS ? c->operations - FLIGHTS : 0;
     for (uint64_t i = first; i < c->operations; i++) {
         struct flight *flight = &c->flights[i % FLIGHTS];
-        bool has_begun = flight->begun_ns > 0;
-        if (flight->is_over) continue;
-        if (!has_begun) PD_TRY(pd_dev_event_passed(c->family->dev, flight->begun, &has_begun, err));
-        if (has_begun && !flight->begun_ns) flight->begun_ns = now_ns();
-        PD_TRY(pd_dev_event_passed(c->family->dev, flight->ended, &flight->is_over, err));
-        if (flight->is_over) continue;
-        *ret_waits = true;
-        return has_begun && is_late(c, flight->begun_ns) ? fail_late(c, flight, err) : PD_OK;
+        if (!flight->is_over) PD_TRY(pd_dev_event_passed(c->family->dev, flight->ended, &flight->is_over, err));
+        *ret_waits |= !flight->is_over;
+        if (!flight->is_over) return PD_OK;
     }
     return PD_OK;
 }
@@ -390,7 +350,6 @@ static void comm_release(struct nccl_comm *c)
     end_handle(c);
     pd_dev_free(dev, &c->greeting);
     for (uint32_t i = 0; i < FLIGHTS; i++) {
-        pd_dev_event_free(dev, c->flights[i].begun);
         pd_dev_event_free(dev, c->flights[i].ended);
     }
     pd_dev_event_free(dev, c->given);
@@ -474,7 +433,6 @@ static pd_status take_streams(struct nccl_comm *c, struct pd_error *err)
     PD_TRY(pd_dev_event_new(dev, &c->given, err));
     for (uint32_t i = 0; i < FLIGHTS; i++) {
         c->flights[i].is_over = true;
-        PD_TRY(pd_dev_event_new(dev, &c->flights[i].begun, err));
         PD_TRY(pd_dev_event_new(dev, &c->flights[i].ended, err));
     }
     return PD_OK;
@@ -522,7 +480,7 @@ static pd_status connect_link(struct nccl_comm *c, struct pd_error *err)
     struct pd_comm_piece out = {.peer = 1 - c->comm.rank, .data = bytes, .bytes = 1}, in = out;
     in.data = bytes + 1;
     const struct pd_comm_op op = {.sends = &out, .send_count = 1, .recvs = &in, .recv_count = 1};
-    return nccl_launch(c, &op, &c->flights[0], err);
+    return nccl_launch(c, &op, err);
 }
 
 /* Every rank takes part in all agreements, whatever went wrong before. */

@@ -12,15 +12,10 @@
 #define FLIGHTS 32u /* operations that the host may be ahead */
 #define REGISTERED_MAX 4u
 
-enum { PEERS_NAMED = 8 };
-
 struct flight {
-    struct pd_event *begun, *ended;
-    bool is_open;                            /* started and not waited for */
-    bool is_over;                            /* the stream has passed it */
-    uint64_t begun_ns;                       /* when it was first seen at work; 0: not yet */
-    uint32_t peers[PEERS_NAMED], peer_count; /* whom it is with: the first of them, and all */
-    uint64_t operation;
+    struct pd_event *ended;
+    bool is_open; /* started and not waited for */
+    bool is_over; /* the stream has passed it */
 };
 
 struct family;
@@ -71,8 +66,7 @@ static inline struct nccl_comm *nccl_of(struct pd_comm *comm)
 pd_status nccl_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
 pd_status nccl_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
 /* Gives it to the library, on the communicator's stream. Its handle is the caller's. */
-PD_MUST_USE pd_status nccl_launch(struct nccl_comm *c, const struct pd_comm_op *op, struct flight *flight,
-                                  struct pd_error *err);
+PD_MUST_USE pd_status nccl_launch(struct nccl_comm *c, const struct pd_comm_op *op, struct pd_error *err);
 
 /* The family's failure, or PD_OK. */
 pd_status nccl_state_of(struct family *f, struct pd_error *err);

@@ -27,15 +27,7 @@ static void keep_first(int *code, int next)
     if (*code == PD_NCCL_DONE || *code == PD_NCCL_IN_PROGRESS) *code = next;
 }
 
-static void add_peer(struct flight *flight, uint32_t peer)
-{
-    for (uint32_t i = 0; i < flight->peer_count && i < PEERS_NAMED; i++)
-        if (flight->peers[i] == peer) return;
-    if (flight->peer_count < PEERS_NAMED) flight->peers[flight->peer_count] = peer;
-    flight->peer_count++;
-}
-
-static pd_status launch_pieces(struct nccl_comm *c, const struct pd_comm_op *op, struct flight *flight, struct pd_error *err)
+static pd_status launch_pieces(struct nccl_comm *c, const struct pd_comm_op *op, struct pd_error *err)
 {
     const struct pd_nccl_library *nccl = c->family->nccl;
     void *stream = pd_dev_stream_handle(c->family->dev, c->stream);
@@ -46,24 +38,20 @@ static pd_status launch_pieces(struct nccl_comm *c, const struct pd_comm_op *op,
         if (p->peer == c->comm.rank || !p->bytes) continue;
         keep_first(&code, is_send ? nccl->Send(p->data, p->bytes, PD_NCCL_UINT8, (int)p->peer, c->handle, stream)
                                   : nccl->Recv(p->data, p->bytes, PD_NCCL_UINT8, (int)p->peer, c->handle, stream));
-        add_peer(flight, p->peer);
     }
     keep_first(&code, nccl->GroupEnd());
     return nccl_poll_until_done(c, code, "a group of sends and receives", err);
 }
 
-pd_status nccl_launch(struct nccl_comm *c, const struct pd_comm_op *op, struct flight *flight, struct pd_error *err)
+pd_status nccl_launch(struct nccl_comm *c, const struct pd_comm_op *op, struct pd_error *err)
 {
-    if (op->kind == PD_COMM_EXCHANGE) return launch_pieces(c, op, flight, err);
+    if (op->kind == PD_COMM_EXCHANGE) return launch_pieces(c, op, err);
     /* In place, where the own part lies; integers, of which no order of addition changes a bit. */
     const struct pd_nccl_library *nccl = c->family->nccl;
     void *stream = pd_dev_stream_handle(c->family->dev, c->stream);
     const uint8_t *own = op->parts + c->comm.rank * op->part_bytes;
     int code;
     if (!op->part_bytes) return PD_OK;
-    for (uint32_t p = 0; p < c->comm.size && flight->peer_count < PEERS_NAMED; p++)
-        if (p != c->comm.rank) add_peer(flight, p);
-    flight->peer_count = c->comm.size - 1;
     if (op->kind == PD_COMM_REDUCE_SCATTER)
         code = nccl->ReduceScatter(op->parts, op->sum, op->part_bytes / sizeof(uint64_t), PD_NCCL_UINT64, PD_NCCL_SUM,
                                    c->handle, stream);
@@ -96,9 +84,8 @@ static pd_status put_on_stream(struct nccl_comm *c, const struct pd_comm_op *op,
     PD_TRY(pd_dev_event_wait(f->dev, c->stream, c->given, err));
     const uint32_t span = pd_device_spans_begin(f->spans, c->stream, c->lane,
                                                 op->what ? op->what : pd_comm_kind_names[op->kind], received_bytes(op));
-    pd_status st = pd_dev_event_record(f->dev, flight->begun, c->stream, err);
-    if (!st) st = copy_to_self(c, op, err);
-    if (!st && c->handle) st = nccl_launch(c, op, flight, err);
+    pd_status st = copy_to_self(c, op, err);
+    if (!st && c->handle) st = nccl_launch(c, op, err);
     atomic_fetch_add_explicit(&f->sent_bytes, sent_bytes(c, op), memory_order_relaxed);
     pd_device_spans_end(f->spans, span, c->stream);
     return st ? st : pd_dev_event_record(f->dev, flight->ended, c->stream, err);
@@ -124,9 +111,6 @@ static pd_status start_here(struct nccl_comm *c, struct pd_comm_op *op, struct p
     PD_TRY(take_flight(c, &flight, err));
     if (!nccl_begin_launch(c)) return nccl_state_of(c->family, err);
     flight->is_over = false;
-    flight->begun_ns = 0;
-    flight->operation = c->operations + 1;
-    flight->peer_count = 0;
     pd_status st = put_on_stream(c, op, flight, err);
     if (st) {
         struct pd_error why = *err;

@@ -196,7 +196,6 @@ static void execute(struct pd_progress *engine, struct pd_comm_op *op, bool is_o
     engine->is_executing = true;
     engine->is_own_thread = is_own_thread;
     engine->current = op;
-    engine->exchange.limit_seconds = engine->comm.time_limit_seconds;
     pd_status st = engine->broken;
     if (!st) {
         const char *what = op->what ? op->what : pd_comm_kind_names[op->kind];
@@ -321,7 +320,6 @@ pd_status pd_progress_new(const struct pd_comm_transport *transport, struct pd_p
     pthread_cond_init(&engine->work, NULL);
     pthread_cond_init(&engine->done, NULL);
     family_join(engine, root);
-    if (root) engine->comm.time_limit_seconds = root->comm.time_limit_seconds;
     if (root) engine->comm.is_background = root->comm.is_background;
     pd_status st = transport->remote_new(engine, err);
     if (!st) st = thread_start(engine, err);

@@ -94,7 +94,6 @@ struct pd_exchange {
     uint64_t remote_sequence;     /* the same of ranks on other hosts, where it may be ahead */
     bool adds;                    /* of the messages */
     const struct pd_claim *claim; /* likewise */
-    double limit_seconds;
 };
 
 /* Written by the transport alone. */

@@ -89,7 +89,6 @@ static pd_status split_with(struct pd_progress *parent, struct split_plan *plan,
     }
     pd_segment_close_ticket(segment);
     pd_segment_watch(segment, engine->slot);
-    engine->comm.time_limit_seconds = parent->comm.time_limit_seconds;
     engine->comm.is_background = parent->comm.is_background;
     *ret_comm = &engine->comm;
     return PD_OK;

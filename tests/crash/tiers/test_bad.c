@@ -197,8 +197,6 @@ static pd_status copy_what_one_host_cannot_read(struct tier_rank *rank, struct p
     PD_TRY(pd_tiers_start(rank->tiers, err));
     PD_TRY(tier_save(rank, 5, NULL, err));
     PD_TRY(tier_finish(rank, 5, -1, err));
-    pd_comm_set_time_limit(rank->replica_comm, 60); /* of waiting for ranks that have gone their own way */
-    pd_comm_set_time_limit(rank->comms[1], 60);
     if (rank->world.rank == rank->world.size - 1)
         st = pd_vfs_unlink(rank->room.vfs, "/disk/step-000000000005-1/commit.h5", err);
     PD_TRY(pd_group_agree(&rank->world, st, err));

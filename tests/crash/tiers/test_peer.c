@@ -436,7 +436,6 @@ static pd_status copy_what_arrives_damaged(struct tier_rank *rank, struct pd_err
     }
     PD_TRY(pd_group_barrier(&rank->world, err));
     rank->replica_group.ops = &damaging;
-    pd_comm_set_time_limit(rank->replica_comm, 60); /* of waiting for ranks that have gone their own way */
     PD_TRY(pd_tiers_start(rank->tiers, err));
     uint64_t step = 0;
     for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {

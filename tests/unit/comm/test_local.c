@@ -201,39 +201,6 @@ Test(local, a_rank_that_fails_is_dead_to_the_others_at_once)
     cr_assert_eq(atomic_load(&told), 4 + 400 + 40000, "%u", atomic_load(&told));
 }
 
-struct late {
-    pthread_barrier_t begin; /* of those that arrive: nobody is late whom the machine keeps waiting until then */
-    _Atomic uint32_t told;
-};
-
-/* Odd ranks arrive when the others no longer wait for them. */
-static pd_status late_main(struct pd_comm *comm, void *context, struct pd_error *err)
-{
-    struct late *late = context;
-    comm->time_limit_seconds = 1;
-    if (comm->rank % 2 == 1) {
-        while (atomic_load(&late->told) < 3)
-            usleep(1000);
-        return pd_comm_barrier(comm, err);
-    }
-    pthread_barrier_wait(&late->begin);
-    pd_status st = pd_comm_barrier(comm, err);
-    atomic_fetch_add(&late->told, 1);
-    return st;
-}
-
-Test(local, silent_ranks_are_named_after_the_time_limit)
-{
-    struct pd_error err;
-    struct late late = {.told = 0};
-    double began = seconds_now();
-    cr_assert_eq(pthread_barrier_init(&late.begin, NULL, 3), 0);
-    cr_assert_eq(pd_comm_run_local(5, 1, late_main, &late, &err), PD_PEER_LOST);
-    pthread_barrier_destroy(&late.begin);
-    expect_says(&err, "ranks 1, 3 did not arrive within 1 s (2 missing)");
-    cr_assert_gt(seconds_now() - began, 1);
-}
-
 static pd_status early_main(struct pd_comm *comm, void *context, struct pd_error *err)
 {
     (void)context;
@@ -401,35 +368,6 @@ Test(local, damage_is_done_where_a_test_asks_for_it)
         expect_says(&err, i == 0 ? " 1 wrong bytes" : " has 1 wrong integers");
         expect_ok(pd_fault_configure(NULL, NULL, &err), &err);
     }
-}
-
-/* Of one rank in silence the others hear by the time limit, in a sum as in a barrier. */
-static pd_status silent_sum_main(struct pd_comm *comm, void *context, struct pd_error *err)
-{
-    struct late *late = context;
-    uint64_t parts[3 * 5] = {0};
-    struct pd_comm_op op = {.what = "terms"};
-    comm->time_limit_seconds = comm->rank == 2 ? 600 : 1; /* who waits longer does not speak first */
-    if (comm->rank == 1) {
-        while (atomic_load(&late->told) < 2)
-            usleep(1000);
-        return PD_OK;
-    }
-    pthread_barrier_wait(&late->begin);
-    PD_TRY(pd_comm_start_reduce_scatter(comm, &op, parts, 5, parts + 5 * comm->rank, err));
-    pd_status st = pd_comm_wait(comm, &op, err);
-    atomic_fetch_add(&late->told, 1);
-    return st;
-}
-
-Test(local, a_silent_rank_is_named_by_a_sum)
-{
-    struct pd_error err;
-    struct late late = {.told = 0};
-    cr_assert_eq(pthread_barrier_init(&late.begin, NULL, 2), 0);
-    cr_assert_eq(pd_comm_run_local(3, 1, silent_sum_main, &late, &err), PD_PEER_LOST);
-    pthread_barrier_destroy(&late.begin);
-    expect_says(&err, "rank 1 did not arrive within 1 s");
 }
 
 static pd_status wrong_main(struct pd_comm *comm, void *context, struct pd_error *err)

@@ -43,7 +43,6 @@ static pd_status crossing_main(struct pd_comm *control, void *context, struct pd
     struct grid_link *links = calloc(GRID_LINKS, sizeof *links);
     (void)context;
     layout_of(&layout);
-    control->time_limit_seconds = 60;
     PD_TRY(rank_open(control, &r, err));
     PD_TRY(pd_grid_init(&layout, control->rank, r.comm, &grid, err));
     grid_links(&grid, links);
