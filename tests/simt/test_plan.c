@@ -1,6 +1,5 @@
 /* What is planned for GPUs, where no GPU is needed to count it. */
 #include "trainer/launch/layout.h"
-#include "trainer/plan/device_room.h"
 #include "trainer/plan/memory_plan.h"
 
 #include <criterion/criterion.h>
@@ -35,14 +34,6 @@ Test(plan, holds_room_for_nccl)
     pd_config_deinit(&c);
 }
 
-static struct pd_engine_options options_of(struct pd_config *c, struct pd_model **model)
-{
-    struct pd_error err;
-    cr_assert_eq(pd_config_parse("test", yaml, NULL, 0, c, &err), PD_OK, "%s", err.message);
-    cr_assert_eq(pd_model_new(&c->model, model, &err), PD_OK, "%s", err.message);
-    return (struct pd_engine_options){.config = c, .model = *model, .world = 4, .threads = 1, .is_gpu = true};
-}
-
 static uint64_t device_bytes(const struct pd_engine_options *o)
 {
     struct pd_memory_plan plan;
@@ -51,7 +42,7 @@ static uint64_t device_bytes(const struct pd_engine_options *o)
     return pd_memory_plan_total(&plan) - pd_memory_plan_host(&plan);
 }
 
-/* The same configuration with the words of a remedy on its command line. */
+/* The same configuration with some words on its command line. */
 static uint64_t bytes_with(const char *given)
 {
     char words[384];
@@ -70,85 +61,6 @@ static uint64_t bytes_with(const char *given)
     pd_model_free(model);
     pd_config_deinit(&c);
     return bytes;
-}
-
-/* How many blocks to recompute is no change beside recomputing them. */
-static bool is_one_change(const char *words)
-{
-    const char *space = strchr(words, ' ');
-    return !space || (!strncmp(space, " layout.recompute_layers=", 25) && !strchr(space + 1, ' '));
-}
-
-/* One block fewer is not enough. */
-static void expect_fewest_layers(const char *words, uint64_t bytes)
-{
-    char fewer[384];
-    const char *number = strstr(words, "layout.recompute_layers=");
-    if (!number) return;
-    const size_t at = (size_t)(number - words) + strlen("layout.recompute_layers=");
-    const unsigned long layers = strtoul(words + at, NULL, 10);
-    cr_assert_gt(layers, 0, "%s", words);
-    snprintf(fewer, sizeof fewer, "%.*s%lu%s", (int)at, words, layers - 1, words + at + strcspn(words + at, " "));
-    cr_expect_gt(bytes_with(fewer), bytes, "%s, where %s is enough", words, fewer);
-}
-
-/* What a rank is told to change does what is said, with fewer changes where fewer do. */
-Test(plan, remedies_are_what_they_say)
-{
-    struct pd_config c;
-    struct pd_model *model;
-    static const char *const alone[] = {"layout.recompute=full", "offload.activations=cpu", "offload.optimizer=cpu"};
-    struct pd_device_remedy r = {.bytes = 0};
-    const struct pd_engine_options o = options_of(&c, &model);
-    uint64_t most = device_bytes(&o);
-    cr_expect(!pd_device_room_remedy(&o, 1, &r));
-    while (pd_device_room_remedy(&o, most - 1, &r)) {
-        cr_expect_lt(r.bytes, most);
-        expect_fewest_layers(r.words, most - 1);
-        for (size_t i = 0; !is_one_change(r.words) && i < sizeof alone / sizeof *alone; i++)
-            cr_expect_geq(bytes_with(alone[i]), most, "%s, where %s is enough", r.words, alone[i]);
-        most = r.bytes;
-        cr_expect_eq(bytes_with(r.words), most, "%s", r.words);
-    }
-    cr_expect(!is_one_change(r.words), "for the least of all several are needed, not %s", r.words);
-    pd_model_free(model);
-    pd_config_deinit(&c);
-}
-
-/* Where the planner chose, it would choose again: all of the layout is given, with what is to change. */
-Test(plan, remedies_of_a_chosen_layout_give_all_of_it)
-{
-    struct pd_config c;
-    struct pd_model *model;
-    struct pd_device_remedy r = {.bytes = 0};
-    const struct pd_engine_options o = options_of(&c, &model);
-    c.layout.chosen = true;
-    c.layout.tp = c.layout.sp = 1;
-    c.layout.zero_shard = 2;
-    cr_assert(pd_device_room_remedy(&o, device_bytes(&o) - 1, &r));
-    cr_expect_eq(strncmp(r.words, "layout.auto=false layout.dp=2 layout.tp=1 layout.pp=2 ", 54), 0, "%s", r.words);
-    cr_expect_eq(bytes_with(r.words), r.bytes, "%s", r.words);
-    pd_model_free(model);
-    pd_config_deinit(&c);
-}
-
-/* Gradients leave layer by layer alone: whoever is told the one is told the other. */
-Test(plan, gradients_leave_with_their_order)
-{
-    static const char *const overrides[] = {"model.layers=12", "layout.dp=1", "layout.pp=1"};
-    struct pd_config c;
-    struct pd_model *model;
-    struct pd_error err;
-    struct pd_device_remedy r = {.bytes = 0};
-    cr_assert_eq(pd_config_parse("test", yaml, overrides, 3, &c, &err), PD_OK, "%s", err.message);
-    cr_assert_eq(pd_model_new(&c.model, &model, &err), PD_OK, "%s", err.message);
-    const struct pd_engine_options o = {.config = &c, .model = model, .world = 1, .threads = 1, .is_gpu = true};
-    uint64_t most = device_bytes(&o);
-    while (pd_device_room_remedy(&o, most - 1, &r))
-        most = r.bytes;
-    cr_expect(strstr(r.words, "offload.gradients=cpu layout.order=breadth_first"), "not %s", r.words);
-    pd_model_free(model);
-    pd_config_deinit(&c);
 }
 
 /* What two ranks choose by themselves on a GPU of so many KiB, of which others hold some; the status, and what is said. */
