@@ -31,8 +31,6 @@ static const struct meant {
 #include "trainer/config/words.inc"
 };
 
-/* ---- names ---- */
-
 /* "Warmup-Steps", "warmup_steps" and "warmupSteps" are the same: without marks, in small letters. */
 struct plain {
     char text[NAME_BYTES];
@@ -50,11 +48,6 @@ static struct plain plain_of(const char *name, size_t bytes)
 static struct plain plain(const char *name)
 {
     return plain_of(name, SIZE_MAX);
-}
-
-static bool is_same(const struct plain *a, const struct plain *b)
-{
-    return a->text[0] == b->text[0] && strcmp(a->text, b->text) == 0;
 }
 
 static const char *last_part(const char *path)
@@ -77,145 +70,85 @@ static const char *next_word(const char *words, struct plain *ret_word)
     return length ? words + length : NULL;
 }
 
-static bool has_word(const char *words, const struct plain *name)
+static bool has_word(const char *words, const char *name)
 {
     for (struct plain word; (words = next_word(words, &word));)
-        if (is_same(&word, name)) return true;
+        if (strcmp(word.text, name) == 0) return true;
     return false;
 }
 
-/* ---- what is written ---- */
-
-struct written {
-    const char *path;
-    struct plain section, last;     /* section: one that there is, if that can be told; of a bare word "run" */
-    struct plain whole, two, known; /* all of it; its last two parts; section and last */
-};
-
 /* By spelling, or as others call it. */
-static struct plain find_section(const struct plain *name)
+static struct plain find_section(struct plain name)
 {
-    struct plain nearest = *name;
+    struct plain nearest = name;
     for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++)
-        if (has_word(aliases[i].words, name)) return plain(aliases[i].section);
+        if (has_word(aliases[i].words, name.text)) return plain(aliases[i].section);
     for (uint32_t i = 0; i < pd_key_count; i++) {
         const struct plain section = section_of(pd_keys[i].name);
-        if (is_same(&section, name)) return section;
-        if (pd_is_near(section.text, name->text)) nearest = section;
+        if (strcmp(section.text, name.text) == 0) return section;
+        if (pd_is_near(section.text, name.text)) nearest = section;
     }
     return nearest;
 }
 
-static struct written read_path(const char *path)
+/* Edits from one to the other; UINT32_MAX: it is not near. */
+static uint32_t edits(const char *name, const char *given)
 {
-    struct written w = {.path = path, .last = plain(last_part(path)), .whole = plain(path)};
-    const char *dot = strrchr(path, '.'), *before = dot ? memrchr(path, '.', (size_t)(dot - path)) : NULL;
-    char known[2 * NAME_BYTES];
-    const struct plain section = plain_of(path, strcspn(path, "."));
-    w.section = dot ? find_section(&section) : plain("run");
-    w.two = plain(before ? before + 1 : path);
-    snprintf(known, sizeof known, "%s%s", w.section.text, w.last.text);
-    w.known = plain(known);
-    return w;
+    return pd_is_near(name, given) || !strcmp(name, given) ? pd_edit_distance(name, given) : UINT32_MAX;
 }
 
-/* ---- what is meant ---- */
-
-/* UINT32_MAX: it is not near. */
-static uint32_t distance_if_near(const struct plain *name, const struct plain *given)
-{
-    if (is_same(name, given)) return 0;
-    if (strlen(given->text) < MISSPELT_MIN || !pd_is_near(name->text, given->text)) return UINT32_MAX;
-    return pd_edit_distance(name->text, given->text);
-}
-
-static const struct pd_key *find_spelt(const struct written *w)
-{
-    for (uint32_t i = 0; i < pd_key_count; i++) {
-        const struct plain key = plain(pd_keys[i].name);
-        if (is_same(&key, &w->known) || is_same(&key, &w->whole)) return &pd_keys[i];
-    }
-    return NULL;
-}
-
-static const struct meant *find_meant(const struct written *w)
-{
-    const struct plain *const texts[] = {&w->whole, &w->two, &w->known, &w->last};
-    for (size_t t = 0; t < sizeof texts / sizeof *texts; t++)
-        for (size_t i = 0; i < sizeof meant / sizeof *meant; i++)
-            if (has_word(meant[i].words, texts[t])) return &meant[i];
-    return NULL;
-}
-
-/* keep_last begins with keep, and hang_seconds ends with seconds. */
-static bool is_part(const char *part, const char *whole)
-{
-    const size_t length = strlen(part), all = strlen(whole);
-    if (!length || length >= all) return false;
-    return (strncmp(whole, part, length) == 0 && whole[length] == '_') ||
-           (strcmp(whole + all - length, part) == 0 && whole[all - length - 1] == '_');
-}
-
-/* The nearest of the section; otherwise the only one of which it is a part, or which is a part of it. */
-static const struct pd_key *find_in_section(const struct written *w)
-{
-    const struct pd_key *nearest = NULL, *part = NULL;
-    uint32_t best = UINT32_MAX, parts = 0;
-    for (uint32_t i = 0; i < pd_key_count; i++) {
-        const struct plain section = section_of(pd_keys[i].name), last = plain(last_part(pd_keys[i].name));
-        if (!is_same(&section, &w->section)) continue;
-        if (pd_is_near(last.text, w->last.text) && pd_edit_distance(last.text, w->last.text) < best) {
-            best = pd_edit_distance(last.text, w->last.text);
-            nearest = &pd_keys[i];
-        }
-        const char *name = last_part(pd_keys[i].name), *given = last_part(w->path);
-        if (given == w->path || (!is_part(given, name) && !is_part(name, given))) continue; /* "every" may be anything's */
-        part = &pd_keys[i];
-        parts++;
-    }
-    return nearest ? nearest : parts == 1 ? part : NULL;
-}
-
-/* The only one that is called so in another section, or nearly so. */
-static const struct pd_key *find_elsewhere(const struct written *w)
+/* The nearest key, one of the section before others, unless several others are as near. */
+static const struct pd_key *find_near_key(const char *section, const char *last)
 {
     const struct pd_key *found = NULL;
-    uint32_t best = UINT32_MAX;
-    bool is_only = false;
+    uint64_t best = UINT32_MAX;
     for (uint32_t i = 0; i < pd_key_count; i++) {
-        const struct plain last = plain(last_part(pd_keys[i].name));
-        const uint32_t distance = distance_if_near(&last, &w->last);
-        if (distance > best || distance == UINT32_MAX) continue;
-        is_only = distance < best;
+        const bool is_here = strcmp(section_of(pd_keys[i].name).text, section) == 0;
+        const uint64_t distance = 2ull * edits(plain(last_part(pd_keys[i].name)).text, last) + !is_here;
+        if (distance > best || (!is_here && distance > 1 && strlen(last) < MISSPELT_MIN)) continue;
+        if (distance < best)
+            found = &pd_keys[i];
+        else if (!is_here)
+            found = NULL;
         best = distance;
-        found = &pd_keys[i];
     }
-    return is_only ? found : NULL;
+    return found;
 }
 
-static const struct meant *find_misspelt(const struct written *w)
+static const struct meant *find_near_word(const char *last)
 {
-    const struct meant *nearest = NULL;
+    const struct meant *found = NULL;
     struct plain word;
     uint32_t best = UINT32_MAX;
-    for (size_t i = 0; i < sizeof meant / sizeof *meant; i++)
+    for (size_t i = 0; strlen(last) >= MISSPELT_MIN && i < sizeof meant / sizeof *meant; i++)
         for (const char *rest = meant[i].words; (rest = next_word(rest, &word));) {
-            const uint32_t distance = distance_if_near(&word, &w->last);
+            const uint32_t distance = edits(word.text, last);
             if (distance >= best) continue;
             best = distance;
-            nearest = &meant[i];
+            found = &meant[i];
         }
-    return nearest;
+    return found;
 }
 
+/* What is written, as a whole, its last two parts, with the section that is meant, and its last part alone: first a key of
+ * that spelling, then what others call so, then what is near. */
 struct pd_key_meaning pd_key_meant(const char *path)
 {
-    const struct written w = read_path(path);
-    const struct pd_key *key = find_spelt(&w);
-    const struct meant *row = key ? NULL : find_meant(&w);
-    if (!key && !row) key = find_in_section(&w);
-    if (!key && !row) key = find_elsewhere(&w);
-    if (!key && !row) row = find_misspelt(&w);
+    const char *dot = strrchr(path, '.'), *before = dot ? memrchr(path, '.', (size_t)(dot - path)) : NULL;
+    const struct plain last = plain(last_part(path)),
+                       section = dot ? find_section(plain_of(path, strcspn(path, "."))) : plain("run");
+    char known[2 * NAME_BYTES];
+    snprintf(known, sizeof known, "%s%s", section.text, last.text);
+    const struct plain texts[] = {plain(path), plain(before ? before + 1 : path), plain(known), last};
+    for (uint32_t i = 0; i < pd_key_count; i++)
+        for (int t = 0; t <= 2; t += 2)
+            if (strcmp(plain(pd_keys[i].name).text, texts[t].text) == 0)
+                return (struct pd_key_meaning){.key = pd_keys[i].name};
+    for (size_t t = 0; t < sizeof texts / sizeof *texts; t++)
+        for (size_t i = 0; i < sizeof meant / sizeof *meant; i++)
+            if (has_word(meant[i].words, texts[t].text)) return meant[i].meaning;
+    const struct pd_key *key = find_near_key(section.text, last.text);
+    const struct meant *row = key ? NULL : find_near_word(last.text);
     return row ? row->meaning : (struct pd_key_meaning){.key = key ? key->name : NULL};
 }
 
