@@ -3,7 +3,6 @@
 
 #include "ckpt/base/checked.h"
 #include "ckpt/base/digest.h"
-#include "ckpt/base/thread.h"
 #include "ckpt/base/words.h"
 #include "ckpt/io/transfer_ring.h"
 #include "resharder/catalog/catalog.h"
@@ -12,7 +11,6 @@
 #include "resharder/convert/handoff.h"
 
 #include <inttypes.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -318,11 +316,8 @@ struct filling {
     struct handoff handoff; /* of bands */
 
     /* the thread's, while it runs */
-    pthread_t thread;
     struct export_tasks tasks;
-    void *reader_buffers; /* (READER_BYTES) */
-    float *part;          /* (PD_EXPORT_BAND_BYTES) */
-    uint64_t bytes_read;
+    float *part; /* (PD_EXPORT_BAND_BYTES) */
 
     /* the caller's */
     struct output output;
@@ -347,8 +342,9 @@ static pd_status fill_part(struct filling *f, struct pd_reader *reader, const st
 }
 
 /* Until all is read, or nobody takes bands any more. */
-static pd_status read_bands(struct filling *f, struct pd_reader *reader, struct pd_error *err)
+static pd_status read_bands(void *context, struct pd_reader *reader, struct pd_error *err)
 {
+    struct filling *f = context;
     struct pd_read_line line;
     struct pd_read_task task;
     uint32_t band = 0;
@@ -366,19 +362,6 @@ static pd_status read_bands(struct filling *f, struct pd_reader *reader, struct 
         if (task.tensor != PD_READ_NOTHING) PD_TRY(fill_part(f, reader, &task, b->data, fill, err));
         if (fill->is_last) handoff_fill(&f->handoff);
     }
-}
-
-static void *read_all(void *context)
-{
-    struct filling *f = context;
-    struct pd_reader *reader = NULL;
-    struct pd_error error = {0};
-    pd_status st = pd_reader_open(f->e->vfs, f->request->catalog, f->reader_buffers, READER_BYTES, &reader, &error);
-    if (!st) st = read_bands(f, reader, &error);
-    if (reader) f->bytes_read = pd_reader_bytes(reader);
-    pd_reader_close(reader);
-    handoff_over(&f->handoff, st, &error);
-    return NULL;
 }
 
 static pd_status write_band(struct filling *f, const struct band *band, struct pd_error *err)
@@ -543,7 +526,13 @@ static pd_status read_back(struct pd_export *e, const struct pd_export_request *
 static pd_status run(struct filling *f, struct pd_export_report *report, struct pd_error *err)
 {
     unsigned char *memory = f->request->buffers;
-    f->reader_buffers = memory;
+    f->handoff = (struct handoff){.vfs = f->e->vfs,
+                                  .catalog = f->request->catalog,
+                                  .buffers = memory,
+                                  .buffer_bytes = READER_BYTES,
+                                  .read = read_bands,
+                                  .context = f,
+                                  .slots = BANDS};
     memory += READER_BYTES;
     PD_TRY(output_open(f->e->vfs, f->e->wanted, memory, &f->output, err));
     memory += OUTPUT_BYTES;
@@ -551,12 +540,9 @@ static pd_status run(struct filling *f, struct pd_export_report *report, struct 
         f->bands[i].data = (float *)(void *)memory;
     f->part = (float *)(void *)memory;
     f->stored = memory + PD_EXPORT_BAND_BYTES;
-    handoff_init(&f->handoff, BANDS);
-    const int number = pd_thread_start(&f->thread, NULL, read_all, f);
-    pd_status st = number ? pd_error_thread(err, PD_WHERE, number, "to read what is exported") : write_bands(f, err);
-    handoff_leave(&f->handoff);
-    if (!number) (void)pthread_join(f->thread, NULL);
-    handoff_deinit(&f->handoff);
+    pd_status st = handoff_start(&f->handoff, err);
+    if (!st) st = write_bands(f, err);
+    handoff_stop(&f->handoff);
     PD_TRY(output_close(&f->output, st, err));
     PD_TRY(make_empty_files(f, err));
     struct pd_export *e = f->e;
@@ -564,7 +550,7 @@ static pd_status run(struct filling *f, struct pd_export_report *report, struct 
     e->state = NULL;
     PD_TRY(e->format->finish(state, PD_OK, err));
     PD_TRY(sync_files(f->e, f->request->should_stop, err));
-    report->bytes_read = f->bytes_read;
+    report->bytes_read = f->handoff.bytes_read;
     report->files = f->e->wanted->file_count;
     report->tensors = f->e->wanted->tensor_count;
     report->bytes_written = f->total;

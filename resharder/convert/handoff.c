@@ -1,16 +1,50 @@
 #include "resharder/convert/handoff.h"
 
-void handoff_init(struct handoff *h, uint32_t slots)
+#include "ckpt/base/thread.h"
+
+static void *run(void *context)
 {
-    *h = (struct handoff){.slots = slots};
-    (void)pthread_mutex_init(&h->mutex, NULL);
-    (void)pthread_cond_init(&h->changed, NULL);
+    struct handoff *h = context;
+    struct pd_reader *reader = NULL;
+    struct pd_error error = {0};
+    pd_status st = pd_reader_open(h->vfs, h->catalog, h->buffers, h->buffer_bytes, &reader, &error);
+    if (!st) st = h->read(h->context, reader, &error);
+    if (reader) h->bytes_read += pd_reader_bytes(reader);
+    pd_reader_close(reader);
+    pthread_mutex_lock(&h->mutex);
+    h->status = st;
+    h->error = error;
+    h->is_over = true;
+    pthread_cond_broadcast(&h->changed);
+    pthread_mutex_unlock(&h->mutex);
+    return NULL;
 }
 
-void handoff_deinit(struct handoff *h)
+pd_status handoff_start(struct handoff *h, struct pd_error *err)
 {
+    h->filled = h->taken = 0;
+    h->holds_slot = h->is_over = h->leaves = false;
+    (void)pthread_mutex_init(&h->mutex, NULL);
+    (void)pthread_cond_init(&h->changed, NULL);
+    const int error = pd_thread_start(&h->thread, NULL, run, h);
+    h->runs = !error;
+    if (h->runs) return PD_OK;
     (void)pthread_cond_destroy(&h->changed);
     (void)pthread_mutex_destroy(&h->mutex);
+    PD_FAIL_THREAD(err, error, "to read what is converted");
+}
+
+void handoff_stop(struct handoff *h)
+{
+    if (!h->runs) return;
+    pthread_mutex_lock(&h->mutex);
+    h->leaves = true;
+    pthread_cond_broadcast(&h->changed);
+    pthread_mutex_unlock(&h->mutex);
+    (void)pthread_join(h->thread, NULL);
+    (void)pthread_cond_destroy(&h->changed);
+    (void)pthread_mutex_destroy(&h->mutex);
+    h->runs = false;
 }
 
 bool handoff_free(struct handoff *h, uint32_t *ret_slot)
@@ -32,16 +66,6 @@ void handoff_fill(struct handoff *h)
     pthread_mutex_unlock(&h->mutex);
 }
 
-void handoff_over(struct handoff *h, pd_status status, const struct pd_error *error)
-{
-    pthread_mutex_lock(&h->mutex);
-    h->status = status;
-    h->error = *error;
-    h->is_over = true;
-    pthread_cond_broadcast(&h->changed);
-    pthread_mutex_unlock(&h->mutex);
-}
-
 pd_status handoff_next(struct handoff *h, uint32_t *ret_slot, bool *ret_has_one, struct pd_error *err)
 {
     pthread_mutex_lock(&h->mutex);
@@ -56,12 +80,4 @@ pd_status handoff_next(struct handoff *h, uint32_t *ret_slot, bool *ret_has_one,
     const pd_status st = h->holds_slot ? PD_OK : pd_error_pass(err, h->status, &h->error);
     pthread_mutex_unlock(&h->mutex);
     return st;
-}
-
-void handoff_leave(struct handoff *h)
-{
-    pthread_mutex_lock(&h->mutex);
-    h->leaves = true;
-    pthread_cond_broadcast(&h->changed);
-    pthread_mutex_unlock(&h->mutex);
 }

@@ -1,36 +1,44 @@
-/* Slots that go round between two threads: one fills them, the other takes them in the same order. Whoever fails first ends both.
+/* A thread that reads a catalog into slots, which its caller takes in the same order. Whoever fails first ends both.
  *
  *        handoff_free          handoff_fill          handoff_next          (the next handoff_next)
  *   free ────────────▶ filling ────────────▶ filled ────────────▶ taken ───────────────────────▶ free
  *
- *   threads  free, fill, over: the one that fills; next, leave: the other */
+ *   threads  free, fill: the one that reads; the others: the caller */
 #pragma once
 
-#include "ckpt/base/status.h"
-
+#include "resharder/catalog/read.h"
 #include <pthread.h>
-#include <stdbool.h>
-#include <stdint.h>
+
+/* What the thread does: fills slots until nothing is left, or handoff_free says that nobody takes any more. */
+typedef pd_status (*handoff_read)(void *context, struct pd_reader *reader, struct pd_error *err);
 
 struct handoff {
+    struct pd_vfs *vfs;
+    const struct pd_catalog *catalog;
+    void *buffers; /* (buffer_bytes) of the reader */
+    uint64_t buffer_bytes;
+    handoff_read read;
+    void *context;
+    uint64_t bytes_read; /* by all readers so far; set when a thread has ended */
     uint32_t slots;
+
+    pthread_t thread;
+    bool runs;
     pthread_mutex_t mutex; /* guards what follows */
     pthread_cond_t changed;
     uint64_t filled, taken;
-    bool holds_slot; /* the taker has slot `taken` */
+    bool holds_slot; /* the caller has slot `taken` */
     bool is_over, leaves;
-    pd_status status; /* of the thread that fills, once it is over */
+    pd_status status; /* of the thread, once it is over */
     struct pd_error error;
 };
 
-void handoff_init(struct handoff *handoff, uint32_t slots);
-void handoff_deinit(struct handoff *handoff);
+/* The first eight are set. */
+PD_MUST_USE pd_status handoff_start(struct handoff *handoff, struct pd_error *err);
 /* Waits for a slot to fill. False: nobody takes any more. */
 bool handoff_free(struct handoff *handoff, uint32_t *ret_slot);
 void handoff_fill(struct handoff *handoff);
-/* Nothing comes any more. */
-void handoff_over(struct handoff *handoff, pd_status status, const struct pd_error *error);
-/* Waits for a filled slot, and gives the one before back. *ret_has_one false: that was all.   errors  of handoff_over */
+/* Waits for a filled slot, and gives the one before back. *ret_has_one false: that was all.   errors  of the thread */
 PD_MUST_USE pd_status handoff_next(struct handoff *handoff, uint32_t *ret_slot, bool *ret_has_one, struct pd_error *err);
-/* Nothing is taken any more. */
-void handoff_leave(struct handoff *handoff);
+/* Ends the thread; fine where it was not started. */
+void handoff_stop(struct handoff *handoff);

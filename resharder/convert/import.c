@@ -1,327 +1,279 @@
-/* The rewrite asks for bytes stretch by stretch. A thread goes through the same stretches ahead of it, reads the catalog's
- * tensors, converts them, and hands slots over.
+/* Writes shards under a layout, several of them at a time, in bounded memory and without temporary copies. What the feed brings
+ * is written as it comes: whole blocks are hashed where they were copied to, and full slots go to the disk.
  *
- *   invariant  the thread is gone when a group has ended, whatever failed */
-#include "resharder/convert/import.h"
+ *   memory      the caller's buffers; 8 bytes for each 64 KiB of the shards being written; what HDF5 needs for their metadata.
+ *               Shards are taken in groups so that this stays within GROUP_BYTES_MAX
+ *   crash       the store's: without a record there is no checkpoint. The next rewrite clears what a killed one left
+ *   invariants  1. a shard is written to once it is planned, and finished once it is complete and nothing of it in flight
+ *               2. nothing is in flight when a group ends */
 
-#include "ckpt/base/half.h"
-#include "ckpt/base/thread.h"
-#include "ckpt/base/words.h"
-#include "resharder/catalog/read.h"
-#include "resharder/convert/handoff.h"
+#include "resharder/convert/rewrite.h"
 
-#include <pthread.h>
+#include "ckpt/base/checked.h"
+#include "ckpt/shard/open.h"
+#include "ckpt/store/index.h"
+#include "ckpt/store/paths.h"
+#include <malloc.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define SLOTS 3u
-#define SLOT_BYTES (UINT64_C(24) << 20) /* of a view that turns its tensor, converted at once */
-#define RUN_BYTES (UINT64_C(2) << 20)   /* of others */
-#define REWRITE_BYTES (UINT64_C(52) << 20)
-#define READER_BYTES (PD_IMPORT_BUFFER_BYTES - REWRITE_BYTES - SLOTS * SLOT_BYTES)
-#define NO_LINK UINT32_MAX
-_Static_assert(PD_RESHARD_BUFFER_BYTES == REWRITE_BYTES + READER_BYTES + SLOTS * RUN_BYTES, "what follows divides it so");
+#define GROUP_BYTES_MAX (UINT64_C(40) << 20) /* heap of the writers of a group */
+#define INDEX_BOXES_MAX 100000u              /* HDF5 takes about 100 MiB to build the index of so many */
+#define BUFFER_BYTES_MIN (UINT64_C(16) << 20)
 
-struct source {            /* of one tensor and kind */
-    uint32_t link, tensor; /* NO_LINK: zeros; of the catalog */
-    bool is_turned;        /* its elements do not ascend in the file */
-};
+/* ---- index.h5 of the new layout ---- */
 
-struct slot {
-    float *data; /* (SLOT_BYTES) read as fp32, then made what is stored */
-    uint64_t bytes;
-};
-
-struct feed {
-    struct pd_vfs *vfs;
-    const struct pd_import_request *request;
-    struct source *sources; /* (tensors * PD_KIND_COUNT) */
-    void *reader_buffers;
-    uint64_t bytes_read;
-
-    /* the thread's, while it runs */
-    struct pd_chunk_stream_cursor cursor;
-    struct pd_stretch stretch;
-    uint64_t stretch_done; /* elements of it that tasks were made for */
-    struct pd_view parts[PD_VIEW_PARTS_MAX];
-    uint32_t part, part_count;
-
-    pthread_t thread;
-    bool runs;
-    struct handoff handoff;
-    struct slot slots[SLOTS];
-};
-
-/* ---- checks ---- */
-
-static uint64_t columns_of(const struct pd_tensor *tensor)
+static pd_status list_boxes(const struct pd_import_request *q, struct pd_index_source *sources, struct pd_store_name *names,
+                            bool *ret_fits, struct pd_error *err)
 {
-    return tensor->ndim > 1 ? pd_tensor_elements(tensor) / tensor->shape[0] : 1;
-}
-
-static pd_status check_link(const struct pd_import_request *q, const struct pd_link *link, struct source *ret,
-                            struct pd_error *err)
-{
-    const struct pd_tensor *tensor = &q->tensors->tensors[link->tensor];
-    const int64_t found = pd_catalog_find(q->catalog, link->name, link->kind);
-    if (found < 0)
-        PD_FAIL(err, PD_INVALID, "%s has no %s of tensor %s, which becomes %s", q->source, pd_kind_name(link->kind),
-                link->name, tensor->name);
-    const struct pd_foreign_tensor *foreign = &q->catalog->tensors[found];
-    if (pd_view_elements(&link->view) != pd_tensor_elements(tensor) ||
-        !pd_view_is_inside(&link->view, pd_foreign_elements(foreign)))
-        PD_FAIL(err, PD_INVALID, "tensor %s of %s does not have the shape that %s needs", link->name, q->source,
-                tensor->name);
-    if (!pd_elements[foreign->element].is_float)
-        PD_FAIL(err, PD_INVALID, "tensor %s of %s is %s, and weights are never of that type", link->name, q->source,
-                pd_elements[foreign->element].name);
-    struct pd_view part;
-    if (q->layout->virtual_tp > 1 && tensor->tp_dim == 1 &&
-        !pd_view_columns(&link->view, columns_of(tensor), 0, columns_of(tensor) - 1, &part))
-        PD_FAIL(err, PD_UNSUPPORTED, "the columns of tensor %s of %s cannot be cut; import it with virtual_tp 1", link->name,
-                q->source);
-    *ret = (struct source){(uint32_t)(link - q->links->items), (uint32_t)found, !pd_view_is_sorted(&link->view)};
+    uint64_t total = 0;
+    for (uint32_t s = 0; s < pd_layout_world(q->layout) && total <= INDEX_BOXES_MAX; s++) {
+        struct pd_shard_box *boxes = NULL;
+        PD_TRY(pd_layout_shard_boxes(q->layout, q->tensors, s, &boxes, &sources[s].box_count, err));
+        names[s] = pd_shard_name(s);
+        sources[s].file_name = names[s].text;
+        sources[s].boxes = boxes;
+        total += sources[s].box_count;
+    }
+    *ret_fits = total <= INDEX_BOXES_MAX;
     return PD_OK;
 }
 
-static pd_status link_sources(const struct pd_import_request *q, struct source *sources, uint32_t *ret_zeroed,
-                              struct pd_error *err)
+/* Unless it grows too large for the memory: perdure itself does without. */
+static pd_status build_index(struct rewriter *r, struct pd_error *err)
 {
-    for (uint32_t i = 0; i < q->tensors->count * PD_KIND_COUNT; i++)
-        sources[i].link = NO_LINK;
-    for (uint32_t i = 0; i < q->links->count; i++) {
-        const struct pd_link *link = &q->links->items[i];
-        struct source *source = &sources[link->tensor * PD_KIND_COUNT + link->kind];
-        PD_CHECK(link->tensor < q->tensors->count && source->link == NO_LINK);
-        PD_TRY(check_link(q, link, source, err));
-    }
-    uint32_t zeroed = 0;
-    for (uint32_t i = 0; i < q->tensors->count * PD_KIND_COUNT; i++) {
-        const enum pd_kind kind = (enum pd_kind)(i % PD_KIND_COUNT);
-        const char *name = q->tensors->tensors[i / PD_KIND_COUNT].name;
-        if (sources[i].link != NO_LINK) continue;
-        if (kind == PD_PARAM) PD_FAIL(err, PD_INVALID, "%s has nothing for tensor %s", q->source, name);
-        if (!q->fresh_optimizer)
-            PD_FAIL(err, PD_INVALID, "%s has no %s of tensor %s; give --fresh-optimizer, and moments begin at zero",
-                    q->source, pd_kind_name(kind), name);
-        zeroed++;
-    }
-    *ret_zeroed = zeroed;
-    return PD_OK;
-}
-
-pd_status pd_import_check(const struct pd_import_request *request, struct pd_error *err)
-{
-    uint32_t zeroed;
-    struct source *sources = malloc((request->tensors->count * PD_KIND_COUNT + 1) * sizeof *sources);
-    if (!sources) PD_FAIL(err, PD_NO_MEMORY, "no memory for links of %u tensors", request->tensors->count);
-    const pd_status st = link_sources(request, sources, &zeroed, err);
+    const struct pd_import_request *q = r->request;
+    const uint32_t shards = pd_layout_world(q->layout);
+    struct pd_index_source *sources = calloc(shards, sizeof *sources);
+    struct pd_store_name *names = calloc(shards, sizeof *names);
+    uint64_t bytes = 0;
+    bool fits = false;
+    pd_status st = PD_ALLOCATED(sources && names, err, "reshard: no memory");
+    if (!st) st = list_boxes(q, sources, names, &fits, err);
+    if (!st && fits) st = pd_index_build(q->tensors, sources, shards, &r->index, &bytes, err);
+    if (!st && fits) pd_store_set_index(q->target, r->index, bytes);
+    for (uint32_t s = 0; sources && s < shards; s++)
+        free((void *)(uintptr_t)sources[s].boxes);
     free(sources);
+    free(names);
     return st;
 }
 
-/* ---- tasks: what is to be read, in the order of the stretches ---- */
+/* ---- groups of target shards ---- */
 
-static uint32_t element_bytes(const struct feed *f, const struct pd_stretch *s)
+/* As many as the memory allows. */
+static pd_status begin_group(struct rewriter *r, struct pd_error *err)
 {
-    return pd_tensor_element_bytes(&f->request->tensors->tensors[s->tensor], s->kind);
-}
-
-/* The next elements of the stretch, as views. */
-static void cut_stretch(struct feed *f)
-{
-    const struct pd_stretch *s = &f->stretch;
-    const uint32_t bytes = element_bytes(f, s);
-    const struct pd_tensor *tensor = &f->request->tensors->tensors[s->tensor];
-    const struct source *source = &f->sources[s->tensor * PD_KIND_COUNT + s->kind];
-    const uint64_t width = s->source.box_bytes / bytes / tensor->shape[0]; /* of the chunk */
-    const uint64_t room = (source->link != NO_LINK && source->is_turned ? SLOT_BYTES : RUN_BYTES) / sizeof(float);
-    const uint64_t first = s->source.offset / bytes + f->stretch_done;
-    uint64_t count = s->bytes / bytes - f->stretch_done;
-    if (count > room) count = width <= room ? room / width * width : room;
-    f->stretch_done += count;
-    f->part = 0;
-    f->part_count = 1;
-    f->parts[0] = (struct pd_view){.ndim = 1, .count = {count}, .stride = {1}};
-    if (source->link == NO_LINK) return;
-    struct pd_view chunk;
-    const bool is_cut = pd_view_columns(&f->request->links->items[source->link].view, columns_of(tensor), s->column,
-                                        s->column + width, &chunk);
-    PD_CHECK(is_cut);
-    f->part_count = pd_view_cut(&chunk, first, count, f->parts);
-}
-
-static bool next_task(void *context, struct pd_read_task *ret_task)
-{
-    struct feed *f = context;
-    if (f->part == f->part_count) {
-        if (!f->stretch.bytes || f->stretch_done * element_bytes(f, &f->stretch) == f->stretch.bytes) {
-            if (!pd_chunk_stream_next(&f->cursor, &f->stretch)) return false;
-            f->stretch_done = 0;
-        }
-        cut_stretch(f);
-    }
-    const struct source *source = &f->sources[f->stretch.tensor * PD_KIND_COUNT + f->stretch.kind];
-    ret_task->tensor = source->link == NO_LINK ? PD_READ_NOTHING : source->tensor;
-    ret_task->user = element_bytes(f, &f->stretch);
-    ret_task->view = f->parts[f->part++];
-    return true;
-}
-
-/* ---- the thread ---- */
-
-static pd_status fill(struct slot *slot, uint64_t room, struct pd_reader *reader, const struct pd_read_task *task,
-                      struct pd_error *err)
-{
-    const uint64_t elements = pd_view_elements(&task->view);
-    uint16_t *halves = (uint16_t *)(void *)slot->data;
-    PD_CHECK(elements * sizeof(float) <= room);
-    slot->bytes = elements * task->user;
-    if (task->tensor == PD_READ_NOTHING) {
-        memset(slot->data, 0, slot->bytes);
-        return PD_OK;
-    }
-    PD_TRY(pd_reader_read(reader, task->tensor, &task->view, slot->data, err));
-    for (uint64_t i = 0; task->user == sizeof *halves && i < elements; i++) { /* moments; in place, since i <= 2 i */
-        float value;
-        memcpy(&value, &slot->data[i], sizeof value);
-        halves[i] = pd_bf16_from_f32(value);
+    const struct pd_import_request *q = r->request;
+    const uint32_t targets = pd_layout_world(q->layout);
+    uint64_t heap = 0;
+    while (r->group_count < REWRITE_GROUP_MAX && r->group_begin + r->group_count < targets && heap < GROUP_BYTES_MAX) {
+        struct rewrite_target *t = &r->targets[r->group_count];
+        PD_TRY(pd_layout_shard_boxes(q->layout, q->tensors, r->group_begin + r->group_count, &t->boxes, &t->box_count, err));
+        heap += rewrite_target_bytes(r, t);
+        r->group_count++;
     }
     return PD_OK;
 }
 
-/* Until the rewrite ends. */
-static pd_status read_all(struct feed *f, struct pd_reader *reader, struct pd_error *err)
+static pd_status complete(struct rewriter *r, struct rewrite_target *t, struct pd_error *err)
 {
-    struct pd_read_line line;
-    struct pd_read_task task;
-    uint32_t slot = 0;
-    pd_read_line_init(&line, reader, next_task, f);
-    for (;;) {
-        bool has_one = false;
-        PD_TRY(pd_read_line_take(&line, &task, &has_one, err));
-        if (!has_one || !handoff_free(&f->handoff, &slot)) return PD_OK;
-        PD_TRY(fill(&f->slots[slot], f->request->is_ours ? RUN_BYTES : SLOT_BYTES, reader, &task, err));
-        handoff_fill(&f->handoff);
+    PD_CHECK(t->next == t->box_count);
+    PD_TRY(rewrite_compressor_finish(r, t, err));
+    return rewrite_complete(r, t, err);
+}
+
+static pd_status copy_stretch(struct rewriter *r, const struct pd_stretch *s, struct pd_error *err)
+{
+    struct rewrite_target *t = &r->targets[s->target.shard - r->group_begin];
+    if (s->target.offset == 0) {
+        if (!t->stream) PD_TRY(rewrite_plan(r, t, err));
+        t->next++;
     }
+    const uint32_t box = t->next - 1;
+    PD_CHECK(box < t->box_count && t->boxes[box].tensor == s->tensor && t->boxes[box].kind == s->kind);
+    /* As it comes. The feed ends its pieces where stretches end. */
+    const bool packs = r->compressor && s->target.box_bytes >= PD_VFS_ALIGN;
+    pd_status (*append)(struct rewriter *, struct rewrite_target *, uint64_t, uint64_t, const unsigned char *, uint64_t,
+                        struct pd_error *) = packs ? rewrite_compressor_append : rewrite_append;
+    for (uint64_t done = 0; done < s->bytes;) {
+        const void *data = NULL;
+        uint64_t bytes = 0;
+        PD_TRY(pd_stop_check(r->request->should_stop, "rewrite.copy.piece", err));
+        PD_TRY(feed_next(r->feed, &data, &bytes, err));
+        PD_CHECK(bytes && bytes <= s->bytes - done);
+        PD_TRY(append(r, t, s->target.offset + done, s->target.box_bytes, data, bytes, err));
+        done += bytes;
+    }
+    r->done += s->bytes;
+    const bool is_last = t->next == t->box_count && s->target.offset + s->bytes == s->target.box_bytes;
+    return is_last ? complete(r, t, err) : PD_OK;
 }
 
-static void *run(void *context)
+static pd_status copy_group(struct rewriter *r, struct pd_error *err)
 {
-    struct feed *f = context;
-    struct pd_reader *reader = NULL;
-    struct pd_error error = {0};
-    pd_status st = pd_reader_open(f->vfs, f->request->catalog, f->reader_buffers, READER_BYTES, &reader, &error);
-    if (!st) st = read_all(f, reader, &error);
-    if (reader) f->bytes_read += pd_reader_bytes(reader);
-    pd_reader_close(reader);
-    handoff_over(&f->handoff, st, &error);
-    return NULL;
-}
-
-/* ---- the rewrite's side ---- */
-
-static pd_status begin(void *context, const struct pd_chunk_stream_cursor *cursor, struct pd_error *err)
-{
-    struct feed *f = context;
-    f->cursor = *cursor;
-    f->stretch = (struct pd_stretch){0};
-    f->stretch_done = f->part = f->part_count = 0;
-    handoff_init(&f->handoff, SLOTS);
-    const int error = pd_thread_start(&f->thread, NULL, run, f);
-    f->runs = !error;
-    if (f->runs) return PD_OK;
-    handoff_deinit(&f->handoff);
-    PD_FAIL_THREAD(err, error, "to read what is imported");
-}
-
-static pd_status next(void *context, const void **ret_data, uint64_t *ret_bytes, struct pd_error *err)
-{
-    struct feed *f = context;
-    uint32_t slot = 0;
-    bool has_one = false;
-    PD_TRY(handoff_next(&f->handoff, &slot, &has_one, err));
-    PD_CHECK(has_one);
-    *ret_data = f->slots[slot].data;
-    *ret_bytes = f->slots[slot].bytes;
+    struct pd_chunk_stream_cursor cursor = {.tensors = r->request->tensors,
+                                            .source = &r->source,
+                                            .target = r->request->layout,
+                                            .shard_begin = r->group_begin,
+                                            .shard_end = r->group_begin + r->group_count};
+    struct pd_stretch stretch;
+    PD_TRY(feed_begin(r->feed, &cursor, err));
+    while (pd_chunk_stream_next(&cursor, &stretch)) {
+        PD_TRY(copy_stretch(r, &stretch, err));
+        if (r->request->progress) r->request->progress(r->request->context, r->done, r->total);
+    }
+    for (uint32_t i = 0; i < r->group_count; i++) { /* a rank may own nothing */
+        if (r->targets[i].is_written) continue;
+        PD_TRY(rewrite_plan(r, &r->targets[i], err));
+        PD_TRY(complete(r, &r->targets[i], err));
+    }
     return PD_OK;
 }
 
-static void end(void *context)
+static pd_status rewrite_group(struct rewriter *r, struct pd_error *err)
 {
-    struct feed *f = context;
-    if (!f->runs) return;
-    handoff_leave(&f->handoff);
-    (void)pthread_join(f->thread, NULL);
-    handoff_deinit(&f->handoff);
-    f->runs = false;
+    unsigned char *memory = r->request->buffers;
+    uint64_t staging = REWRITE_STAGING_BYTES;
+    staging += rewrite_compressor_cut(r, memory + staging, (r->buffer_bytes - staging) / 3);
+    rewrite_cut_slots(r, memory + staging, (r->buffer_bytes - staging) / PD_VFS_ALIGN * PD_VFS_ALIGN);
+    pd_status st = copy_group(r, err);
+    feed_end(r->feed);
+    while (!st && r->writes_in_flight)
+        st = rewrite_reap(r, err);
+    const pd_status drained = pd_transfer_ring_drain(&r->ring, st, err);
+    PD_CHECK(drained == st);
+    return st;
+}
+
+static pd_status rewrite_shards(struct rewriter *r, struct pd_error *err)
+{
+    const uint32_t shards = pd_layout_world(r->request->layout);
+    PD_TRY(build_index(r, err));
+    while (r->group_begin < shards) {
+        PD_TRY(begin_group(r, err));
+        PD_TRY(rewrite_group(r, err));
+        r->group_begin += r->group_count;
+        rewrite_release_targets(r);
+        (void)malloc_trim(0); /* what HDF5 took */
+    }
+    return PD_OK;
 }
 
 /* ---- the whole ---- */
 
-static pd_status rewrite(struct feed *f, struct pd_import_report *report, struct pd_error *err)
+/* pd_shard_verify, and asks before each block. */
+static pd_status believe_block(void *context, uint32_t box, uint64_t block, const void *data, uint64_t bytes,
+                               pd_status verified, const struct pd_error *damage, struct pd_error *err)
 {
-    const struct pd_import_request *q = f->request;
-    const struct pd_rewrite_feed feed = {.context = f, .begin = begin, .next = next, .end = end};
-    struct pd_shard_summary shard;
-    struct pd_commit commit;
-    struct pd_rewrite_report written = {0};
-    /* The record as if one rank had everything. */
-    commit = (struct pd_commit){.state = *q->state, .shard_count = 1, .shards = &shard};
-    pd_layout_init_dp(&commit.state.layout, 1);
-    commit.state.layout.virtual_tp = q->layout->virtual_tp;
-    commit.state.layout.virtual_sp = q->layout->virtual_sp;
-    commit.state.layout.small_bytes = q->layout->small_bytes;
-    commit.state.tensor_count = q->tensors->count;
-    shard = (struct pd_shard_summary){0};
-    for (uint32_t t = 0; t < q->tensors->count; t++)
-        for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-            shard.data_bytes += pd_tensor_elements(&q->tensors->tensors[t]) *
-                                pd_tensor_element_bytes(&q->tensors->tensors[t], (enum pd_kind)kind);
-    shard.file_bytes = q->stored_bytes ? q->stored_bytes : shard.data_bytes;
-    const struct pd_rewrite_request request = {.feed = &feed,
-                                               .reads_back = !q->is_ours,
-                                               .source = q->source,
-                                               .commit = &commit,
-                                               .tensors = q->tensors,
-                                               .layout = q->layout,
-                                               .codec = q->codec,
-                                               .target = q->target,
-                                               .buffers = q->buffers,
-                                               .buffer_bytes = REWRITE_BYTES,
-                                               .should_stop = q->should_stop,
-                                               .progress = q->progress,
-                                               .context = q->context};
-    const pd_status st = pd_rewrite(f->vfs, &request, &written, err);
-    if (st) return q->is_ours ? st : pd_error_context(err, st, "importing %s", q->source);
-    report->bytes_read = f->bytes_read;
-    report->bytes_written = written.bytes_written;
-    report->bytes_read_back = written.bytes_read_back;
-    report->shards = written.shards;
-    report->has_index = written.has_index;
+    const struct rewriter *r = context;
+    (void)box, (void)block, (void)data, (void)bytes;
+    PD_TRY(pd_stop_check(r->request->should_stop, "rewrite.read_back.block", err));
+    return pd_error_pass(err, verified, damage);
+}
+
+static pd_status read_back_shard(struct rewriter *r, uint32_t number, struct pd_error *err)
+{
+    const struct pd_import_request *q = r->request;
+    struct pd_shard *shard = NULL;
+    char path[4096 + 32];
+    snprintf(path, sizeof path, "%s/shard-%05u.h5", r->directory, number);
+    PD_TRY(pd_shard_open(r->vfs, path, &q->state->identity, &r->summaries[number], &shard, err));
+    const struct pd_shard_visitor visitor = {r, believe_block};
+    pd_status st = pd_shard_verify_rest(shard, err);
+    if (st) st = pd_error_context(err, st, "shard %s", path);
+    if (!st) st = pd_shard_scan(shard, q->buffers, r->buffer_bytes, &visitor, err);
+    r->report.bytes_read_back += r->summaries[number].file_bytes;
+    pd_shard_close(shard);
+    return st ? pd_error_context(err, st, "reading back what was written") : PD_OK;
+}
+
+/* The feed of a checkpoint of ours has verified what it brings. */
+static pd_status read_back(struct rewriter *r, struct pd_error *err)
+{
+    for (uint32_t s = 0; !r->request->is_ours && s < r->report.shards; s++)
+        PD_TRY(read_back_shard(r, s, err));
     return PD_OK;
+}
+
+static pd_status prepare_and_commit(struct rewriter *r, struct pd_error *err)
+{
+    const struct pd_import_request *q = r->request;
+    struct pd_run_state state = *q->state; /* borrowed texts */
+    state.layout = *q->layout;
+    state.tensor_count = q->tensors->count;
+    PD_TRY(pd_store_begin(q->target, &state.identity, r->directory, err));
+    *strrchr(r->directory, '/') = '\0';
+    pd_status st = rewrite_shards(r, err);
+    rewrite_release_targets(r);
+    if (!st) st = read_back(r, err);
+    return pd_store_commit_all(q->target, st, r->summaries, r->report.shards, &state, err);
+}
+
+/* How small chunks get is not known before. From a compressed source it is about what they take there, where levels and
+ * cuts differ too; from a plain one all that is certain is that they do not grow. */
+static pd_status check_space(struct rewriter *r, struct pd_error *err)
+{
+    const struct pd_import_request *q = r->request;
+    const bool packs = q->codec.codec != PD_CODEC_NONE;
+    const uint64_t bytes = r->total + r->total / 64, stored = q->stored_bytes ? q->stored_bytes : r->total,
+                   there = stored + stored / 16;
+    const bool is_guess = packs && there < bytes;
+    pd_status st = pd_store_check_space(q->target, is_guess ? there : bytes, 1, err);
+    if (st == PD_NO_SPACE && packs && !is_guess)
+        return pd_error_context(err, st, "compressed shards may take less, but how much is not known before");
+    return st;
+}
+
+static pd_status prepare(struct rewriter *r, struct pd_error *err)
+{
+    const struct pd_import_request *q = r->request;
+    pd_layout_init_dp(&r->source, 1);
+    r->source.virtual_tp = q->layout->virtual_tp;
+    r->source.virtual_sp = q->layout->virtual_sp;
+    r->source.small_bytes = q->layout->small_bytes;
+    for (uint32_t i = 0; i < q->tensors->count * PD_KIND_COUNT; i++) {
+        const struct pd_tensor *tensor = &q->tensors->tensors[i / PD_KIND_COUNT];
+        r->total += pd_tensor_elements(tensor) * pd_tensor_element_bytes(tensor, (enum pd_kind)(i % PD_KIND_COUNT));
+    }
+    r->buffer_bytes = pd_min_u64(BUFFER_BYTES_MIN + pd_round_up(4 * r->total, PD_VFS_ALIGN), REWRITE_BYTES);
+    PD_TRY(check_space(r, err));
+    r->report.shards = pd_layout_world(q->layout);
+    r->summaries = calloc(r->report.shards, sizeof *r->summaries);
+    if (!r->summaries) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory for %u shards", r->report.shards);
+    PD_TRY(rewrite_compressor_new(&q->codec, &r->compressor, err));
+    PD_TRY(pd_queue_open(r->vfs, q->buffers, r->buffer_bytes, &r->queue, err));
+    pd_transfer_ring_init(&r->ring, r->queue, r->transfers, REWRITE_SLOTS_MAX, NULL, 0);
+    return PD_OK;
+}
+
+static pd_status import(struct rewriter *r, struct pd_error *err)
+{
+    PD_TRY(feed_new(r->vfs, r->request, &r->report.zeroed, &r->feed, err));
+    pd_status st = prepare(r, err);
+    if (!st) st = prepare_and_commit(r, err);
+    r->report.bytes_read = feed_bytes_read(r->feed);
+    return st && !r->request->is_ours ? pd_error_context(err, st, "importing %s", r->request->source) : st;
 }
 
 pd_status pd_import(struct pd_vfs *vfs, const struct pd_import_request *request, struct pd_import_report *ret_report,
                     struct pd_error *err)
 {
-    struct pd_import_report report = {0};
-    unsigned char *memory = (unsigned char *)request->buffers + REWRITE_BYTES;
-    struct feed *f = calloc(1, sizeof *f);
-    if (f) f->sources = malloc((request->tensors->count * PD_KIND_COUNT + 1) * sizeof *f->sources);
-    if (!f || !f->sources) {
-        free(f);
-        PD_FAIL(err, PD_NO_MEMORY, "no memory for links of %u tensors", request->tensors->count);
-    }
-    f->vfs = vfs;
-    f->request = request;
-    f->reader_buffers = memory;
-    for (uint32_t i = 0; i < SLOTS; i++) /* ours has no turned tensors, so that runs are all there is */
-        f->slots[i].data = (float *)(void *)(memory + READER_BYTES + i * (request->is_ours ? RUN_BYTES : SLOT_BYTES));
-    pd_status st = link_sources(request, f->sources, &report.zeroed, err);
-    if (!st) st = rewrite(f, &report, err);
-    free(f->sources);
-    free(f);
-    if (!st && ret_report) *ret_report = report;
+    struct rewriter *r = calloc(1, sizeof *r);
+    if (!r) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory");
+    r->vfs = vfs;
+    r->request = request;
+    const pd_status st = import(r, err);
+    r->report.has_index = r->index != NULL;
+    if (!st && ret_report) *ret_report = r->report;
+    rewrite_release_targets(r);
+    feed_free(r->feed);
+    if (r->queue) pd_queue_close(r->queue);
+    rewrite_compressor_free(r->compressor);
+    pd_store_set_index(request->target, NULL, 0);
+    free(r->index);
+    free(r->summaries);
+    free(r);
     return st;
 }

@@ -2,9 +2,11 @@
  * and written by another, read back and verified where its source has no checksums, then committed. */
 #pragma once
 
+#include "ckpt/base/stop.h"
+#include "ckpt/store/store.h"
 #include "resharder/catalog/catalog.h"
 #include "resharder/catalog/view.h"
-#include "resharder/rewrite/rewrite.h"
+#include "resharder/layout.h"
 
 #define PD_IMPORT_BUFFER_BYTES (UINT64_C(164) << 20)
 #define PD_RESHARD_BUFFER_BYTES (UINT64_C(98) << 20) /* is_ours: there are no tensors to turn */

@@ -13,7 +13,7 @@ CODE = ("ckpt", "resharder", "offload", "trainer", "tools")
 COLUMNS = {
     "ckpt": (["ckpt/base", "ckpt/io", ("ckpt/group", "ckpt/tensor"), "ckpt/hdf5", "ckpt/shard", "ckpt/store",
               ("ckpt/tiers", "ckpt/inspect")], []),
-    "resharder": (["resharder", ("resharder/load", "resharder/rewrite", "resharder/catalog"), "resharder/torch", "resharder/formats", "resharder/convert"], ["ckpt"]),
+    "resharder": (["resharder", ("resharder/load", "resharder/catalog"), "resharder/torch", "resharder/formats", "resharder/convert"], ["ckpt"]),
     "offload": (["offload"], ["ckpt"]),
     "trainer": (["trainer/tokenizer", ("trainer/math", "trainer/data"), "trainer/comm", "trainer/model", "trainer/parallel", "trainer/config",
                  "trainer/engine", "trainer/plan", "trainer/status", "trainer/run", ("trainer/launch", "trainer/sample")],

@@ -7,7 +7,7 @@
 #include "tests/unit/resharder/state_fixture.h"
 
 #include "ckpt/io/vfs_ops.h"
-#include "resharder/rewrite/chunk_stream.h"
+#include "resharder/convert/chunk_stream.h"
 
 static struct pd_store *open_store(struct pd_vfs *vfs, struct pd_group *group)
 {

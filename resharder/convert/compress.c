@@ -8,7 +8,7 @@
  *                  next
  *               2. at a fixed level a shard's bytes depend neither on threads nor on batches
  *               3. a chunk of a shard is placed before that shard is complete */
-#include "resharder/rewrite/internal.h"
+#include "resharder/convert/rewrite.h"
 
 #include "ckpt/base/checked.h"
 #include "ckpt/shard/job.h"

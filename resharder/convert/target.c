@@ -4,11 +4,13 @@
  *   invariants  1. boxes of a target are begun in file order, each finished before the next one
  *               2. a block lies in one slot
  *               3. a shard is finished when nothing of it is in flight */
-#include "ckpt/base/checked.h"
-#include "resharder/rewrite/internal.h"
+#include "resharder/convert/rewrite.h"
 
+#include "ckpt/base/checked.h"
+#include "ckpt/base/fault.h"
 #include "ckpt/base/stream_copy.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,11 +61,29 @@ void rewrite_cut_slots(struct rewriter *r, void *memory, uint64_t bytes)
         r->slots[i] = (struct rewrite_slot){.data = (unsigned char *)memory + i * r->slot_bytes};
 }
 
-static void finish_when_idle(struct rewriter *r, struct rewrite_target *t)
+/* ---- begin and end ---- */
+
+pd_status rewrite_plan(struct rewriter *r, struct rewrite_target *t, struct pd_error *err)
 {
-    if (t->in_flight || t->is_finishing) return;
-    t->is_finishing = true;
-    rewrite_workers_add(r, REWRITE_FINISH, (uint32_t)(t - r->targets));
+    const struct pd_import_request *q = r->request;
+    const uint32_t shard = r->group_begin + (uint32_t)(t - r->targets);
+    char path[4096 + 32];
+    PD_TRY(pd_shard_writer_new(r->vfs, q->tensors, t->boxes, t->box_count, q->buffers, REWRITE_STAGING_BYTES, &q->codec,
+                               &t->writer, err));
+    snprintf(path, sizeof path, "%s/shard-%05u.h5", r->directory, shard);
+    return pd_shard_stream_begin(t->writer, path, &q->state->identity, shard, &t->stream, err);
+}
+
+static pd_status finish_when_idle(struct rewriter *r, struct rewrite_target *t, struct pd_error *err)
+{
+    struct pd_shard_stream *stream = t->stream;
+    if (t->in_flight || !t->is_written || !stream) return PD_OK;
+    t->stream = NULL;
+    PD_TRY(pd_shard_stream_finish(stream, &r->summaries[r->group_begin + (uint32_t)(t - r->targets)], err));
+    pd_shard_writer_free(t->writer);
+    t->writer = NULL;
+    pd_fault_point("rewrite.shard.finished");
+    return PD_OK;
 }
 
 pd_status rewrite_reap(struct rewriter *r, struct pd_error *err)
@@ -80,8 +100,7 @@ pd_status rewrite_reap(struct rewriter *r, struct pd_error *err)
     r->writes_in_flight--;
     t->in_flight--;
     PD_TRY(pd_transfer_error(&done->transfer, err));
-    if (t->is_written) finish_when_idle(r, t);
-    return PD_OK;
+    return finish_when_idle(r, t, err);
 }
 
 static pd_status write_slot(struct rewriter *r, struct rewrite_target *t, struct pd_error *err)
@@ -214,6 +233,5 @@ pd_status rewrite_complete(struct rewriter *r, struct rewrite_target *t, struct 
 {
     t->is_written = true;
     PD_TRY(write_slot(r, t, err));
-    finish_when_idle(r, t);
-    return PD_OK;
+    return finish_when_idle(r, t, err);
 }

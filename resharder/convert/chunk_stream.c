@@ -1,4 +1,4 @@
-#include "resharder/rewrite/chunk_stream.h"
+#include "resharder/convert/chunk_stream.h"
 
 /* The part of a chunk stream that one shard holds. */
 struct piece {

@@ -1,0 +1,265 @@
+/* The rewrite asks for bytes stretch by stretch. A thread goes through the same stretches ahead of it, reads the catalog's
+ * tensors, converts them, and hands slots over.
+ *
+ *   invariant  the thread is gone when a group has ended, whatever failed */
+#include "resharder/convert/rewrite.h"
+
+#include "ckpt/base/half.h"
+#include "ckpt/base/words.h"
+#include "resharder/convert/handoff.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define SLOTS 3u
+#define SLOT_BYTES (UINT64_C(24) << 20) /* of a view that turns its tensor, converted at once */
+#define RUN_BYTES (UINT64_C(2) << 20)   /* of others */
+#define READER_BYTES (PD_IMPORT_BUFFER_BYTES - REWRITE_BYTES - SLOTS * SLOT_BYTES)
+#define NO_LINK UINT32_MAX
+_Static_assert(PD_RESHARD_BUFFER_BYTES == REWRITE_BYTES + READER_BYTES + SLOTS * RUN_BYTES, "what follows divides it so");
+
+struct source {            /* of one tensor and kind */
+    uint32_t link, tensor; /* NO_LINK: zeros; of the catalog */
+    bool is_turned;        /* its elements do not ascend in the file */
+};
+
+struct slot {
+    float *data; /* (SLOT_BYTES) read as fp32, then made what is stored */
+    uint64_t bytes;
+};
+
+struct feed {
+    const struct pd_import_request *request;
+    struct source *sources; /* (tensors * PD_KIND_COUNT) */
+
+    /* the thread's, while it runs */
+    struct pd_chunk_stream_cursor cursor;
+    struct pd_stretch stretch;
+    uint64_t stretch_done; /* elements of it that tasks were made for */
+    struct pd_view parts[PD_VIEW_PARTS_MAX];
+    uint32_t part, part_count;
+
+    struct handoff handoff;
+    struct slot slots[SLOTS];
+};
+
+/* ---- checks ---- */
+
+static uint64_t columns_of(const struct pd_tensor *tensor)
+{
+    return tensor->ndim > 1 ? pd_tensor_elements(tensor) / tensor->shape[0] : 1;
+}
+
+static pd_status check_link(const struct pd_import_request *q, const struct pd_link *link, struct source *ret,
+                            struct pd_error *err)
+{
+    const struct pd_tensor *tensor = &q->tensors->tensors[link->tensor];
+    const int64_t found = pd_catalog_find(q->catalog, link->name, link->kind);
+    if (found < 0)
+        PD_FAIL(err, PD_INVALID, "%s has no %s of tensor %s, which becomes %s", q->source, pd_kind_name(link->kind),
+                link->name, tensor->name);
+    const struct pd_foreign_tensor *foreign = &q->catalog->tensors[found];
+    if (pd_view_elements(&link->view) != pd_tensor_elements(tensor) ||
+        !pd_view_is_inside(&link->view, pd_foreign_elements(foreign)))
+        PD_FAIL(err, PD_INVALID, "tensor %s of %s does not have the shape that %s needs", link->name, q->source,
+                tensor->name);
+    if (!pd_elements[foreign->element].is_float)
+        PD_FAIL(err, PD_INVALID, "tensor %s of %s is %s, and weights are never of that type", link->name, q->source,
+                pd_elements[foreign->element].name);
+    struct pd_view part;
+    if (q->layout->virtual_tp > 1 && tensor->tp_dim == 1 &&
+        !pd_view_columns(&link->view, columns_of(tensor), 0, columns_of(tensor) - 1, &part))
+        PD_FAIL(err, PD_UNSUPPORTED, "the columns of tensor %s of %s cannot be cut; import it with virtual_tp 1", link->name,
+                q->source);
+    *ret = (struct source){(uint32_t)(link - q->links->items), (uint32_t)found, !pd_view_is_sorted(&link->view)};
+    return PD_OK;
+}
+
+static pd_status link_sources(const struct pd_import_request *q, struct source *sources, uint32_t *ret_zeroed,
+                              struct pd_error *err)
+{
+    for (uint32_t i = 0; i < q->tensors->count * PD_KIND_COUNT; i++)
+        sources[i].link = NO_LINK;
+    for (uint32_t i = 0; i < q->links->count; i++) {
+        const struct pd_link *link = &q->links->items[i];
+        struct source *source = &sources[link->tensor * PD_KIND_COUNT + link->kind];
+        PD_CHECK(link->tensor < q->tensors->count && source->link == NO_LINK);
+        PD_TRY(check_link(q, link, source, err));
+    }
+    uint32_t zeroed = 0;
+    for (uint32_t i = 0; i < q->tensors->count * PD_KIND_COUNT; i++) {
+        const enum pd_kind kind = (enum pd_kind)(i % PD_KIND_COUNT);
+        const char *name = q->tensors->tensors[i / PD_KIND_COUNT].name;
+        if (sources[i].link != NO_LINK) continue;
+        if (kind == PD_PARAM) PD_FAIL(err, PD_INVALID, "%s has nothing for tensor %s", q->source, name);
+        if (!q->fresh_optimizer)
+            PD_FAIL(err, PD_INVALID, "%s has no %s of tensor %s; give --fresh-optimizer, and moments begin at zero",
+                    q->source, pd_kind_name(kind), name);
+        zeroed++;
+    }
+    *ret_zeroed = zeroed;
+    return PD_OK;
+}
+
+/* ---- tasks: what is to be read, in the order of the stretches ---- */
+
+static uint32_t element_bytes(const struct feed *f, const struct pd_stretch *s)
+{
+    return pd_tensor_element_bytes(&f->request->tensors->tensors[s->tensor], s->kind);
+}
+
+/* The next elements of the stretch, as views. */
+static void cut_stretch(struct feed *f)
+{
+    const struct pd_stretch *s = &f->stretch;
+    const uint32_t bytes = element_bytes(f, s);
+    const struct pd_tensor *tensor = &f->request->tensors->tensors[s->tensor];
+    const struct source *source = &f->sources[s->tensor * PD_KIND_COUNT + s->kind];
+    const uint64_t width = s->source.box_bytes / bytes / tensor->shape[0]; /* of the chunk */
+    const uint64_t room = (source->link != NO_LINK && source->is_turned ? SLOT_BYTES : RUN_BYTES) / sizeof(float);
+    const uint64_t first = s->source.offset / bytes + f->stretch_done;
+    uint64_t count = s->bytes / bytes - f->stretch_done;
+    if (count > room) count = width <= room ? room / width * width : room;
+    f->stretch_done += count;
+    f->part = 0;
+    f->part_count = 1;
+    f->parts[0] = (struct pd_view){.ndim = 1, .count = {count}, .stride = {1}};
+    if (source->link == NO_LINK) return;
+    struct pd_view chunk;
+    const bool is_cut = pd_view_columns(&f->request->links->items[source->link].view, columns_of(tensor), s->column,
+                                        s->column + width, &chunk);
+    PD_CHECK(is_cut);
+    f->part_count = pd_view_cut(&chunk, first, count, f->parts);
+}
+
+static bool next_task(void *context, struct pd_read_task *ret_task)
+{
+    struct feed *f = context;
+    if (f->part == f->part_count) {
+        if (!f->stretch.bytes || f->stretch_done * element_bytes(f, &f->stretch) == f->stretch.bytes) {
+            if (!pd_chunk_stream_next(&f->cursor, &f->stretch)) return false;
+            f->stretch_done = 0;
+        }
+        cut_stretch(f);
+    }
+    const struct source *source = &f->sources[f->stretch.tensor * PD_KIND_COUNT + f->stretch.kind];
+    ret_task->tensor = source->link == NO_LINK ? PD_READ_NOTHING : source->tensor;
+    ret_task->user = element_bytes(f, &f->stretch);
+    ret_task->view = f->parts[f->part++];
+    return true;
+}
+
+/* ---- the thread ---- */
+
+static pd_status fill(struct slot *slot, uint64_t room, struct pd_reader *reader, const struct pd_read_task *task,
+                      struct pd_error *err)
+{
+    const uint64_t elements = pd_view_elements(&task->view);
+    uint16_t *halves = (uint16_t *)(void *)slot->data;
+    PD_CHECK(elements * sizeof(float) <= room);
+    slot->bytes = elements * task->user;
+    if (task->tensor == PD_READ_NOTHING) {
+        memset(slot->data, 0, slot->bytes);
+        return PD_OK;
+    }
+    PD_TRY(pd_reader_read(reader, task->tensor, &task->view, slot->data, err));
+    for (uint64_t i = 0; task->user == sizeof *halves && i < elements; i++) { /* moments; in place, since i <= 2 i */
+        float value;
+        memcpy(&value, &slot->data[i], sizeof value);
+        halves[i] = pd_bf16_from_f32(value);
+    }
+    return PD_OK;
+}
+
+/* Until the rewrite ends. */
+static pd_status read_all(void *context, struct pd_reader *reader, struct pd_error *err)
+{
+    struct feed *f = context;
+    struct pd_read_line line;
+    struct pd_read_task task;
+    uint32_t slot = 0;
+    pd_read_line_init(&line, reader, next_task, f);
+    for (;;) {
+        bool has_one = false;
+        PD_TRY(pd_read_line_take(&line, &task, &has_one, err));
+        if (!has_one || !handoff_free(&f->handoff, &slot)) return PD_OK;
+        PD_TRY(fill(&f->slots[slot], f->request->is_ours ? RUN_BYTES : SLOT_BYTES, reader, &task, err));
+        handoff_fill(&f->handoff);
+    }
+}
+
+/* ---- the rewrite's side ---- */
+
+pd_status feed_begin(struct feed *f, const struct pd_chunk_stream_cursor *cursor, struct pd_error *err)
+{
+    unsigned char *memory = (unsigned char *)f->request->buffers + REWRITE_BYTES;
+    f->handoff.buffers = memory;
+    for (uint32_t i = 0; i < SLOTS; i++) /* ours has no turned tensors, so that runs are all there is */
+        f->slots[i].data = (float *)(void *)(memory + READER_BYTES + i * (f->request->is_ours ? RUN_BYTES : SLOT_BYTES));
+    f->cursor = *cursor;
+    f->stretch = (struct pd_stretch){0};
+    f->stretch_done = f->part = f->part_count = 0;
+    return handoff_start(&f->handoff, err);
+}
+
+pd_status feed_next(struct feed *f, const void **ret_data, uint64_t *ret_bytes, struct pd_error *err)
+{
+    uint32_t slot = 0;
+    bool has_one = false;
+    PD_TRY(handoff_next(&f->handoff, &slot, &has_one, err));
+    PD_CHECK(has_one);
+    *ret_data = f->slots[slot].data;
+    *ret_bytes = f->slots[slot].bytes;
+    return PD_OK;
+}
+
+void feed_end(struct feed *f)
+{
+    handoff_stop(&f->handoff);
+}
+
+/* ---- the whole ---- */
+
+pd_status feed_new(struct pd_vfs *vfs, const struct pd_import_request *request, uint32_t *ret_zeroed, struct feed **ret_feed,
+                   struct pd_error *err)
+{
+    struct feed *f = calloc(1, sizeof *f);
+    if (f) f->sources = malloc((request->tensors->count * PD_KIND_COUNT + 1) * sizeof *f->sources);
+    if (!f || !f->sources) {
+        free(f);
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for links of %u tensors", request->tensors->count);
+    }
+    f->request = request;
+    f->handoff = (struct handoff){.vfs = vfs,
+                                  .catalog = request->catalog,
+                                  .buffer_bytes = READER_BYTES,
+                                  .read = read_all,
+                                  .context = f,
+                                  .slots = SLOTS};
+    const pd_status st = link_sources(request, f->sources, ret_zeroed, err);
+    if (st)
+        feed_free(f);
+    else
+        *ret_feed = f;
+    return st;
+}
+
+uint64_t feed_bytes_read(const struct feed *f)
+{
+    return f->handoff.bytes_read;
+}
+
+void feed_free(struct feed *f)
+{
+    if (f) free(f->sources);
+    free(f);
+}
+
+pd_status pd_import_check(const struct pd_import_request *request, struct pd_error *err)
+{
+    uint32_t zeroed = 0;
+    struct feed *feed = NULL;
+    const pd_status st = feed_new(NULL, request, &zeroed, &feed, err);
+    feed_free(feed);
+    return st;
+}
