@@ -13,82 +13,6 @@
 
 enum { COMMANDS_MAX = 32 };
 
-/* Words stand between spaces. */
-static const struct meant {
-    const char *words, *name;
-} commands_meant[] = {
-    {" resume continue start run fit pretrain finetune launch restart ", "perdure train"},
-    {" generate infer inference chat complete ", "perdure sample"},
-    {" evaluate test perplexity validate ppl ", "perdure eval"},
-    {" monitor status top tail progress follow ", "perdure watch"},
-    {" new create config configure setup ", "perdure init"},
-    {" check info env diagnose ", "perdure doctor"},
-    {" memory estimate dryrun dry-run ", "perdure plan"},
-    {" plot chart charts html ", "perdure report"},
-    {" benchmark speed ", "perdure bench"},
-    {" checkpoint checkpoints ", "perdure ckpt"},
-    {" ls list ", "perdure ckpt ls"},
-    {" show info inspect cat describe ", "perdure ckpt show"},
-    {" verify check validate fsck scrub ", "perdure ckpt verify"},
-    {" diff compare cmp ", "perdure ckpt diff"},
-    {" stats statistics summary norms ", "perdure ckpt stats"},
-    {" reshard reshape repartition relayout ", "perdure ckpt reshard"},
-    {" import load ", "perdure ckpt import"},
-    {" export convert merge consolidate save ", "perdure ckpt export"},
-    {" prune rm remove delete del clean gc ", "perdure ckpt prune"},
-    {" pack tokenize tokenise prepare preprocess build ", "perdure data pack"},
-    {" inspect show info head cat ", "perdure data inspect"},
-};
-
-static const struct meant options_meant[] = {
-    {" max-new-tokens max-tokens n-predict length num-tokens n ", "count"},
-    {" out outfile output-file dest to ", "output"},
-    {" ranks gpus nproc np world-size nproc-per-node devices nodes ", "world"},
-    {" ranks tp pp dp sp world degrees ", "layout"},
-    {" world gpus nproc np ", "ranks"},
-    {" force ", "overwrite"},
-    {" type to ", "format"},
-    {" text input ", "prompt"},
-    {" file text dataset validation ", "data"},
-    {" keep last ", "keep-last"},
-    {" precision type ", "dtype"},
-    {" interval refresh ", "every"},
-    {" gpu gpu-memory vram ", "device-memory"},
-    {" run-dir output-dir out-dir ", "dir"},
-    {" preset size ", "model"},
-};
-
-static bool has_word(const char *words, const char *word)
-{
-    char between[64];
-    return (size_t)snprintf(between, sizeof between, " %s ", word) < sizeof between && strstr(words, between);
-}
-
-static const char *suggest_command(const struct pd_command *commands, const char *parent, const char *word, char *ret,
-                                   size_t bytes)
-{
-    const char *names[COMMANDS_MAX], *near;
-    const size_t above = strlen(parent);
-    uint32_t count = 0;
-    for (size_t i = 0; i < sizeof commands_meant / sizeof *commands_meant; i++) {
-        const struct meant *m = &commands_meant[i];
-        if (strncmp(m->name, parent, above) == 0 && m->name[above] == ' ' && has_word(m->words, word)) return m->name;
-    }
-    for (const struct pd_command *c = commands; c->name; c++)
-        if (c->summary && count < COMMANDS_MAX) names[count++] = c->name;
-    near = pd_nearest_name(word, names, count);
-    if (near) snprintf(ret, bytes, "%s %s", parent, near);
-    return near ? ret : NULL;
-}
-
-static const char *suggest_option(const char *word, const char *const *names, uint32_t count)
-{
-    for (size_t i = 0; i < sizeof options_meant / sizeof *options_meant; i++)
-        for (uint32_t k = 0; k < count; k++)
-            if (strcmp(options_meant[i].name, names[k]) == 0 && has_word(options_meant[i].words, word)) return names[k];
-    return pd_nearest_name(word, names, count);
-}
-
 enum { OPTIONS_MAX = 32, KEY_HELP = 'h', KEY_JSON = 0x1001, KEY_FIRST };
 
 /* argp writes --help and takes options apart; rows know what they fill. */
@@ -101,11 +25,6 @@ struct parsing {
     bool *ret_done;
     struct pd_error *err;
 };
-
-/* Not NULL: commands say what they are, and do nothing. */
-static pd_command_visit visiting;
-static void *visiting_context;
-static const char *visiting_summary;
 
 /* ---- values ---- */
 
@@ -208,7 +127,7 @@ static pd_status bad_option(const struct parsing *p, const char *argument)
         if (!o->arg) PD_FAIL(p->err, PD_USAGE, "--%s takes no value; see %s --help", word, p->program);
         PD_FAIL(p->err, PD_USAGE, "--%s needs a value: --%s=%s; see %s --help", word, word, o->arg, p->program);
     }
-    const char *near = suggest_option(word, names, count);
+    const char *near = pd_nearest_name(word, names, count);
     if (near)
         PD_FAIL(p->err, PD_USAGE, "%s has no option --%s; did you mean --%s? %s --help lists all", p->program, word, near,
                 p->program);
@@ -275,12 +194,6 @@ static error_t parse(int key, char *argument, struct argp_state *state)
 pd_status pd_command_parse(const struct pd_usage *usage, int argc, char **argv, bool *ret_done, struct pd_error *err)
 {
     struct parsing p = {.usage = usage, .program = argv[0], .ret_done = ret_done, .err = err};
-    if (visiting) {
-        const struct pd_command_described described = {argv[0], visiting_summary, usage, NULL};
-        visiting(visiting_context, &described);
-        *ret_done = true;
-        return PD_OK;
-    }
     uint32_t count = 0;
     for (const struct pd_option *o = p.usage->options; o && (o->name || o->doc); o++) {
         PD_CHECK(count < OPTIONS_MAX - 3);
@@ -327,33 +240,9 @@ static void print_commands(const struct pd_command *commands, const char *parent
     printf("\n%s COMMAND --help tells more; what prints results takes --json.\n", parent);
 }
 
-static pd_status describe_below(const struct pd_command *commands, const char *parent)
-{
-    const struct pd_command_described described = {parent, visiting_summary, NULL, commands};
-    visiting(visiting_context, &described);
-    for (const struct pd_command *c = commands; c->name; c++) {
-        char program[64], *argv[] = {program, NULL};
-        struct pd_error ignored = {0};
-        snprintf(program, sizeof program, "%s %s", parent, c->name);
-        visiting_summary = c->summary;
-        if (c->summary) (void)c->run(1, argv, &ignored);
-    }
-    return PD_OK;
-}
-
-void pd_command_describe(const struct pd_command *commands, const char *name, pd_command_visit visit, void *context)
-{
-    visiting = visit;
-    visiting_context = context;
-    visiting_summary = NULL;
-    (void)describe_below(commands, name);
-    visiting = NULL;
-}
-
 pd_status pd_command_dispatch(const struct pd_command *commands, const char *parent, int argc, char **argv,
                               struct pd_error *err)
 {
-    if (visiting) return describe_below(commands, parent);
     if (argc < 2) PD_FAIL(err, PD_USAGE, "a command is missing; %s --help lists them", parent);
     if (argc > 2 && strcmp(argv[1], "help") == 0) { /* help train -> train --help */
         memmove(argv + 1, argv + 2, (size_t)(argc - 2) * sizeof *argv);
@@ -371,12 +260,15 @@ pd_status pd_command_dispatch(const struct pd_command *commands, const char *par
         argv[1] = program;
         return c->run(argc - 1, argv + 1, err);
     }
-    const char *word = argv[1];
-    char room[64];
+    const char *names[COMMANDS_MAX], *word = argv[1];
+    uint32_t count = 0;
     if (word[0] == '-')
         PD_FAIL(err, PD_USAGE, "a command comes first, and %s is not one; %s --help lists them", word, parent);
-    const char *meant = suggest_command(commands, parent, word, room, sizeof room);
-    if (meant)
-        PD_FAIL(err, PD_USAGE, "%s has no command %s; did you mean %s? %s --help lists all", parent, word, meant, parent);
+    for (const struct pd_command *c = commands; c->name; c++)
+        if (c->summary && count < COMMANDS_MAX) names[count++] = c->name;
+    const char *near = pd_nearest_name(word, names, count);
+    if (near)
+        PD_FAIL(err, PD_USAGE, "%s has no command %s; did you mean %s %s? %s --help lists all", parent, word, parent, near,
+                parent);
     PD_FAIL(err, PD_USAGE, "%s has no command %s; %s --help lists all", parent, word, parent);
 }

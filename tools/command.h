@@ -20,12 +20,10 @@ extern const struct pd_command pd_commands[]; /* ends with a NULL name */
 
 pd_status pd_cmd_bench(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_ckpt(int argc, char **argv, struct pd_error *err);
-pd_status pd_cmd_completion(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_data(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_doctor(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_eval(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_init(int argc, char **argv, struct pd_error *err);
-pd_status pd_cmd_manual(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_plan(int argc, char **argv, struct pd_error *err);
 pd_status pd_cmd_reach(int argc, char **argv, struct pd_error *err); /* on a host of launch.hosts: which others answer it */
 pd_status pd_cmd_relay(int argc, char **argv, struct pd_error *err); /* of a host's ranks: started by one of them */
@@ -57,7 +55,6 @@ struct pd_option {
     /* What a refused value is told: "a number from 1 to 99" is made of the bounds where this is NULL. Words that may be
      * chosen from stand here as in a sentence: "auto, cpu or gpu". */
     const char *expected;
-    const char *offered; /* words that completion offers where others are taken too; NULL: none */
     pd_status (*set)(const struct pd_option *option, const char *text, struct pd_error *err);
     char letter;    /* -o beside --output, or 0 */
     uint32_t given; /* filled: 1 for the option that was given first, 2 for the next; 0: not given */
@@ -101,14 +98,3 @@ const char *pd_command_take_config(const char **words, uint32_t *count);
 /* For commands of commands: `perdure ckpt ls ...`. Prints the list for --help and for help; `help NAME` is `NAME --help`. */
 PD_MUST_USE pd_status pd_command_dispatch(const struct pd_command *commands, const char *parent, int argc, char **argv,
                                           struct pd_error *err);
-
-/* What a command is, for completion and manuals: its usage, or the commands below it. */
-struct pd_command_described {
-    const char *path;    /* "perdure ckpt ls" */
-    const char *summary; /* NULL for the first */
-    const struct pd_usage *usage;
-    const struct pd_command *commands; /* NULL where there is a usage */
-};
-typedef void (*pd_command_visit)(void *context, const struct pd_command_described *described);
-/* Visits every listed command from the top down: each is run up to the place where its options are read. */
-void pd_command_describe(const struct pd_command *commands, const char *name, pd_command_visit visit, void *context);

@@ -36,16 +36,13 @@ expect("option-before-subcommand", ["ckpt", "--json"], 64, ANY,
 expect("unknown-option", ["doctor", "--jsn"], 64,
        err=said("perdure doctor has no option --jsn; did you mean --json? perdure doctor --help lists all"))
 expect("option-size", ["init", "--data=text.txt", "--model=byte-1m", "--memory=lots"], 64, err=said("--memory=lots: expected a size such as 512M or 2G"))
-for name, command, meant in (("rm", ["ckpt", "rm"], "perdure ckpt prune"), ("resume", ["resume"], "perdure train"), ("ls", ["ls"], "perdure ckpt ls"),
-                             ("nothing", ["nocmd"], None), ("nothing-below", ["ckpt", "zz"], None), ("convert", ["ckpt", "convert"], "perdure ckpt export"),
-                             ("test", ["test"], "perdure eval"), ("tokenize", ["data", "tokenize"], "perdure data pack")):
+for name, command, meant in (("near", ["ckpt", "verfy"], "perdure ckpt verify"), ("nothing", ["nocmd"], None), ("nothing-below", ["ckpt", "zz"], None)):
     parent = " ".join(["perdure", *command[:-1]])
     expect(f"command-meant-{name}", command, 64,
            err=said(f"{parent} has no command {command[-1]}; {f'did you mean {meant}? ' if meant else ''}{parent} --help lists all"))
 for name, words, answer in (
-        ("ranks", ["ckpt", "reshard", "--ranks", "4"], "ckpt reshard has no option --ranks; did you mean --layout? perdure ckpt reshard --help lists all"),
+        ("near", ["ckpt", "reshard", "--layuot", "dp=4"], "ckpt reshard has no option --layuot; did you mean --layout? perdure ckpt reshard --help lists all"),
         ("nothing", ["doctor", "--colour"], "doctor has no option --colour; perdure doctor --help lists all"),
-        ("tokens", ["sample", "run", "--max-new-tokens=9"], "sample has no option --max-new-tokens; did you mean --count? perdure sample --help lists all"),
         ("step", ["train", "--step", "5"], "train has no option --step; a key is written without dashes: run.steps=VALUE"),
         ("key", ["train", MINIMAL, "--learning-rate=1e-3"], "train has no option --learning-rate; a key is written without dashes: optimizer.lr=1e-3"),
         ("value", ["plan", MINIMAL, "--bf16"], "plan has no option --bf16; a key is written without dashes: numerics.precision=bf16"),

@@ -11,7 +11,7 @@ CALL = re.compile(r"\b(PD_FAIL|PD_FAIL_ERRNO|pd_error_set)\s*\(")
 # Nobody can be told what to do about these: more memory, a bug of ours, somebody's own wish.
 FREE = {"PD_NO_MEMORY": "memory is out", "PD_BUG": "a bug of ours", "PD_STOPPED": "somebody asked for it"}
 # A thing: a value that is filled in, an option, a key, a file's name, a command.
-THING = re.compile(r"%[^%]|--\w|\b\w+\.\w+|\bperdure \w+|\b(train|plan|sample|eval|report|watch|init|completion|manual|bench|doctor|data|ckpt|reshard|export|import|"
+THING = re.compile(r"%[^%]|--\w|\b\w+\.\w+|\bperdure \w+|\b(train|plan|sample|eval|report|watch|init|bench|doctor|data|ckpt|reshard|export|import|"
                    r"PERDURE_\w+|stdout)\b")
 # What to do: a clause that begins with a verb, a command, or the values that are taken.
 VERBS = ("add ask bring call change check choose close copy delete do drop export fill free give go import install keep leave let look lower make mend mount move "

@@ -159,5 +159,4 @@ pd_status pd_bench_ckpt(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_offload(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_reshard(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_exchange(int argc, char **argv, struct pd_error *err);
-pd_status pd_bench_tokenize(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_convert(int argc, char **argv, struct pd_error *err);

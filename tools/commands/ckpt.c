@@ -468,16 +468,14 @@ static pd_status run_import(int argc, char **argv, struct pd_error *err)
     return run("SRC DST", doc, options, &o, pd_ckpt_import, argc, argv, err);
 }
 
-#define EXPORTED "safetensors, dcp, megatron, universal, gguf, llmc"
-
 static pd_status run_export(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {.step = UINT64_MAX};
     struct pd_option options[] = {
         STEP_ROW("not the newest but this one"),
-        PD_OPTION("format", "NAME", "of the files: " EXPORTED, PD_OPTION_TEXT, &o.format, .offered = EXPORTED),
-        PD_OPTION("dtype", "fp32|bf16|fp16", "of parameters, in gguf q8_0 too; fp32 if not given", PD_OPTION_TEXT, &o.dtype,
-                  .offered = "fp32, bf16, fp16, q8_0"),
+        PD_OPTION("format", "NAME", "of the files: safetensors, dcp, megatron, universal, gguf, llmc", PD_OPTION_TEXT,
+                  &o.format),
+        PD_OPTION("dtype", "fp32|bf16|fp16", "of parameters, in gguf q8_0 too; fp32 if not given", PD_OPTION_TEXT, &o.dtype),
         PD_OPTION("only", "TEXT", "only tensors whose name contains TEXT", PD_OPTION_TEXT, &o.only),
         PD_OPTION("prefix", "TEXT", "where SRC holds several models: before the names of the one that is taken",
                   PD_OPTION_TEXT, &o.prefix),

@@ -298,23 +298,14 @@ static pd_status run(struct init *in, struct pd_error *err)
     return st;
 }
 
-static const char *list_models(char *text, size_t bytes)
-{
-    size_t used = 0;
-    for (const char *const *name = pd_model_preset_names(); *name && used < bytes; name++)
-        used += (size_t)snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", *name);
-    return text;
-}
-
 pd_status pd_cmd_init(int argc, char **argv, struct pd_error *err)
 {
     struct init in = {.dir = "runs/first", .output = "run.yaml", .asks = isatty(STDIN_FILENO) && isatty(STDERR_FILENO)};
     const char *data = "", *model = "", *machine = "";
-    char models[1024];
     struct pd_option options[] = {
         PD_OPTION("data", "FILE", "text, tokens, or a directory of them", PD_OPTION_TEXT, &data),
         PD_OPTION("model", "NAME", "a size (model.preset), or a checkpoint of another system to go on from", PD_OPTION_TEXT,
-                  &model, .offered = list_models(models, sizeof models)),
+                  &model),
         PD_OPTION("machine", "NAME", "auto: this one; cpu; or a GPU as perdure plan --device has them", PD_OPTION_TEXT,
                   &machine),
         PD_OPTION("ranks", "N", "devices; default: this machine's", PD_OPTION_U32, &in.ranks, 1, 65536),
