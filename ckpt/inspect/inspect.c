@@ -44,11 +44,6 @@ static uint32_t *name_slot(const struct pd_inspect *in, const char *name)
     return &in->name_slots[at];
 }
 
-uint32_t pd_inspect_find(const struct pd_inspect *in, const char *name)
-{
-    return in->slot_count ? *name_slot(in, name) - 1 : UINT32_MAX;
-}
-
 static pd_status grow_tensors(struct pd_inspect *in, struct pd_error *err)
 {
     if (in->tensors.count < in->tensor_capacity) return PD_OK;
@@ -231,96 +226,4 @@ uint64_t pd_inspect_box_count(const struct pd_inspect *inspect)
 const struct pd_inspect_box *pd_inspect_boxes(const struct pd_inspect *inspect)
 {
     return inspect->boxes;
-}
-
-/* ---- reading ---- */
-
-struct reading {
-    struct pd_inspect *in;
-    const struct pd_box *wanted;
-    float *dst;
-    enum pd_dtype dtype; /* as stored */
-    struct pd_error *err;
-};
-
-static void copy_run(float *to, enum pd_dtype dtype, const void *elements, uint64_t first, uint64_t count)
-{
-    if (dtype == PD_BF16)
-        pd_widen_bf16(to, (const uint16_t *)elements + first, count);
-    else
-        memcpy(to, (const float *)elements + first, count * sizeof *to);
-}
-
-/* `elements` begins with element `base` of the stored box. */
-static void copy_part(struct reading *r, const struct pd_inspect_box *stored, const struct pd_box *part,
-                      const void *elements, uint64_t base)
-{
-    int inner = PD_TENSOR_DIMS_MAX - 1; /* runs go along this dimension: all behind it are one wide on both sides */
-    while (inner > 0 && stored->place.count[inner] == 1 && r->wanted->count[inner] == 1)
-        inner--;
-    struct pd_box row = *part;
-    for (;;) {
-        uint64_t from = pd_box_offset(&stored->place, &row) - base, to = pd_box_offset(r->wanted, &row);
-        copy_run(r->dst + to, r->dtype, elements, from, part->count[inner]);
-        int d = inner;
-        while (d-- > 0) {
-            if (++row.start[d] < part->start[d] + part->count[d]) break;
-            row.start[d] = part->start[d];
-        }
-        if (d < 0) return;
-    }
-}
-
-static void halve(const struct pd_box *part, struct pd_box *ret_low, struct pd_box *ret_high)
-{
-    int d = 0;
-    while (part->count[d] == 1)
-        d++;
-    *ret_low = *ret_high = *part;
-    ret_low->count[d] = part->count[d] / 2;
-    ret_high->start[d] += ret_low->count[d];
-    ret_high->count[d] -= ret_low->count[d];
-}
-
-/* Elements of `part` lie in a range of the stored box; what is too long for the buffer is halved. */
-static pd_status read_part(struct reading *r, const struct pd_inspect_box *stored, const struct pd_box *part)
-{
-    const uint64_t per_block = PD_SHARD_BLOCK_BYTES / pd_dtype_bytes(r->dtype);
-    struct pd_box last = *part;
-    for (int d = 0; d < PD_TENSOR_DIMS_MAX; d++)
-        last.start[d] += part->count[d] - 1;
-    uint64_t first_block = pd_box_offset(&stored->place, part) / per_block;
-    uint64_t block_count = pd_box_offset(&stored->place, &last) / per_block + 1 - first_block;
-    if (block_count * PD_SHARD_BLOCK_BYTES > PD_INSPECT_BUFFER_BYTES) {
-        struct pd_box low, high;
-        halve(part, &low, &high);
-        PD_TRY(read_part(r, stored, &low));
-        return read_part(r, stored, &high);
-    }
-    struct pd_shard *shard = NULL;
-    PD_TRY(pd_inspect_acquire(r->in, stored->shard, &shard, r->err));
-    PD_TRY(pd_shard_read_blocks(shard, stored->box, first_block, block_count, r->in->buffers, r->err));
-    copy_part(r, stored, part, r->in->buffers, first_block * per_block);
-    return PD_OK;
-}
-
-pd_status pd_inspect_read(struct pd_inspect *in, uint32_t tensor, enum pd_kind kind, const struct pd_box *box, float *dst,
-                          struct pd_error *err)
-{
-    PD_CHECK(tensor < in->tensors.count && (unsigned)kind < PD_KIND_COUNT);
-    const struct pd_tensor *t = &in->tensors.tensors[tensor];
-    const enum pd_dtype dtype = pd_tensor_dtype(t, kind);
-    if (dtype == PD_F16) PD_FAIL(err, PD_UNSUPPORTED, "tensor %s is stored as %s", t->name, pd_dtype_name(dtype));
-    struct reading r = {in, box, dst, dtype, err};
-    uint64_t key = (uint64_t)tensor * PD_KIND_COUNT + kind, covered = 0;
-    for (uint64_t b = in->tensor_first[key]; b < in->tensor_first[key + 1]; b++) {
-        struct pd_box part;
-        if (!pd_box_intersect(&in->boxes[b].place, box, &part)) continue;
-        PD_TRY(read_part(&r, &in->boxes[b], &part));
-        covered += pd_box_elements(&part);
-    }
-    if (covered != pd_box_elements(box))
-        PD_FAIL(err, PD_CORRUPT, "%s: the shards hold %llu of %llu elements asked for of tensor %s, %s", in->directory,
-                (unsigned long long)covered, (unsigned long long)pd_box_elements(box), t->name, pd_kind_name(kind));
-    return PD_OK;
 }

@@ -1,4 +1,4 @@
-/* Looking at a checkpoint directory (commit.h5 and its shards) from outside: list, verify, digest, statistics, difference.
+/* Looking at a checkpoint directory (commit.h5 and its shards) from outside: what lies where, and whether it is whole.
  * For the offline tools; works on any layout, changes nothing, needs memory for one staging buffer and a few rows a box.
  *
  *   threads   one caller per pd_inspect
@@ -33,11 +33,6 @@ struct pd_inspect_box {
 uint64_t pd_inspect_box_count(const struct pd_inspect *inspect);
 const struct pd_inspect_box *pd_inspect_boxes(const struct pd_inspect *inspect); /* by tensor, kind, start; borrowed */
 
-/* Any box of a tensor, verified, whatever the layout it is stored in. `box` lies within the tensor.
- *   dst (box elements) fp32, row-major */
-PD_MUST_USE pd_status pd_inspect_read(struct pd_inspect *inspect, uint32_t tensor, enum pd_kind kind,
-                                      const struct pd_box *box, float *dst, struct pd_error *err);
-
 /* Called now and then with bytes done of bytes in all; may be NULL. */
 typedef void (*pd_inspect_progress)(void *context, uint64_t done_bytes, uint64_t total_bytes);
 
@@ -69,57 +64,8 @@ PD_MUST_USE pd_status pd_inspect_check_index(struct pd_inspect *inspect, struct 
 PD_MUST_USE pd_status pd_inspect_verify(struct pd_inspect *inspect, pd_inspect_progress progress, void *context,
                                         struct pd_damage_list *ret_list, struct pd_error *err);
 
-/* ---- digests and statistics: one pass over the data, verified while it is read ---- */
-
-struct pd_tensor_report { /* of one tensor and kind */
-    uint64_t elements;
-    uint64_t digest;               /* sum of pd_tensor_digest over its boxes: layout-independent */
-    uint64_t nan_count, inf_count; /* left out of what follows */
-    double min, max, mean, rms;    /* over finite elements; 0 when there are none */
-};
-
-struct pd_state_report {
-    struct pd_tensor_report *rows; /* (tensors * PD_KIND_COUNT), row tensor * PD_KIND_COUNT + kind; owned */
-    uint32_t tensor_count;
-    uint64_t state_digest; /* one number for everything: see pd_state_digest; 0 of a part */
-    uint64_t bytes_read;   /* of data */
-};
-void pd_state_report_deinit(struct pd_state_report *report);
-/* want_statistics false: elements and digests only, faster. */
-PD_MUST_USE pd_status pd_inspect_report(struct pd_inspect *inspect, bool want_statistics, pd_inspect_progress progress,
-                                        void *context, struct pd_state_report *ret_report, struct pd_error *err);
-/* Of some tensors alone, reading the blocks of their boxes and nothing else; the rows of others stay zero.
- *   tensor_wanted (tensors) */
-PD_MUST_USE pd_status pd_inspect_report_some(struct pd_inspect *inspect, const bool *tensor_wanted,
-                                             pd_inspect_progress progress, void *context, struct pd_state_report *ret_report,
-                                             struct pd_error *err);
 /* XXH3 over (name, kind, digest) sorted by name and kind: "same state" as one number. digests[tensor * PD_KIND_COUNT +
  * kind]. Ranks that hold boxes in memory sum pd_tensor_digest over ranks and get the same.   memory  8 bytes a tensor errors
  * PD_NO_MEMORY */
 PD_MUST_USE pd_status pd_state_digest(const struct pd_tensor_table *tensors, const uint64_t *digests, uint64_t *ret_digest,
                                       struct pd_error *err);
-
-/* ---- difference ---- */
-
-enum pd_difference { PD_SAME, PD_DIFFERENT, PD_ONLY_LEFT, PD_ONLY_RIGHT, PD_OTHER_SHAPE };
-
-struct pd_diff_row { /* of one tensor and kind */
-    char name[PD_TENSOR_NAME_MAX];
-    enum pd_kind kind;
-    enum pd_difference difference;
-    uint64_t elements;
-    uint64_t differing; /* elements whose bits differ */
-    double max_abs;     /* largest |left - right| among those; infinity with NaN or infinity on one side */
-    uint64_t first;     /* row-major index of the first differing element; meaningless when there is none */
-    double left, right; /* its values */
-};
-
-struct pd_diff {
-    struct pd_diff_row *rows; /* (count), left's order, then what only right has; owned */
-    uint64_t count;
-    uint64_t different_count; /* rows that are not PD_SAME */
-};
-void pd_diff_deinit(struct pd_diff *diff);
-/* Element by element, whatever the two layouts. */
-PD_MUST_USE pd_status pd_inspect_diff(struct pd_inspect *left, struct pd_inspect *right, pd_inspect_progress progress,
-                                      void *context, struct pd_diff *ret_diff, struct pd_error *err);

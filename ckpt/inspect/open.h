@@ -29,5 +29,3 @@ struct pd_inspect {
 /* Borrowed until PD_INSPECT_OPEN_MAX other shards were acquired. */
 PD_MUST_USE pd_status pd_inspect_acquire(struct pd_inspect *inspect, uint32_t shard, struct pd_shard **ret_shard,
                                          struct pd_error *err);
-/* Number of the tensor of that name, or UINT32_MAX. */
-uint32_t pd_inspect_find(const struct pd_inspect *inspect, const char *name);

@@ -33,7 +33,15 @@ struct comparison {
     struct pair *pairs;
     uint64_t count;
     uint64_t done_bytes, total_bytes;
+    int side; /* that is being read */
 };
+
+void pd_diff_deinit(struct pd_diff *diff)
+{
+    if (!diff) return;
+    free(diff->rows);
+    *diff = (struct pd_diff){0};
+}
 
 /* ---- what is compared ---- */
 
@@ -143,9 +151,10 @@ static pd_status read_stretch(struct comparison *c, const struct pair *pair, uin
 {
     const uint64_t left = pair->elements - first, count = left < STRETCH ? left : STRETCH;
     const uint64_t ahead = left - count < STRETCH ? left - count : STRETCH;
-    for (int s = 0; s < 2; s++)
-        if (c->readers[s]) PD_TRY(expect(c->readers[s], &pair->places[s], first, count, err));
-    for (int s = 0; s < 2; s++) {
+    for (c->side = 0; c->side < 2; c->side++)
+        if (c->readers[c->side]) PD_TRY(expect(c->readers[c->side], &pair->places[c->side], first, count, err));
+    for (c->side = 0; c->side < 2; c->side++) {
+        const int s = c->side;
         if (!c->readers[s]) continue;
         if (ahead) PD_TRY(expect(c->readers[s], &pair->places[s], first + count, ahead, err));
         PD_TRY(read(c->readers[s], &pair->places[s], first, count, c->values[s], err));
@@ -239,6 +248,7 @@ pd_status pd_compare(struct pd_vfs *vfs, const struct pd_compare_request *reques
     if (!st) st = open_readers(&c, vfs, 2, err);
     if (!st) st = compare_all(&c, &diff, err);
     close_all(&c);
+    if (st && request->bad_side) *request->bad_side = c.side;
     if (st)
         pd_diff_deinit(&diff);
     else
@@ -291,7 +301,7 @@ static pd_status report_tensor(struct comparison *c, uint32_t number, struct pd_
 }
 
 pd_status pd_compare_report(struct pd_vfs *vfs, const struct pd_compare_request *request, const bool *wanted,
-                            struct pd_tensor_report *ret_reports, struct pd_error *err)
+                            struct pd_tensor_report *ret_reports, uint64_t *ret_bytes_read, struct pd_error *err)
 {
     struct comparison c = {.request = request};
     const struct pd_catalog *catalog = request->left.catalog;
@@ -301,6 +311,25 @@ pd_status pd_compare_report(struct pd_vfs *vfs, const struct pd_compare_request 
     pd_status st = open_readers(&c, vfs, 1, err);
     for (uint32_t t = 0; !st && t < catalog->tensor_count; t++)
         if (!wanted || wanted[t]) st = report_tensor(&c, t, &ret_reports[t], err);
+    if (!st && ret_bytes_read) *ret_bytes_read = pd_reader_bytes(c.readers[0]);
     close_all(&c);
+    return st;
+}
+
+pd_status pd_compare_state_digest(const struct pd_catalog *catalog, const struct pd_tensor_report *reports,
+                                  uint64_t *ret_digest, struct pd_error *err)
+{
+    struct pd_tensor_table table = {.tensors = calloc((size_t)catalog->tensor_count + 1, sizeof *table.tensors)};
+    uint64_t *digests = calloc((size_t)catalog->tensor_count + 1, sizeof *digests);
+    pd_status st =
+        PD_ALLOCATED(table.tensors && digests, err, "no memory for the digests of %u tensors", catalog->tensor_count);
+    for (uint32_t t = 0; !st && t < catalog->tensor_count; t++) { /* of each name all kinds, in their order */
+        digests[t] = reports[t].digest;
+        if (t % PD_KIND_COUNT == 0)
+            snprintf(table.tensors[table.count++].name, PD_TENSOR_NAME_MAX, "%s", catalog->tensors[t].name);
+    }
+    if (!st) st = pd_state_digest(&table, digests, ret_digest, err);
+    free(digests);
+    free(table.tensors);
     return st;
 }

@@ -8,6 +8,33 @@
 
 #define PD_COMPARE_BUFFER_BYTES (UINT64_C(64) << 20)
 
+struct pd_tensor_report { /* of one tensor and kind */
+    uint64_t elements;
+    uint64_t digest;               /* pd_tensor_digest of its values as fp32: the same in every layout and format */
+    uint64_t nan_count, inf_count; /* left out of what follows */
+    double min, max, mean, rms;    /* over finite elements; 0 when there are none */
+};
+
+enum pd_difference { PD_SAME, PD_DIFFERENT, PD_ONLY_LEFT, PD_ONLY_RIGHT, PD_OTHER_SHAPE };
+
+struct pd_diff_row { /* of one tensor and kind */
+    char name[PD_TENSOR_NAME_MAX];
+    enum pd_kind kind;
+    enum pd_difference difference;
+    uint64_t elements;
+    uint64_t differing; /* elements whose bits differ */
+    double max_abs;     /* largest |left - right| among those; infinity with NaN or infinity on one side */
+    uint64_t first;     /* row-major index of the first differing element; meaningless when there is none */
+    double left, right; /* its values */
+};
+
+struct pd_diff {
+    struct pd_diff_row *rows; /* (count), owned */
+    uint64_t count;
+    uint64_t different_count; /* rows that are not PD_SAME */
+};
+void pd_diff_deinit(struct pd_diff *diff);
+
 struct pd_compare_side {
     const struct pd_catalog *catalog; /* finished */
     const struct pd_links *links;     /* of the model's tensors; NULL: tensors are known by their names */
@@ -18,6 +45,7 @@ struct pd_compare_request {
     void *buffers;                         /* (PD_COMPARE_BUFFER_BYTES) on PD_VFS_ALIGN */
     pd_inspect_progress progress;          /* may be NULL */
     void *context;
+    int *bad_side; /* set when reading fails: 0 left, 1 right; may be NULL */
 };
 
 /* Element by element, as fp32. With links a row is a tensor of the model, otherwise a name. The rows' order is that of the
@@ -26,6 +54,10 @@ PD_MUST_USE pd_status pd_compare(struct pd_vfs *vfs, const struct pd_compare_req
                                  struct pd_error *err);
 
 /* Of every tensor of left.catalog alone: ret_reports (tensor_count). wanted (tensor_count): those that are read; NULL: all.
- * Digests are of values as fp32, so the same weights have the same digest in every format that keeps them whole. */
+ *   ret_bytes_read  may be NULL */
 PD_MUST_USE pd_status pd_compare_report(struct pd_vfs *vfs, const struct pd_compare_request *request, const bool *wanted,
-                                        struct pd_tensor_report *ret_reports, struct pd_error *err);
+                                        struct pd_tensor_report *ret_reports, uint64_t *ret_bytes_read,
+                                        struct pd_error *err);
+/* pd_state_digest of a checkpoint of ours, by the reports of all its tensors. */
+PD_MUST_USE pd_status pd_compare_state_digest(const struct pd_catalog *catalog, const struct pd_tensor_report *reports,
+                                              uint64_t *ret_digest, struct pd_error *err);

@@ -89,6 +89,14 @@ static bool is_same_place(const struct pd_inspect_box *a, const struct pd_inspec
     return a->tensor == b->tensor && a->kind == b->kind && !memcmp(&a->place, &b->place, sizeof a->place);
 }
 
+/* Boxes come by tensor and kind; where the next array is not array `have`, that one is in no shard. */
+static pd_status check_all_kinds(const struct pd_tensor_table *table, uint32_t have, uint32_t next, struct pd_error *err)
+{
+    if (have == next) return PD_OK;
+    PD_FAIL(err, PD_CORRUPT, "tensor %s, %s: no shard holds any of its elements", table->tensors[have / PD_KIND_COUNT].name,
+            pd_kind_name((enum pd_kind)(have % PD_KIND_COUNT)));
+}
+
 static pd_status fill(struct pd_vfs *vfs, struct stored *s, const char *path, struct pd_catalog *catalog,
                       struct pd_error *err)
 {
@@ -99,8 +107,9 @@ static pd_status fill(struct pd_vfs *vfs, struct stored *s, const char *path, st
     const uint64_t count = pd_inspect_box_count(s->inspect);
     const struct pd_inspect_box *boxes = pd_inspect_boxes(s->inspect);
     uint32_t tensor = 0;
+    const struct pd_tensor_table *table = pd_inspect_tensors(s->inspect);
     for (uint64_t b = 0; b < count; b++) {
-        const struct pd_tensor *mine = &pd_inspect_tensors(s->inspect)->tensors[boxes[b].tensor];
+        const struct pd_tensor *mine = &table->tensors[boxes[b].tensor];
         const bool is_new = b == 0 || boxes[b].tensor != boxes[b - 1].tensor || boxes[b].kind != boxes[b - 1].kind;
         if (b && is_same_place(&boxes[b], &boxes[b - 1]))
             PD_FAIL(err, PD_CORRUPT, "tensor %s: two shards hold the same part of it", mine->name);
@@ -112,10 +121,12 @@ static pd_status fill(struct pd_vfs *vfs, struct stored *s, const char *path, st
                                                 .element = elements[pd_tensor_dtype(mine, boxes[b].kind)],
                                                 .ndim = mine->ndim};
             memcpy(foreign.shape, mine->shape, sizeof mine->shape);
+            PD_TRY(check_all_kinds(table, catalog->tensor_count, boxes[b].tensor * PD_KIND_COUNT + boxes[b].kind, err));
             PD_TRY(pd_catalog_add_tensor(catalog, &foreign, &tensor, err));
         }
         PD_TRY(add_box(s, b, tensor, catalog, err));
     }
+    PD_TRY(check_all_kinds(table, catalog->tensor_count, table->count * PD_KIND_COUNT, err));
     /* What the record says beside tensors. */
     const struct pd_run_state *state = &pd_inspect_commit(s->inspect)->state;
     catalog->counters = (struct pd_catalog_counters){.has_step = true,

@@ -1,13 +1,11 @@
-/* perdure ckpt ls, show, prune: what the commit records say, without reading tensors. */
+/* perdure ckpt: its commands and their options; ls and prune. */
 #include "tools/commands/ckpt.h"
 #include "ckpt/base/words.h"
 #include "resharder/formats/perdure.h"
 #include "resharder/layout.h"
 #include "tools/command.h"
-#include "tools/commands/ckpt_foreign.h"
+#include "tools/commands/ckpt_place.h"
 #include "tools/output.h"
-#include "trainer/engine/computed_on.h"
-#include "trainer/sample/sample_text.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -95,134 +93,6 @@ static pd_status ls(const struct pd_ckpt_options *o, struct pd_error *err)
     if (!status) status = pd_run_tiers_unread(&place.tiers, err);
     pd_json_writer_deinit(&w);
     pd_table_deinit(&table);
-    pd_ckpt_place_close(&place);
-    return status;
-}
-
-/* ---- show ---- */
-
-/* Where the tokenizer of a checkpoint lies, and whether it is still the same. */
-struct shown_tokenizer {
-    uint64_t digest, here; /* 0: none is known; none lies there that is read */
-    char path[4200];       /* "": none */
-};
-
-static struct shown_tokenizer find_tokenizer(const char *path, const struct pd_ckpt_place *place,
-                                             const struct pd_run_state *s)
-{
-    struct shown_tokenizer t = {.digest = s->tokenizer_digest};
-    struct pd_tokenizer *tokenizer = NULL;
-    if (!pd_sample_text_find(path, t.path, sizeof t.path) && !pd_sample_text_find(place->root, t.path, sizeof t.path))
-        t.path[0] = '\0';
-    if (t.path[0] && !pd_tokenizer_open(t.path, &tokenizer, NULL)) t.here = pd_tokenizer_digest(tokenizer);
-    pd_tokenizer_free(tokenizer);
-    return t;
-}
-
-static void show_tokenizer(const struct shown_tokenizer *t)
-{
-    if (!t->digest && !t->path[0]) return;
-    const bool is_bytes = t->digest == pd_tokenizer_digest_of_bytes();
-    printf("tokenizer   %s", is_bytes ? "bytes" : t->digest ? pd_text_hex(t->digest).text : "not remembered");
-    if (t->path[0])
-        printf("; %s %s",
-               t->here == t->digest ? "it is"
-               : t->here            ? "another lies in"
-                                    : "one that is not read here lies in",
-               t->path);
-    else if (!is_bytes)
-        printf("; not beside the checkpoint");
-    printf("\n");
-}
-
-static void show_text(const struct pd_store_entry *e, const struct pd_commit *commit,
-                      const struct shown_tokenizer *tokenizer)
-{
-    const struct pd_run_state *s = &commit->state;
-    const struct pd_layout *l = &s->layout;
-    char device[160];
-    printf("checkpoint  %s, %s in %s\n", e->name, pd_text_bytes(e->bytes).text,
-           pd_counted(commit->shard_count, "shard").text);
-    printf("run         %s%s\n", pd_text_hex(s->identity.run_id[0]).text, pd_text_hex(s->identity.run_id[1]).text);
-    printf("step        %" PRIu64 ", lineage %" PRIu64 ", saved by launch %" PRIu64 "\n", s->identity.step,
-           s->identity.lineage, s->fence);
-    printf("done        %s update%s, %s sequence%s, %s tokens\n", pd_text_count(s->updates).text, s->updates == 1 ? "" : "s",
-           pd_text_count(s->samples).text, s->samples == 1 ? "" : "s", pd_text_count(s->tokens).text);
-    printf("loss        ");
-    if (isnan(s->last_loss)) /* of an import */
-        printf("-");
-    else
-        printf("%.6f", s->last_loss);
-    if (!isnan(s->best_validation_loss)) printf(", best validation loss %.6f", s->best_validation_loss);
-    printf("\nmodel       %s parameters in %" PRIu64 " tensors\n", pd_text_count(s->parameter_count).text, s->tensor_count);
-    printf("layout      dp %u, tp %u, pp %u, sp %u; state in %s, ZeRO %u\n", l->dp, l->tp, l->pp, l->sp,
-           pd_counted(l->zero_shard, "part").text, l->zero_stage);
-    if (l->virtual_tp > 1 || l->virtual_sp > 1)
-        printf("            admits tp up to %u and sp up to %u\n", l->virtual_tp, l->virtual_sp);
-    if (l->stage_count > 1) {
-        printf("            %u stages from unit", l->stage_count);
-        for (uint32_t i = 0; i < l->stage_count; i++)
-            printf("%s %u", i ? "," : "", l->first_unit[i]);
-        printf("%s\n", l->interleave > 1 ? ", dealt round the pp ranks" : "");
-    }
-    printf("seed        %" PRIu64 "\n", s->seed);
-    printf("data        %s%s\n", pd_text_hex(s->data_fingerprint[0]).text, pd_text_hex(s->data_fingerprint[1]).text);
-    show_tokenizer(tokenizer);
-    printf("made by     %s\n", s->created_by);
-    if (!s->updates) return; /* initial, or imported: nothing of it was trained here */
-    pd_computed_on_describe(s->environment, device, sizeof device);
-    printf("computed    on %s\n", device);
-}
-
-static pd_status show_json(const struct pd_store_entry *e, const struct pd_commit *commit,
-                           const struct shown_tokenizer *tokenizer, struct pd_error *err)
-{
-    const struct pd_run_state *s = &commit->state;
-    struct pd_json_writer w;
-    char words[72];
-    pd_json_writer_init_object(&w, 2);
-    pd_json_string(&w, "name", e->name);
-    snprintf(words, sizeof words, "%s%s", pd_text_hex(s->identity.run_id[0]).text, pd_text_hex(s->identity.run_id[1]).text);
-    pd_json_string(&w, "run_id", words);
-    PD_JSON_U64S(&w, {"step", s->identity.step}, {"lineage", s->identity.lineage}, {"fence", s->fence},
-                 {"updates", s->updates}, {"samples", s->samples}, {"tokens", s->tokens});
-    pd_json_measured(&w, "loss", s->last_loss);
-    pd_json_measured(&w, "best_validation_loss", s->best_validation_loss);
-    PD_JSON_U64S(&w, {"parameters", s->parameter_count}, {"tensors", s->tensor_count}, {"bytes", e->bytes},
-                 {"shards", commit->shard_count});
-    pd_ckpt_json_layout(&w, &s->layout);
-    pd_json_u64(&w, "seed", s->seed);
-    snprintf(words, sizeof words, "%s%s", pd_text_hex(s->data_fingerprint[0]).text,
-             pd_text_hex(s->data_fingerprint[1]).text);
-    pd_json_string(&w, "data_fingerprint", words);
-    if (tokenizer->digest) pd_json_hex64(&w, "tokenizer", tokenizer->digest);
-    if (tokenizer->path[0]) pd_json_string(&w, "tokenizer_path", tokenizer->path);
-    if (tokenizer->here) pd_json_hex64(&w, "tokenizer_here", tokenizer->here);
-    PD_JSON_STRINGS(&w, {"created_by", s->created_by}, {"config", s->config}, {"environment", s->environment});
-    return pd_output_json(&w, err);
-}
-
-static pd_status show(const struct pd_ckpt_options *o, struct pd_error *err)
-{
-    struct pd_ckpt_place place;
-    const struct pd_store_entry *entry;
-    struct pd_commit commit = {0};
-    if (pd_ckpt_is_foreign(o->paths[0])) return pd_ckpt_foreign_show(o, err);
-    PD_TRY(pd_ckpt_place_open(o->paths[0], NULL, &place, err));
-    pd_status status = pd_ckpt_place_choose(&place, o->step, &entry, err);
-    if (!status) status = pd_store_read_commit(place.store, entry, &commit, err);
-    while (status && entry && pd_ckpt_place_next_copy(&place, err, &entry))
-        status = pd_store_read_commit(place.store, entry, &commit, err);
-    if (!status) {
-        const struct shown_tokenizer tokenizer = find_tokenizer(o->paths[0], &place, &commit.state);
-        if (o->config && !o->json)
-            fputs(commit.state.config, stdout);
-        else if (o->json)
-            status = show_json(entry, &commit, &tokenizer, err);
-        else
-            show_text(entry, &commit, &tokenizer);
-        pd_commit_deinit(&commit);
-    }
     pd_ckpt_place_close(&place);
     return status;
 }
@@ -353,7 +223,7 @@ static pd_status run_show(int argc, char **argv, struct pd_error *err)
                                   PD_OPTION("config", NULL, "the configuration it was made with, as YAML, and nothing else",
                                             PD_OPTION_FLAG, &o.config),
                                   {0}};
-    return run("PATH", "What a checkpoint's commit record says. " PATH_MEANS, options, &o, show, argc, argv, err);
+    return run("PATH", "What a checkpoint's commit record says. " PATH_MEANS, options, &o, pd_ckpt_show, argc, argv, err);
 }
 
 static pd_status run_verify(int argc, char **argv, struct pd_error *err)
@@ -367,12 +237,6 @@ static pd_status run_verify(int argc, char **argv, struct pd_error *err)
                options, &o, pd_ckpt_verify, argc, argv, err);
 }
 
-static pd_status diff(const struct pd_ckpt_options *o, struct pd_error *err)
-{
-    const bool is_foreign = pd_ckpt_is_foreign(o->paths[0]) || pd_ckpt_is_foreign(o->paths[1]);
-    return is_foreign ? pd_ckpt_foreign_diff(o, err) : pd_ckpt_diff(o, err);
-}
-
 static pd_status run_diff(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {.step = UINT64_MAX};
@@ -380,12 +244,7 @@ static pd_status run_diff(int argc, char **argv, struct pd_error *err)
         PD_OPTION("quiet", NULL, "prints no text: the exit code tells", PD_OPTION_FLAG, &o.quiet, .letter = 'q'), {0}};
     return run("PATH PATH",
                "Compares the tensors of two checkpoints, whatever their layouts. Exit code 65 when they differ. " PATH_MEANS,
-               options, &o, diff, argc, argv, err);
-}
-
-static pd_status stats(const struct pd_ckpt_options *o, struct pd_error *err)
-{
-    return pd_ckpt_is_foreign(o->paths[0]) ? pd_ckpt_foreign_stats(o, err) : pd_ckpt_stats(o, err);
+               options, &o, pd_ckpt_diff, argc, argv, err);
 }
 
 static pd_status run_stats(int argc, char **argv, struct pd_error *err)
@@ -397,7 +256,7 @@ static pd_status run_stats(int argc, char **argv, struct pd_error *err)
         {0}};
     return run("PATH",
                "Digest, least, largest, mean and root mean square of each tensor, and non-finite values. " PATH_MEANS,
-               options, &o, stats, argc, argv, err);
+               options, &o, pd_ckpt_stats, argc, argv, err);
 }
 
 static pd_status run_prune(int argc, char **argv, struct pd_error *err)

@@ -22,23 +22,13 @@ struct pd_ckpt_options {
 
 /* Every byte, of one checkpoint or of all: ckpt_verify.c. */
 pd_status pd_ckpt_verify(const struct pd_ckpt_options *options, struct pd_error *err);
-/* Of tensors: ckpt_tensors.c. */
+/* The record: ckpt_show.c. */
+pd_status pd_ckpt_show(const struct pd_ckpt_options *options, struct pd_error *err);
+/* Tensors: ckpt_tensors.c. */
 pd_status pd_ckpt_diff(const struct pd_ckpt_options *options, struct pd_error *err);
 pd_status pd_ckpt_stats(const struct pd_ckpt_options *options, struct pd_error *err);
-
-/* Of other systems, or of one of ours beside one of theirs: ckpt_foreign_tensors.c. */
-pd_status pd_ckpt_foreign_show(const struct pd_ckpt_options *options, struct pd_error *err);
-pd_status pd_ckpt_foreign_stats(const struct pd_ckpt_options *options, struct pd_error *err);
-pd_status pd_ckpt_foreign_diff(const struct pd_ckpt_options *options, struct pd_error *err);
-/* What stats and diff print, alike for all formats: ckpt_tensors.c. */
-struct pd_table;
-struct pd_json_writer;
-void pd_ckpt_stats_row(struct pd_table *table, const char *name, enum pd_kind kind, const struct pd_tensor_report *report);
-void pd_ckpt_stats_json(struct pd_json_writer *writer, const char *name, uint32_t ndim, const uint64_t *shape,
-                        enum pd_kind kind, const struct pd_tensor_report *report);
-pd_status pd_ckpt_diff_print(const struct pd_diff *diff, struct pd_error *err);
-pd_status pd_ckpt_diff_json(const char *const paths[2], const uint64_t steps[2], const struct pd_diff *diff,
-                            struct pd_error *err);
+/* Of the state of one of ours. */
+PD_MUST_USE pd_status pd_ckpt_state_digest(const char *path, uint64_t *ret_digest, struct pd_error *err);
 
 /* Other systems: ckpt_import.c, ckpt_export.c. */
 pd_status pd_ckpt_import(const struct pd_ckpt_options *options, struct pd_error *err);
@@ -55,6 +45,7 @@ pd_status pd_ckpt_export(const struct pd_ckpt_options *options, struct pd_error 
 
 /* Another layout: ckpt_reshard.c. */
 pd_status pd_ckpt_reshard(const struct pd_ckpt_options *options, struct pd_error *err);
+struct pd_json_writer;
 /* A layout as an object of the JSON that show, import and reshard print. */
 void pd_ckpt_json_layout(struct pd_json_writer *writer, const struct pd_layout *layout);
 

@@ -229,11 +229,9 @@ static struct pd_special_tokens find_tokens(const struct pd_catalog *beside)
 /* A program that loads the files uses the tokenizer beside them, or bytes without one: warn if the model used another. */
 static pd_status warn_of_other_tokenizer(const struct export *x, const struct pd_catalog *beside, struct pd_error *err)
 {
-    char path[PD_FORMATS_PATH_MAX];
     struct pd_commit commit = {0};
     struct pd_tokenizer *bytes = NULL;
-    PD_TRY(pd_formats_path(x->source.path, "commit.h5", path, err));
-    PD_TRY(pd_commit_read(x->source.vfs, path, &commit, err));
+    PD_TRY(pd_ckpt_foreign_record(&x->source, &commit, err));
     const uint64_t trained = commit.state.tokenizer_digest, here = pd_ckpt_foreign_tokenizer(beside);
     pd_commit_deinit(&commit);
     PD_TRY(pd_tokenizer_open("byte", &bytes, err));

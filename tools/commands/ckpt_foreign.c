@@ -31,32 +31,40 @@ bool pd_ckpt_is_foreign(const char *path)
     return is;
 }
 
-/* A run, a store, or one checkpoint: where the checkpoint lies. */
-static pd_status choose(const char *path, uint64_t step, struct pd_ckpt_foreign *f, struct pd_error *err)
+static pd_status read_catalog(struct pd_ckpt_foreign *f, struct pd_error *err)
 {
-    const struct pd_store_entry *entry = NULL;
-    PD_TRY(pd_ckpt_place_open(path, NULL, &f->place, err));
-    if (f->place.named[0]) {
-        snprintf(f->path, sizeof f->path, "%s/%s", f->place.root, f->place.named);
-        return PD_OK;
-    }
-    PD_TRY(pd_ckpt_place_choose(&f->place, step, &entry, err));
-    pd_store_entry_path(f->place.store, entry, f->path);
-    return PD_OK;
-}
-
-static pd_status read_catalog(const char *path, uint64_t step, struct pd_ckpt_foreign *f, struct pd_error *err)
-{
-    if (is_foreign(f->vfs, path)) {
-        PD_TRY(pd_format_of(f->vfs, path, &f->format, err));
-        snprintf(f->path, sizeof f->path, "%s", path);
-    } else {
-        PD_TRY(choose(path, step, f, err));
-        f->format = &pd_format_perdure;
-    }
-    f->catalog.format = f->format->name;
+    pd_catalog_deinit(&f->catalog);
+    pd_catalog_init(&f->catalog, f->format->name);
+    if (f->entry) pd_store_entry_path(f->place.store, f->entry, f->path);
     PD_TRY(f->format->read(f->vfs, f->path, &f->catalog, err));
     return pd_catalog_finish(&f->catalog, err);
+}
+
+pd_status pd_ckpt_foreign_take_copy(struct pd_ckpt_foreign *f, pd_status status, struct pd_error *err)
+{
+    while (status && f->entry && pd_ckpt_place_next_copy(&f->place, err, &f->entry))
+        if ((status = read_catalog(f, err)) == PD_OK) return PD_OK;
+    return status;
+}
+
+/* A run, a store, or one checkpoint, which is opened even when the store would not list it. */
+static pd_status open_ours(const char *path, uint64_t step, struct pd_ckpt_foreign *f, struct pd_error *err)
+{
+    f->format = &pd_format_perdure;
+    PD_TRY(pd_ckpt_place_open(path, NULL, &f->place, err));
+    if (f->place.named[0])
+        snprintf(f->path, sizeof f->path, "%s/%s", f->place.root, f->place.named);
+    else
+        PD_TRY(pd_ckpt_place_choose(&f->place, step, &f->entry, err));
+    const pd_status st = pd_ckpt_foreign_take_copy(f, read_catalog(f, err), err);
+    return st == PD_NOT_FOUND ? PD_CORRUPT : st; /* there must be a valid checkpoint */
+}
+
+pd_status pd_ckpt_foreign_record(const struct pd_ckpt_foreign *f, struct pd_commit *ret_commit, struct pd_error *err)
+{
+    char path[PD_FORMATS_PATH_MAX];
+    PD_TRY(pd_formats_path(f->path, "commit.h5", path, err));
+    return pd_commit_read(f->vfs, path, ret_commit, err);
 }
 
 pd_status pd_ckpt_foreign_add_advice(pd_status status, const char *path, struct pd_error *err)
@@ -81,7 +89,13 @@ pd_status pd_ckpt_foreign_open(const char *path, uint64_t step, struct pd_ckpt_f
                           path);
     else if (st || stat.type != PD_ENTRY_DIRECTORY)
         st = pd_format_of(ret->vfs, path, &ret->format, err);
-    if (!st) st = read_catalog(path, step, ret, err);
+    if (!st && !is_foreign(ret->vfs, path)) {
+        st = open_ours(path, step, ret, err);
+    } else if (!st) {
+        snprintf(ret->path, sizeof ret->path, "%s", path);
+        st = pd_format_of(ret->vfs, path, &ret->format, err);
+        if (!st) st = read_catalog(ret, err);
+    }
     if (st && ret->format != &pd_format_perdure) st = pd_ckpt_foreign_add_advice(st, path, err);
     if (st) pd_ckpt_foreign_close(ret);
     return st;
@@ -286,7 +300,7 @@ static pd_status compare_tied(const struct pd_ckpt_foreign *f, uint32_t tokens, 
     const struct pd_compare_request request = {.left = {.catalog = &f->catalog}, .buffers = buffers};
     if (!buffers || !wanted || !reports) PD_FAIL(err, PD_NO_MEMORY, "no memory to compare tied tensors");
     wanted[tokens] = wanted[head] = true;
-    PD_TRY(pd_compare_report(f->vfs, &request, wanted, reports, err));
+    PD_TRY(pd_compare_report(f->vfs, &request, wanted, reports, NULL, err));
     if (reports[tokens].digest == reports[head].digest) return PD_OK;
     PD_FAIL(err, PD_INVALID,
             "%s: the model ties its output matrix to the token embedding, and %s is not equal to %s; where it counts, say "

@@ -1,6 +1,7 @@
 /* A checkpoint of any format, as import, export, show, stats and diff open it. */
 #pragma once
 
+#include "ckpt/store/commit.h"
 #include "resharder/catalog/view.h"
 #include "resharder/formats/format.h"
 #include "tools/commands/ckpt_place.h"
@@ -10,9 +11,10 @@
 struct pd_ckpt_foreign {
     struct pd_vfs *vfs;
     const struct pd_format *format;
-    struct pd_catalog catalog;  /* finished */
-    char path[4096];            /* what was read: of a run its checkpoint */
-    struct pd_ckpt_place place; /* of a run or store; its vfs is NULL where there is none */
+    struct pd_catalog catalog;          /* finished */
+    char path[4096];                    /* what was read: of a run its checkpoint */
+    struct pd_ckpt_place place;         /* of a run or store; its vfs is NULL where there is none */
+    const struct pd_store_entry *entry; /* of ours, which may have copies in other tiers; NULL: PATH named it */
 };
 
 /* Whether PATH is of a format that is not perdure's. */
@@ -21,6 +23,11 @@ bool pd_ckpt_is_foreign(const char *path);
  *   errors  as of the format and of pd_ckpt_place */
 PD_MUST_USE pd_status pd_ckpt_foreign_open(const char *path, uint64_t step, struct pd_ckpt_foreign *ret_foreign,
                                            struct pd_error *err);
+/* After reading it failed with `status` and *err: opens a copy of the same step in another tier. PD_OK: that is open now. */
+PD_MUST_USE pd_status pd_ckpt_foreign_take_copy(struct pd_ckpt_foreign *foreign, pd_status status, struct pd_error *err);
+/* The commit record of one of ours. */
+PD_MUST_USE pd_status pd_ckpt_foreign_record(const struct pd_ckpt_foreign *foreign, struct pd_commit *ret_commit,
+                                             struct pd_error *err);
 void pd_ckpt_foreign_close(struct pd_ckpt_foreign *foreign);
 /* The model of its config.json, or of our record. PD_NOT_FOUND, without a message: it has neither. */
 PD_MUST_USE pd_status pd_ckpt_foreign_model(const struct pd_ckpt_foreign *foreign, struct pd_model **ret_model,

@@ -524,7 +524,8 @@ pd_status pd_ckpt_place_choose(struct pd_ckpt_place *place, uint64_t step, const
     return *ret_entry ? PD_OK : pd_ckpt_place_fail_none(place, step, err);
 }
 
-bool pd_ckpt_is_of_copy(pd_status status)
+/* Whether another copy may help: damage, a shard that is absent, a storage error. */
+static bool is_of_copy(pd_status status)
 {
     return status == PD_CORRUPT || status == PD_NOT_FOUND || status == PD_IO;
 }
@@ -533,7 +534,7 @@ bool pd_ckpt_place_next_copy(struct pd_ckpt_place *place, const struct pd_error 
 {
     const struct pd_store_entry *bad = *entry;
     const char *before = place->root;
-    if (place->named[0] || !pd_ckpt_is_of_copy(cause->status)) return false;
+    if (place->named[0] || !is_of_copy(cause->status)) return false;
     place->tried |= 1u << place->tier;
     for (uint32_t i = 0; i < place->tiers.count; i++) {
         if (place->tried >> i & 1 || !pd_ckpt_place_turn_to(place, i)) continue;

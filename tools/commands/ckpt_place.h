@@ -78,8 +78,6 @@ PD_MUST_USE pd_status pd_ckpt_place_choose(struct pd_ckpt_place *place, uint64_t
                                            const struct pd_store_entry **ret_entry, struct pd_error *err);
 /* The error of choose, about this tier alone. */
 PD_MUST_USE pd_status pd_ckpt_place_fail_none(const struct pd_ckpt_place *place, uint64_t step, struct pd_error *err);
-/* Whether another copy may help: damage, a shard that is absent, a storage error. */
-bool pd_ckpt_is_of_copy(pd_status status);
 /* `cause` came of reading the chosen checkpoint: turns to the same step in another tier and says so on stderr. False: there
  * is none, PATH named one checkpoint, or another copy would not help. */
 bool pd_ckpt_place_next_copy(struct pd_ckpt_place *place, const struct pd_error *cause, const struct pd_store_entry **entry);

@@ -1,89 +1,109 @@
-/* perdure ckpt diff, stats: the tensors of checkpoints. */
+/* perdure ckpt stats, diff: the tensors of checkpoints, ours and other systems'. */
+#include "ckpt/base/arena.h"
 #include "ckpt/base/words.h"
+#include "resharder/convert/compare.h"
+#include "resharder/formats/perdure.h"
 #include "tools/commands/ckpt.h"
-#include "tools/commands/ckpt_place.h"
+#include "tools/commands/ckpt_foreign.h"
 #include "tools/output.h"
+#include "trainer/model/links.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* One checkpoint, looked into. */
-struct opened {
-    struct pd_ckpt_place place;
-    const struct pd_store_entry *entry; /* NULL: PATH named it */
-    struct pd_inspect *inspect;
-    char path[4096];
-};
-
-static void opened_close(struct opened *o)
+static bool is_ours(const struct pd_ckpt_foreign *f)
 {
-    pd_inspect_close(o->inspect);
-    o->inspect = NULL;
-    pd_ckpt_place_close(&o->place);
+    return f->format == &pd_format_perdure;
 }
 
-static pd_status look_into(struct opened *o, struct pd_error *err)
+static pd_status take_buffers(struct pd_arena **ret_arena, void **ret_buffers, struct pd_error *err)
 {
-    pd_inspect_close(o->inspect);
-    o->inspect = NULL;
-    if (o->entry) pd_store_entry_path(o->place.store, o->entry, o->path);
-    pd_status status = pd_inspect_open(o->place.vfs, o->path, &o->inspect, err);
-    if (!status) status = pd_inspect_check_complete(o->inspect, err);
-    return status == PD_NOT_FOUND ? PD_CORRUPT : status; /* there must be a valid checkpoint */
-}
-
-/* After reading it failed with `status` and *err: opens a copy in another tier. PD_OK: one is open. */
-static pd_status take_copy(struct opened *o, pd_status status, struct pd_error *err)
-{
-    while (status && o->entry && pd_ckpt_place_next_copy(&o->place, err, &o->entry))
-        if ((status = look_into(o, err)) == PD_OK) return PD_OK;
-    return status;
-}
-
-/* A checkpoint that PATH names is opened even when the store would not list it. */
-static pd_status opened_open(const char *path, uint64_t step, bool is_quiet, struct opened *o, struct pd_error *err)
-{
-    *o = (struct opened){0};
-    PD_TRY(is_quiet ? pd_ckpt_place_open_quiet(path, &o->place, err) : pd_ckpt_place_open(path, NULL, &o->place, err));
-    pd_status status = PD_OK;
-    if (o->place.named[0]) {
-        int length = snprintf(o->path, sizeof o->path, "%s/%s", o->place.root, o->place.named);
-        PD_CHECK(length > 0 && (size_t)length < sizeof o->path);
-    } else {
-        status = pd_ckpt_place_choose(&o->place, step, &o->entry, err);
-    }
-    if (!status && (status = look_into(o, err))) status = take_copy(o, status, err);
-    if (status) opened_close(o);
-    return status;
+    const struct pd_memory_plan memory = {.bytes = {[PD_MEMORY_BUFFERS] = PD_COMPARE_BUFFER_BYTES}};
+    PD_TRY(pd_arena_new(&memory, ret_arena, err));
+    *ret_buffers = pd_arena_take(*ret_arena, PD_MEMORY_BUFFERS, PD_COMPARE_BUFFER_BYTES);
+    return PD_OK;
 }
 
 /* ---- stats ---- */
 
-static bool wanted(const struct pd_ckpt_options *options, const char *name)
+struct stats {
+    struct pd_ckpt_foreign f;
+    const char *part;                 /* of a name, or NULL */
+    bool *wanted;                     /* (tensors) */
+    struct pd_tensor_report *reports; /* (tensors) */
+    uint64_t bytes_read, state_digest;
+    bool has_digest; /* of the state: all of a checkpoint of ours was read */
+};
+
+static pd_status stats_read(struct stats *s, void *buffers, struct pd_error *err)
 {
-    return !options->tensor || strstr(name, options->tensor);
+    const struct pd_catalog *c = &s->f.catalog;
+    struct pd_shown_progress progress;
+    bool any = !s->part;
+    for (uint32_t t = 0; t < c->tensor_count; t++) {
+        s->wanted[t] = !s->part || strstr(c->tensors[t].name, s->part);
+        any = any || s->wanted[t];
+    }
+    if (!any) PD_FAIL(err, PD_USAGE, "no tensor has \"%s\" in its name; leave --tensor out to see all", s->part);
+    const struct pd_compare_request request = {
+        .left = {.catalog = c}, .buffers = buffers, .progress = pd_shown_progress_start(&progress), .context = &progress};
+    PD_TRY(pd_compare_report(s->f.vfs, &request, s->wanted, s->reports, &s->bytes_read, err));
+    pd_shown_progress_end(&progress);
+    s->has_digest = is_ours(&s->f) && !s->part;
+    return s->has_digest ? pd_compare_state_digest(c, s->reports, &s->state_digest, err) : PD_OK;
 }
 
-void pd_ckpt_stats_row(struct pd_table *table, const char *name, enum pd_kind kind, const struct pd_tensor_report *r)
+/* Copies of a checkpoint have the same arrays, under whatever layout. */
+static pd_status stats_read_any(struct stats *s, struct pd_error *err)
+{
+    struct pd_arena *arena = NULL;
+    void *buffers;
+    s->wanted = calloc((size_t)s->f.catalog.tensor_count + 1, sizeof *s->wanted);
+    s->reports = calloc((size_t)s->f.catalog.tensor_count + 1, sizeof *s->reports);
+    if (!s->wanted || !s->reports) PD_FAIL(err, PD_NO_MEMORY, "no memory for statistics");
+    PD_TRY(take_buffers(&arena, &buffers, err));
+    pd_status st;
+    do {
+        st = stats_read(s, buffers, err);
+    } while (st && !(st = pd_ckpt_foreign_take_copy(&s->f, st, err)));
+    pd_arena_free(arena);
+    return is_ours(&s->f) ? pd_ckpt_add_advice(st, err) : st;
+}
+
+static pd_status stats_open(const char *path, uint64_t step, const char *part, struct stats *s, struct pd_error *err)
+{
+    *s = (struct stats){.part = part};
+    PD_TRY(pd_ckpt_foreign_open(path, step, &s->f, err));
+    PD_TRY(pd_ckpt_foreign_refuse_step(&s->f, step, err));
+    return stats_read_any(s, err);
+}
+
+static void stats_close(struct stats *s)
+{
+    free(s->wanted);
+    free(s->reports);
+    pd_ckpt_foreign_close(&s->f);
+}
+
+static void stats_row(struct pd_table *table, const struct pd_foreign_tensor *t, const struct pd_tensor_report *r)
 {
     char bad[64] = "";
     if (r->nan_count || r->inf_count)
         snprintf(bad, sizeof bad, "%" PRIu64 " NaN, %" PRIu64 " inf", r->nan_count, r->inf_count);
-    PD_TABLE_ROW(table, name, pd_kind_name(kind), pd_text_count(r->elements).text, pd_text_number(r->min).text,
+    PD_TABLE_ROW(table, t->name, pd_kind_name(t->kind), pd_text_count(r->elements).text, pd_text_number(r->min).text,
                  pd_text_number(r->max).text, pd_text_number(r->mean).text, pd_text_number(r->rms).text,
                  pd_text_hex(r->digest).text, bad);
 }
 
-void pd_ckpt_stats_json(struct pd_json_writer *w, const char *name, uint32_t ndim, const uint64_t *shape, enum pd_kind kind,
-                        const struct pd_tensor_report *r)
+static void stats_json(struct pd_json_writer *w, const struct pd_foreign_tensor *t, const struct pd_tensor_report *r)
 {
     pd_json_object_begin(w, NULL);
-    PD_JSON_STRINGS(w, {"tensor", name}, {"kind", pd_kind_name(kind)});
+    PD_JSON_STRINGS(w, {"tensor", t->name}, {"kind", pd_kind_name(t->kind)});
     pd_json_array_begin(w, "shape");
-    for (uint32_t d = 0; d < ndim; d++)
-        pd_json_u64(w, NULL, shape[d]);
+    for (uint32_t d = 0; d < t->ndim; d++)
+        pd_json_u64(w, NULL, t->shape[d]);
     pd_json_array_end(w);
     pd_json_u64(w, "elements", r->elements);
     pd_json_hex64(w, "digest", r->digest);
@@ -92,82 +112,123 @@ void pd_ckpt_stats_json(struct pd_json_writer *w, const char *name, uint32_t ndi
     pd_json_object_end(w);
 }
 
-static pd_status stats_print(const struct pd_ckpt_options *options, const struct opened *o,
-                             const struct pd_state_report *report, struct pd_error *err)
+static pd_status stats_print(const struct stats *s, bool is_json, struct pd_error *err)
 {
-    const struct pd_tensor_table *tensors = pd_inspect_tensors(o->inspect);
-    struct pd_json_writer w;
+    const struct pd_catalog *c = &s->f.catalog;
     struct pd_table table;
-    uint32_t shown = 0;
-    pd_json_writer_init(&w, 2);
+    struct pd_json_writer w;
     PD_TABLE_INIT(&table, "TENSOR", "KIND", ">ELEMENTS", ">MIN", ">MAX", ">MEAN", ">RMS", "DIGEST", "");
-    pd_json_object_begin(&w, NULL);
-    pd_json_string(&w, "checkpoint", o->path);
-    pd_json_u64(&w, "step", pd_inspect_commit(o->inspect)->state.identity.step);
-    if (!options->tensor) pd_json_hex64(&w, "state_digest", report->state_digest);
-    pd_json_u64(&w, "bytes_read", report->bytes_read);
+    pd_json_writer_init_object(&w, 2);
+    pd_json_string(&w, "checkpoint", s->f.path);
+    pd_json_u64(&w, "step", c->counters.step);
+    if (s->has_digest) pd_json_hex64(&w, "state_digest", s->state_digest);
+    pd_json_u64(&w, "bytes_read", s->bytes_read);
     pd_json_array_begin(&w, "tensors");
-    for (uint32_t i = 0; i < tensors->count * PD_KIND_COUNT; i++) {
-        const struct pd_tensor *t = &tensors->tensors[i / PD_KIND_COUNT];
-        if (!wanted(options, t->name)) continue;
-        pd_ckpt_stats_row(&table, t->name, (enum pd_kind)(i % PD_KIND_COUNT), &report->rows[i]);
-        pd_ckpt_stats_json(&w, t->name, t->ndim, t->shape, (enum pd_kind)(i % PD_KIND_COUNT), &report->rows[i]);
-        shown++;
+    for (uint32_t t = 0; t < c->tensor_count; t++) {
+        if (!s->wanted[t]) continue;
+        stats_row(&table, &c->tensors[t], &s->reports[t]);
+        stats_json(&w, &c->tensors[t], &s->reports[t]);
     }
-    pd_json_array_end(&w);
-    pd_json_object_end(&w);
-    pd_status status = PD_OK;
-    if (!shown)
-        status = pd_error_set(err, PD_USAGE, PD_WHERE, 0, "no tensor has \"%s\" in its name; leave --tensor out to see all",
-                              options->tensor);
-    else if (options->json)
-        status = pd_output_json(&w, err);
-    else
-        status = pd_table_print(&table, err);
-    if (!status && !options->json && !options->tensor)
-        printf("state digest of step %" PRIu64 ": %s\n", pd_inspect_commit(o->inspect)->state.identity.step,
-               pd_text_hex(report->state_digest).text);
+    const pd_status st = is_json ? pd_output_json(&w, err) : pd_table_print(&table, err);
+    if (!st && !is_json && s->has_digest)
+        printf("state digest of step %" PRIu64 ": %s\n", c->counters.step, pd_text_hex(s->state_digest).text);
     pd_json_writer_deinit(&w);
     pd_table_deinit(&table);
-    return status;
-}
-
-/* All tensors with the digest of the whole, or the named ones, for which nothing else is read. */
-static pd_status stats_report(const struct pd_ckpt_options *options, const struct opened *o, pd_inspect_progress show,
-                              struct pd_shown_progress *progress, struct pd_state_report *ret_report, struct pd_error *err)
-{
-    const struct pd_tensor_table *tensors = pd_inspect_tensors(o->inspect);
-    if (!options->tensor) return pd_inspect_report(o->inspect, true, show, progress, ret_report, err);
-    bool *chosen = calloc(tensors->count + 1ull, sizeof *chosen);
-    if (!chosen) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u tensors", tensors->count);
-    for (uint32_t t = 0; t < tensors->count; t++)
-        chosen[t] = wanted(options, tensors->tensors[t].name);
-    pd_status status = pd_inspect_report_some(o->inspect, chosen, show, progress, ret_report, err);
-    free(chosen);
-    return status;
+    return st;
 }
 
 pd_status pd_ckpt_stats(const struct pd_ckpt_options *options, struct pd_error *err)
 {
-    struct opened o;
-    struct pd_shown_progress progress;
-    struct pd_state_report report = {0};
-    PD_TRY(opened_open(options->paths[0], options->step, false, &o, err));
-    pd_status status = PD_OK;
-    do {
-        status = stats_report(options, &o, pd_shown_progress_start(&progress), &progress, &report, err);
-    } while (status && !(status = take_copy(&o, status, err)));
-    status = pd_ckpt_add_advice(status, err);
-    if (!status) {
-        pd_shown_progress_end(&progress);
-        status = stats_print(options, &o, &report, err);
-    }
-    pd_state_report_deinit(&report);
-    opened_close(&o);
-    return status;
+    struct stats s;
+    pd_status st = stats_open(options->paths[0], options->step, options->tensor, &s, err);
+    if (!st) st = stats_print(&s, options->json, err);
+    stats_close(&s);
+    return st;
+}
+
+pd_status pd_ckpt_state_digest(const char *path, uint64_t *ret_digest, struct pd_error *err)
+{
+    struct stats s;
+    const pd_status st = stats_open(path, UINT64_MAX, NULL, &s, err);
+    *ret_digest = s.state_digest;
+    stats_close(&s);
+    return st;
 }
 
 /* ---- diff ---- */
+
+struct sides {
+    struct pd_ckpt_foreign opened[2], *of[2]; /* one, opened once, beside itself */
+    struct pd_links links[2];
+    struct pd_model *model; /* that one of them says it is; NULL: tensors are known by their names */
+};
+
+/* A checkpoint of ours has the model's tensors as they are. */
+static pd_status link_ours(const struct pd_ckpt_foreign *f, const struct pd_model *model, struct pd_links *links,
+                           struct pd_error *err)
+{
+    for (uint32_t t = 0; t < model->tensors.count; t++)
+        for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
+            struct pd_tensor *tensor = &model->tensors.tensors[t];
+            const int64_t found = pd_catalog_find(&f->catalog, tensor->name, (enum pd_kind)kind);
+            const struct pd_link link = {
+                .tensor = t, .kind = (enum pd_kind)kind, .name = tensor->name, .view = pd_view_dense(tensor)};
+            if (found >= 0 && pd_foreign_elements(&f->catalog.tensors[found]) != pd_tensor_elements(tensor))
+                PD_FAIL(err, PD_INVALID, "tensor %s does not have the shape that the other checkpoint's model gives it",
+                        tensor->name);
+            if (found >= 0) PD_TRY(pd_links_add(links, &link, err));
+        }
+    return PD_OK;
+}
+
+static pd_status link_side(const struct pd_ckpt_foreign *f, const struct pd_model *model, struct pd_links *links,
+                           struct pd_error *err)
+{
+    if (is_ours(f)) return link_ours(f, model, links, err);
+    return pd_model_links(model, NULL, &f->catalog, pd_ckpt_foreign_has_moments(f), links, err);
+}
+
+/* Two parts of a model, as an export with --only leaves them, have no model to be linked to. */
+static bool share_names(const struct sides *s)
+{
+    const struct pd_catalog *left = &s->of[0]->catalog;
+    if (is_ours(s->of[0]) || is_ours(s->of[1])) return false;
+    for (uint32_t t = 0; t < left->tensor_count; t++)
+        if (pd_catalog_find(&s->of[1]->catalog, left->tensors[t].name, left->tensors[t].kind) >= 0) return true;
+    return false;
+}
+
+static void unlink_sides(struct sides *s)
+{
+    for (int i = 0; i < 2; i++) {
+        pd_links_deinit(&s->links[i]);
+        s->links[i] = (struct pd_links){0};
+    }
+    pd_model_free(s->model);
+    s->model = NULL;
+}
+
+static pd_status link_sides(struct sides *s, struct pd_error *err)
+{
+    if (is_ours(s->of[0]) && is_ours(s->of[1])) return PD_OK;
+    pd_status st = pd_ckpt_foreign_model(s->of[0], &s->model, err);
+    if (st == PD_NOT_FOUND) st = pd_ckpt_foreign_model(s->of[1], &s->model, err);
+    if (st == PD_NOT_FOUND) return PD_OK;
+    int i = 0;
+    while (!st && i < 2) {
+        st = link_side(s->of[i], s->model, &s->links[i], err);
+        i += !st;
+    }
+    if (!st || i == 2) return st;
+    if (st == PD_INVALID && share_names(s)) {
+        unlink_sides(s);
+        pd_error_clear(err);
+        return PD_OK;
+    }
+    st = pd_error_context(err, st, "%s", s->of[i]->path);
+    pd_error_append(err, "; perdure ckpt show lists what each has");
+    return st;
+}
 
 static const char *const difference_names[] = {"same", "different", "only in the first", "only in the second",
                                                "other shape"};
@@ -199,11 +260,42 @@ static enum pd_difference find_lone_moments(const struct pd_diff *diff, uint64_t
     return lone;
 }
 
-pd_status pd_ckpt_diff_print(const struct pd_diff *diff, struct pd_error *err)
+/* "both of step 6, under dp 2, tp 1, pp 1, sp 1 and under dp 1, ...", or the two formats. */
+static pd_status print_sides(const struct sides *s, struct pd_error *err)
+{
+    struct pd_commit commits[2] = {0};
+    char layouts[2][80];
+    if (!is_ours(s->of[0]) || !is_ours(s->of[1])) {
+        printf("%s and %s\n", s->of[0]->format->name, s->of[1]->format->name);
+        return PD_OK;
+    }
+    pd_status st = pd_ckpt_foreign_record(s->of[0], &commits[0], err);
+    if (!st) st = pd_ckpt_foreign_record(s->of[1], &commits[1], err);
+    for (int i = 0; i < 2; i++) {
+        const struct pd_layout *l = &commits[i].state.layout;
+        snprintf(layouts[i], sizeof layouts[i], "dp %u, tp %u, pp %u, sp %u", l->dp, l->tp, l->pp, l->sp);
+    }
+    const struct pd_identity *left = &commits[0].state.identity, *right = &commits[1].state.identity;
+    if (!st && left->step == right->step)
+        printf("both of step %" PRIu64, left->step);
+    else if (!st)
+        printf("steps %" PRIu64 " and %" PRIu64, left->step, right->step);
+    if (!st && strcmp(layouts[0], layouts[1]) == 0)
+        printf(", both under %s", layouts[0]);
+    else if (!st)
+        printf(", under %s and under %s", layouts[0], layouts[1]);
+    if (!st) printf("%s\n", memcmp(left->run_id, right->run_id, sizeof left->run_id) ? ", of two runs" : "");
+    pd_commit_deinit(&commits[0]);
+    pd_commit_deinit(&commits[1]);
+    return st;
+}
+
+static pd_status diff_print(const struct sides *s, const struct pd_diff *diff, struct pd_error *err)
 {
     struct pd_table table;
     uint64_t moments;
     const enum pd_difference lone = find_lone_moments(diff, &moments);
+    PD_TRY(print_sides(s, err));
     if (diff->different_count > (lone ? moments : 0)) {
         PD_TABLE_INIT(&table, "TENSOR", "KIND", "", "ELEMENTS", ">LARGEST", ">FIRST", "VALUES");
         for (uint64_t i = 0; i < diff->count; i++)
@@ -216,39 +308,14 @@ pd_status pd_ckpt_diff_print(const struct pd_diff *diff, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status diff_text(const struct opened sides[2], const struct pd_diff *diff, struct pd_error *err)
-{
-    /* "steps 2 and 6, both under dp 2, tp 1, pp 1, sp 1" */
-    const struct pd_run_state *s[2];
-    char layouts[2][80];
-    for (int i = 0; i < 2; i++) {
-        s[i] = &pd_inspect_commit(sides[i].inspect)->state;
-        const struct pd_layout *l = &s[i]->layout;
-        snprintf(layouts[i], sizeof layouts[i], "dp %u, tp %u, pp %u, sp %u", l->dp, l->tp, l->pp, l->sp);
-    }
-    const uint64_t steps[2] = {s[0]->identity.step, s[1]->identity.step};
-    if (steps[0] == steps[1])
-        printf("both of step %" PRIu64, steps[0]);
-    else
-        printf("steps %" PRIu64 " and %" PRIu64, steps[0], steps[1]);
-    if (strcmp(layouts[0], layouts[1]) == 0)
-        printf(", both under %s", layouts[0]);
-    else
-        printf(", under %s and under %s", layouts[0], layouts[1]);
-    printf("%s\n",
-           memcmp(s[0]->identity.run_id, s[1]->identity.run_id, sizeof s[0]->identity.run_id) ? ", of two runs" : "");
-    return pd_ckpt_diff_print(diff, err);
-}
-
-pd_status pd_ckpt_diff_json(const char *const paths[2], const uint64_t steps[2], const struct pd_diff *diff,
-                            struct pd_error *err)
+static pd_status diff_json(const struct sides *s, const struct pd_diff *diff, struct pd_error *err)
 {
     static const char *const words[] = {"same", "different", "only_left", "only_right", "other_shape"};
     struct pd_json_writer w;
     pd_json_writer_init_object(&w, 2);
-    PD_JSON_STRINGS(&w, {"left", paths[0]}, {"right", paths[1]});
-    PD_JSON_U64S(&w, {"left_step", steps[0]}, {"right_step", steps[1]}, {"arrays", diff->count},
-                 {"different", diff->different_count});
+    PD_JSON_STRINGS(&w, {"left", s->of[0]->path}, {"right", s->of[1]->path});
+    PD_JSON_U64S(&w, {"left_step", s->of[0]->catalog.counters.step}, {"right_step", s->of[1]->catalog.counters.step},
+                 {"arrays", diff->count}, {"different", diff->different_count});
     pd_json_array_begin(&w, "differences");
     for (uint64_t i = 0; i < diff->count; i++) {
         const struct pd_diff_row *r = &diff->rows[i];
@@ -264,63 +331,61 @@ pd_status pd_ckpt_diff_json(const char *const paths[2], const uint64_t steps[2],
     return pd_output_json(&w, err);
 }
 
-/* Whether this is the damaged side: reads all of it. */
-static bool is_bad(struct opened *o, struct pd_error *err)
-{
-    struct pd_damage_list list = {0};
-    pd_status status = pd_inspect_verify(o->inspect, NULL, NULL, &list, err);
-    const bool bad = status || list.count;
-    if (!status && bad) (void)pd_error_set(err, list.items[0].status, PD_WHERE, 0, "%s", list.items[0].text);
-    pd_damage_list_deinit(&list);
-    return bad;
-}
-
-static pd_status take_other_side(struct opened sides[2], pd_status status)
-{
-    for (int i = 0; i < 2 && pd_ckpt_is_of_copy(status); i++) {
-        struct pd_error own = {0};
-        if (sides[i].place.tiers.count == 1 || !sides[i].entry || !is_bad(&sides[i], &own)) continue;
-        if (!take_copy(&sides[i], own.status, &own)) return PD_OK;
-        return status; /* that side is closed now */
-    }
-    return status;
-}
-
-static pd_status diff_opened(const struct pd_ckpt_options *options, struct opened sides[2], struct pd_error *err)
+/* The side that cannot be read goes on with a copy in another tier. */
+static pd_status diff_read(const struct pd_ckpt_options *o, struct sides *s, void *buffers, struct pd_diff *ret_diff,
+                           struct pd_error *err)
 {
     struct pd_shown_progress progress;
-    struct pd_diff diff = {0};
-    pd_status status = PD_OK;
+    int bad = 0;
+    pd_status st;
     do {
         const pd_inspect_progress show = pd_shown_progress_start(&progress);
-        status = pd_inspect_diff(sides[0].inspect, sides[1].inspect, options->quiet ? NULL : show, &progress, &diff, err);
+        const struct pd_compare_request request = {
+            .left = {.catalog = &s->of[0]->catalog, .links = s->model ? &s->links[0] : NULL},
+            .right = {.catalog = &s->of[1]->catalog, .links = s->model ? &s->links[1] : NULL},
+            .tensors = s->model ? &s->model->tensors : NULL,
+            .buffers = buffers,
+            .progress = o->quiet ? NULL : show,
+            .context = &progress,
+            .bad_side = &bad};
+        st = pd_compare(s->of[0]->vfs, &request, ret_diff, err);
         pd_shown_progress_end(&progress);
-    } while (status && !(status = take_other_side(sides, status)));
-    status = pd_ckpt_add_advice(status, err);
-    if (!status && options->json) {
-        const char *const paths[2] = {sides[0].path, sides[1].path};
-        const uint64_t steps[2] = {pd_inspect_commit(sides[0].inspect)->state.identity.step,
-                                   pd_inspect_commit(sides[1].inspect)->state.identity.step};
-        status = pd_ckpt_diff_json(paths, steps, &diff, err);
-    } else if (!status && !options->quiet)
-        status = diff_text(sides, &diff, err);
-    if (!status && diff.different_count)
-        status = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s and %s hold different state", sides[0].path, sides[1].path);
-    if (status == PD_CORRUPT && options->quiet && diff.different_count) pd_error_clear(err);
+    } while (st && !(st = pd_ckpt_foreign_take_copy(s->of[bad], st, err)));
+    return st && is_ours(s->of[bad]) ? pd_ckpt_add_advice(st, err) : st;
+}
+
+static pd_status diff_sides(const struct pd_ckpt_options *o, struct sides *s, struct pd_error *err)
+{
+    struct pd_arena *arena = NULL;
+    struct pd_diff diff = {0};
+    void *buffers;
+    PD_TRY(link_sides(s, err));
+    PD_TRY(take_buffers(&arena, &buffers, err));
+    pd_status st = diff_read(o, s, buffers, &diff, err);
+    if (!st && o->json)
+        st = diff_json(s, &diff, err);
+    else if (!st && !o->quiet)
+        st = diff_print(s, &diff, err);
+    if (!st && diff.different_count)
+        st = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "%s and %s hold different state", s->of[0]->path, s->of[1]->path);
+    if (st == PD_CORRUPT && o->quiet && diff.different_count) pd_error_clear(err);
     pd_diff_deinit(&diff);
-    return status;
+    pd_arena_free(arena);
+    return st;
 }
 
 pd_status pd_ckpt_diff(const struct pd_ckpt_options *options, struct pd_error *err)
 {
-    struct opened sides[2];
-    PD_TRY(opened_open(options->paths[0], options->step, false, &sides[0], err));
-    const bool is_known = strcmp(options->paths[0], options->paths[1]) == 0; /* what is wrong there has been said */
-    pd_status status = opened_open(options->paths[1], options->step, is_known, &sides[1], err);
-    if (!status) {
-        status = diff_opened(options, sides, err);
-        opened_close(&sides[1]);
+    struct sides s = {.of = {&s.opened[0], &s.opened[0]}};
+    PD_TRY(pd_ckpt_foreign_open(options->paths[0], UINT64_MAX, &s.opened[0], err));
+    pd_status st = PD_OK;
+    if (strcmp(options->paths[0], options->paths[1]) != 0) {
+        s.of[1] = &s.opened[1];
+        st = pd_ckpt_foreign_open(options->paths[1], UINT64_MAX, &s.opened[1], err);
     }
-    opened_close(&sides[0]);
-    return status;
+    if (!st) st = diff_sides(options, &s, err);
+    unlink_sides(&s);
+    for (int i = 0; i < 2; i++)
+        pd_ckpt_foreign_close(&s.opened[i]);
+    return st;
 }

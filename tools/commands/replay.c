@@ -3,6 +3,7 @@
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/regular_file.h"
 #include "tools/command.h"
+#include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_place.h"
 #include "tools/output.h"
 
@@ -128,19 +129,6 @@ static pd_status choose(struct audit *a, struct pd_error *err)
     return pd_error_context(err, st, "the configuration of step %" PRIu64, entry->step);
 }
 
-static pd_status read_digest(struct audit *a, struct pd_error *err)
-{
-    struct pd_inspect *inspect = NULL;
-    struct pd_state_report report = {0};
-    if (!a->next[0]) return PD_OK;
-    PD_TRY(pd_inspect_open(a->place.vfs, a->next, &inspect, err));
-    const pd_status st = pd_inspect_report(inspect, false, NULL, NULL, &report, err);
-    a->recorded_digest = report.state_digest;
-    pd_state_report_deinit(&report);
-    pd_inspect_close(inspect);
-    return pd_ckpt_add_advice(st, err);
-}
-
 /* ---- what comes of it here ---- */
 
 static pd_status take_step(void *context, uint64_t step, const struct pd_step_result *result, struct pd_error *err)
@@ -201,7 +189,7 @@ static void report_state(struct pd_report *report, const struct audit *a)
 static pd_status audit(struct audit *a, struct pd_error *err)
 {
     PD_TRY(choose(a, err));
-    PD_TRY(read_digest(a, err));
+    if (a->next[0]) PD_TRY(pd_ckpt_state_digest(a->next, &a->recorded_digest, err));
     struct pd_tiers_options tiers = {.count = a->place.tiers.count};
     for (uint32_t i = 0; i < tiers.count; i++)
         tiers.tiers[i] = (struct pd_tier_options){.dir = a->place.tiers.tiers[i].dir, .keep_last = 1};

@@ -314,7 +314,7 @@ static pd_status compare(void *state, struct pd_error *err)
         .left = {&source, &links}, .right = {&out, &w->links}, .tensors = &w->s.table, .buffers = w->buffers};
     if (!st) st = pd_compare(w->s.vfs, &request, &diff, err);
     request = (struct pd_compare_request){.left = {&out, NULL}, .buffers = w->buffers};
-    if (!st) st = pd_compare_report(w->s.vfs, &request, NULL, reports, err);
+    if (!st) st = pd_compare_report(w->s.vfs, &request, NULL, reports, NULL, err);
     pd_diff_deinit(&diff);
     pd_links_deinit(&links);
     pd_catalog_deinit(&source);
@@ -331,32 +331,17 @@ static void *set_up_exported(const void *context)
 
 /* ---- inspect ---- */
 
-static pd_status look_at(struct pd_inspect *left, struct pd_inspect *right, struct pd_error *err)
-{
-    struct pd_damage_list damage = {0};
-    struct pd_diff diff = {0};
-    PD_TRY(pd_inspect_check_complete(left, err));
-    pd_status st = pd_inspect_verify(left, NULL, NULL, &damage, err);
-    if (!st && damage.count) st = pd_error_set(err, damage.items[0].status, PD_WHERE, 0, "%s", damage.items[0].text);
-    pd_damage_list_deinit(&damage);
-    PD_TRY(st);
-    st = pd_inspect_diff(left, right, NULL, NULL, &diff, err);
-    pd_diff_deinit(&diff);
-    struct pd_state_report report = {0};
-    if (!st) st = pd_inspect_report(left, true, NULL, NULL, &report, err);
-    pd_state_report_deinit(&report);
-    return st;
-}
-
 static pd_status inspect(void *state, struct pd_error *err)
 {
     struct work *w = state;
-    struct pd_inspect *left = NULL, *right = NULL;
-    pd_status st = pd_inspect_open(w->s.vfs, "/stored", &left, err);
-    if (!st) st = pd_inspect_open(w->s.vfs, "/stored/commit.h5", &right, err);
-    if (!st) st = look_at(left, right, err);
-    pd_inspect_close(left);
-    pd_inspect_close(right);
+    struct pd_inspect *in = NULL;
+    struct pd_damage_list damage = {0};
+    pd_status st = pd_inspect_open(w->s.vfs, "/stored/commit.h5", &in, err);
+    if (!st) st = pd_inspect_check_complete(in, err);
+    if (!st) st = pd_inspect_verify(in, NULL, NULL, &damage, err);
+    if (!st && damage.count) st = pd_error_set(err, damage.items[0].status, PD_WHERE, 0, "%s", damage.items[0].text);
+    pd_damage_list_deinit(&damage);
+    pd_inspect_close(in);
     return st;
 }
 

@@ -152,9 +152,9 @@ Test(compare, reports_of_equal_values_are_equal_in_every_format)
     struct pd_tensor_report *ours = calloc(x.stored.tensor_count, sizeof *ours),
                             *theirs = calloc(x.plain.tensor_count, sizeof *theirs);
     struct pd_compare_request request = {.left = {.catalog = &x.stored}, .buffers = x.buffers};
-    OK(pd_compare_report(x.s.vfs, &request, NULL, ours, err));
+    OK(pd_compare_report(x.s.vfs, &request, NULL, ours, NULL, err));
     request.left.catalog = &x.plain;
-    OK(pd_compare_report(x.s.vfs, &request, NULL, theirs, err));
+    OK(pd_compare_report(x.s.vfs, &request, NULL, theirs, NULL, err));
     for (uint32_t t = 0; t < STATE_TENSORS; t++) {
         const int64_t a = pd_catalog_find(&x.stored, x.s.tensors[t].name, PD_PARAM),
                       b = pd_catalog_find(&x.plain, x.s.tensors[t].name, PD_PARAM);
@@ -290,7 +290,7 @@ Test(compare, reports_count_what_is_not_finite)
                                                .buffers = aligned_alloc(PD_VFS_ALIGN, PD_COMPARE_BUFFER_BYTES),
                                                .progress = note_progress,
                                                .context = &progress};
-    OK(pd_compare_report(s.vfs, &request, wanted, reports, err));
+    OK(pd_compare_report(s.vfs, &request, wanted, reports, NULL, err));
     cr_assert(reports[0].elements == 6 && reports[0].nan_count == 1 && reports[0].inf_count == 2);
     cr_assert(reports[0].min == -4 && reports[0].max == 2 && reports[0].rms == sqrt(20.0 / 3));
     cr_assert_float_eq(reports[0].mean, -2.0 / 3, 1e-12);

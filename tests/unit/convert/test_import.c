@@ -1,6 +1,7 @@
 /* What is imported under any layout reads back as what the foreign file holds; what stops midway leaves no checkpoint. */
-#include "ckpt/inspect/inspect.h"
+#include "resharder/catalog/read.h"
 #include "resharder/convert/import.h"
+#include "resharder/formats/perdure.h"
 #include "tests/helpers/scale.h"
 #include "tests/helpers/thread_signals.h"
 #include "tests/unit/resharder/state_fixture.h"
@@ -66,26 +67,30 @@ static void make_foreign(struct state *s, struct foreign *f)
 static void check_stored(struct state *s, struct pd_store *store)
 {
     char directory[4096];
-    struct pd_inspect *inspect;
+    struct pd_catalog catalog;
+    struct pd_reader *reader = NULL;
+    void *buffers = aligned_alloc(PD_VFS_ALIGN, PD_READER_BUFFER_BYTES_MIN);
     cr_assert_eq(pd_store_count(store), 1u);
     pd_store_entry_path(store, pd_store_entry_at(store, 0), directory);
-    OK(pd_inspect_open(s->vfs, directory, &inspect, err));
-    OK(pd_inspect_check_complete(inspect, err));
-    const struct pd_tensor_table *table = pd_inspect_tensors(inspect);
-    for (uint32_t n = 0; n < table->count; n++) {
-        const uint32_t t = (uint32_t)pd_tensor_table_find(&s->table, table->tensors[n].name);
-        const struct pd_box whole = pd_box_whole(&s->tensors[t]);
+    pd_catalog_init(&catalog, "perdure");
+    OK(pd_format_perdure.read(s->vfs, directory, &catalog, err));
+    OK(pd_catalog_finish(&catalog, err));
+    OK(pd_reader_open(s->vfs, &catalog, buffers, PD_READER_BUFFER_BYTES_MIN, &reader, err));
+    for (uint32_t n = 0; n < catalog.tensor_count; n++) {
+        const uint32_t t = (uint32_t)pd_tensor_table_find(&s->table, catalog.tensors[n].name);
+        const enum pd_kind kind = catalog.tensors[n].kind;
         const uint64_t elements = pd_tensor_elements(&s->tensors[t]);
+        const struct pd_view whole = {.ndim = 1, .count = {elements}, .stride = {1}};
         float *values = malloc(elements * sizeof *values);
-        for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
-            OK(pd_inspect_read(inspect, n, (enum pd_kind)kind, &whole, values, err));
-            for (uint64_t i = 0; i < elements; i++)
-                cr_assert_eq(values[i], kind && !has_moments(t) ? 0.0f : state_value(t, (uint32_t)kind, i),
-                             "tensor %u, kind %d, element %d", t, kind, (int)i);
-        }
+        OK(pd_reader_read(reader, n, &whole, values, err));
+        for (uint64_t i = 0; i < elements; i++)
+            cr_assert_eq(values[i], kind && !has_moments(t) ? 0.0f : state_value(t, (uint32_t)kind, i),
+                         "tensor %u, kind %d, element %d", t, (int)kind, (int)i);
         free(values);
     }
-    pd_inspect_close(inspect);
+    pd_reader_close(reader);
+    pd_catalog_deinit(&catalog);
+    free(buffers);
 }
 
 static struct pd_import_request request_of(struct state *s, struct foreign *f, const struct pd_layout *layout,
