@@ -48,30 +48,23 @@ static void print_quoted(FILE *out, const char *text)
     fputc('"', out);
 }
 
-static void print_sources(FILE *out, const struct pd_data_source *sources, uint32_t count)
+/* Zeros that nobody can write, or that stand for nothing, are left out. */
+static void print_list(FILE *out, const struct pd_key_list *list, const char *items, uint32_t count)
 {
-    for (uint32_t i = 0; i < count; i++) {
-        fputs("    - {path: ", out);
-        print_quoted(out, sources[i].path);
-        fprintf(out, ", format: %s", pd_data_format_name(sources[i].format));
-        if (sources[i].weight) { /* files without weights count by size */
-            char text[40];
-            pd_key_number_text(sources[i].weight, text, sizeof text);
-            fprintf(out, ", weight: %s", text);
+    char text[64];
+    for (const char *item = items; item < items + count * list->bytes; item += list->bytes) {
+        for (uint32_t i = 0; i < list->member_count; i++) {
+            const struct pd_key *member = &list->members[i];
+            const bool is_string = member->type == PD_KEY_STRING;
+            if (!is_string) pd_key_text(item, member, text, sizeof text);
+            if (!is_string && strcmp(text, "0") == 0 && !member->initial) continue;
+            fprintf(out, "%s%s: ", i ? ", " : "    - {", member->name);
+            if (is_string)
+                print_quoted(out, *(char *const *)(item + member->offset));
+            else
+                fputs(text, out);
         }
         fputs("}\n", out);
-    }
-}
-
-static void print_tiers(FILE *out, const struct pd_config_tier *tiers, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++) {
-        fputs("    - {dir: ", out);
-        print_quoted(out, tiers[i].dir);
-        fprintf(out, ", every: %" PRIu64 ", keep_last: %" PRIu32 ", keep_every: %" PRIu64 ", bandwidth: %" PRIu64,
-                tiers[i].every, tiers[i].keep_last, tiers[i].keep_every, tiers[i].bandwidth);
-        if (tiers[i].replicas) fprintf(out, ", replicas: %" PRIu32, tiers[i].replicas);
-        fprintf(out, ", compression: %s}\n", tiers[i].compression);
     }
 }
 
@@ -83,14 +76,15 @@ static void print_key(FILE *out, const struct pd_config *config, const struct pd
     const void *member = (const char *)config + key->offset;
     uint32_t count = 0;
     if (key->count_offset) memcpy(&count, (const char *)config + key->count_offset, sizeof count);
-    if (key->type == PD_KEY_SOURCES || key->type == PD_KEY_TIERS) {
-        if (!count) fputs("[]", out);
-    } else if (key->type == PD_KEY_RANKS) {
-        const uint32_t *ranks = *(uint32_t *const *)member;
+    const bool is_numbers = key->list && !key->list->members[0].name[0];
+    if (is_numbers) {
+        const uint32_t *numbers = *(uint32_t *const *)member;
         fputc('[', out);
         for (uint32_t i = 0; i < count; i++)
-            fprintf(out, i ? ", %u" : "%u", ranks[i]);
+            fprintf(out, i ? ", %u" : "%u", numbers[i]);
         fputc(']', out);
+    } else if (key->list) {
+        if (!count) fputs("[]", out);
     } else if (key->type == PD_KEY_STRING) {
         print_quoted(out, *(char *const *)member);
     } else {
@@ -101,8 +95,7 @@ static void print_key(FILE *out, const struct pd_config *config, const struct pd
     const char *meaning = key->meaning;
     long width = ftell(out) - line_start;
     fprintf(out, "%*s  # %s\n", width < COMMENT_COLUMN ? (int)(COMMENT_COLUMN - width) : 0, "", meaning);
-    if (key->type == PD_KEY_SOURCES) print_sources(out, *(struct pd_data_source *const *)member, count);
-    if (key->type == PD_KEY_TIERS) print_tiers(out, *(struct pd_config_tier *const *)member, count);
+    if (key->list && !is_numbers) print_list(out, key->list, *(char *const *)member, count);
 }
 
 pd_status pd_config_print(const struct pd_config *config, char **ret_yaml, struct pd_error *err)
@@ -173,7 +166,7 @@ struct pd_yaml {
 struct reader {
     const char *name, *text;
     yaml_parser_t parser;
-    yaml_event_t event; /* the newest; the reader's until the next */
+    yaml_document_t document;
     struct pd_yaml yaml;
     struct pd_error *err;
 };
@@ -192,10 +185,11 @@ static bool is_indented_by_tab(const char *text, size_t line)
     return text && memchr(text, '\t', strspn(text, " \t"));
 }
 
-static pd_status next_event(struct reader *r)
+/* The next document; its root is NULL behind the last one. */
+static pd_status load_document(struct reader *r)
 {
-    yaml_event_delete(&r->event);
-    if (yaml_parser_parse(&r->parser, &r->event)) return PD_OK;
+    if (yaml_parser_load(&r->parser, &r->document)) return PD_OK;
+    r->document = (yaml_document_t){0};
     if (r->parser.error == YAML_MEMORY_ERROR) PD_FAIL(r->err, PD_NO_MEMORY, "%s: no memory to parse it", r->name);
     yaml_mark_t mark = r->parser.problem_mark;
     if (r->parser.error == YAML_READER_ERROR) mark = r->parser.mark;
@@ -218,86 +212,61 @@ static pd_status add_entry(struct reader *r, enum pd_yaml_node node, const char 
     return PD_OK;
 }
 
-static pd_status read_node(struct reader *r, const char *path, int depth);
-
-static pd_status read_section(struct reader *r, const char *path, int depth)
-{
-    for (;;) {
-        char below[PATH_MAX_BYTES + 64];
-        PD_TRY(next_event(r));
-        if (r->event.type == YAML_MAPPING_END_EVENT) return PD_OK;
-        if (r->event.type != YAML_SCALAR_EVENT || r->event.data.scalar.length >= 64)
-            FAIL_AT(r, r->event.start_mark, "a key must be one short word");
-        snprintf(below, sizeof below, "%s%s%s", path, path[0] ? "." : "", (const char *)r->event.data.scalar.value);
-        PD_TRY(next_event(r));
-        PD_TRY(read_node(r, below, depth + 1));
-    }
-}
-
 /* What YAML calls null is as nothing there. */
-static bool is_null(const yaml_event_t *scalar)
+static bool is_null(const yaml_node_t *scalar)
 {
     const char *value = (const char *)scalar->data.scalar.value;
     return scalar->data.scalar.style == YAML_PLAIN_SCALAR_STYLE && (!strcmp(value, "~") || !strcasecmp(value, "null"));
 }
 
-/* `optimizer: {}` is as `optimizer:`. */
-static pd_status make_empty(struct reader *r, struct pd_yaml_entry *section)
+static pd_status read_node(struct reader *r, int number, const char *path, int depth)
 {
-    section->node = PD_YAML_VALUE;
-    section->value = strdup("");
-    return PD_ALLOCATED(section->value, r->err, "%s: no memory for %s", r->name, section->path);
-}
-
-static pd_status read_node(struct reader *r, const char *path, int depth)
-{
-    const yaml_mark_t mark = r->event.start_mark;
-    const char *value = (const char *)r->event.data.scalar.value;
+    char below[PATH_MAX_BYTES + 64];
+    const yaml_node_t *node = yaml_document_get_node(&r->document, number);
+    const yaml_mark_t mark = node->start_mark;
     if (depth > DEPTH_MAX || strlen(path) >= PATH_MAX_BYTES) FAIL_AT(r, mark, "nested too deep");
-    switch (r->event.type) {
-    case YAML_SCALAR_EVENT:
-        if (r->event.data.scalar.length != strlen(value)) FAIL_AT(r, mark, "%s holds a zero byte", path);
-        return add_entry(r, PD_YAML_VALUE, path, is_null(&r->event) ? "" : value, mark);
-    case YAML_MAPPING_START_EVENT:
-        if (path[0]) PD_TRY(add_entry(r, PD_YAML_SECTION, path, NULL, mark));
-        const uint32_t count = r->yaml.count;
-        PD_TRY(read_section(r, path, depth));
-        return path[0] && r->yaml.count == count ? make_empty(r, &r->yaml.entries[count - 1]) : PD_OK;
-    case YAML_SEQUENCE_START_EVENT:
+    if (node->type == YAML_SCALAR_NODE) {
+        const char *value = (const char *)node->data.scalar.value;
+        if (node->data.scalar.length != strlen(value)) FAIL_AT(r, mark, "%s holds a zero byte", path);
+        return add_entry(r, PD_YAML_VALUE, path, is_null(node) ? "" : value, mark);
+    }
+    if (node->type == YAML_SEQUENCE_NODE) {
+        const yaml_node_item_t *items = node->data.sequence.items.start, *end = node->data.sequence.items.top;
         if (!path[0]) FAIL_AT(r, mark, "the file is a list; it must have sections: run, model, data, ...");
         PD_TRY(add_entry(r, PD_YAML_LIST, path, NULL, mark));
-        for (uint32_t index = 0;; index++) {
-            char below[PATH_MAX_BYTES + 64];
-            PD_TRY(next_event(r));
-            if (r->event.type == YAML_SEQUENCE_END_EVENT) return PD_OK;
-            snprintf(below, sizeof below, "%s[%u]", path, index);
-            PD_TRY(read_node(r, below, depth + 1));
+        for (const yaml_node_item_t *item = items; item < end; item++) {
+            snprintf(below, sizeof below, "%s[%td]", path, item - items);
+            PD_TRY(read_node(r, *item, below, depth + 1));
         }
-    case YAML_ALIAS_EVENT:
-        FAIL_AT(r, mark, "%s is an alias; write the value out", path);
-    default:
-        FAIL_AT(r, mark, "a value is missing");
+        return PD_OK;
     }
-}
-
-/* The root of a document, up to its end. */
-static pd_status read_document(struct reader *r)
-{
-    PD_TRY(next_event(r));
-    if (r->event.type != YAML_SCALAR_EVENT) return read_node(r, "", 0);
-    if (r->event.data.scalar.length == 0) return PD_OK; /* a text of nothing but comments is one empty scalar */
-    FAIL_AT(r, r->event.start_mark, "expected sections: run, model, data, ...; is this the configuration?");
+    const yaml_node_pair_t *pairs = node->data.mapping.pairs.start, *end = node->data.mapping.pairs.top;
+    if (path[0] && pairs == end) return add_entry(r, PD_YAML_VALUE, path, "", mark); /* `optimizer: {}` is `optimizer:` */
+    if (path[0]) PD_TRY(add_entry(r, PD_YAML_SECTION, path, NULL, mark));
+    for (const yaml_node_pair_t *pair = pairs; pair < end; pair++) {
+        const yaml_node_t *key = yaml_document_get_node(&r->document, pair->key);
+        if (key->type != YAML_SCALAR_NODE || key->data.scalar.length >= 64)
+            FAIL_AT(r, key->start_mark, "a key must be one short word");
+        snprintf(below, sizeof below, "%s%s%s", path, path[0] ? "." : "", (const char *)key->data.scalar.value);
+        PD_TRY(read_node(r, pair->value, below, depth + 1));
+    }
+    return PD_OK;
 }
 
 static pd_status read_stream(struct reader *r)
 {
-    for (uint32_t documents = 0;;) {
-        PD_TRY(next_event(r));
-        if (r->event.type == YAML_STREAM_END_EVENT) return PD_OK;
-        if (r->event.type != YAML_DOCUMENT_START_EVENT) continue;
-        if (documents++) FAIL_AT(r, r->event.start_mark, "a second document begins; a configuration is one");
-        PD_TRY(read_document(r));
-    }
+    PD_TRY(load_document(r));
+    const yaml_node_t *root = yaml_document_get_root_node(&r->document);
+    if (!root) return PD_OK;
+    if (root->type != YAML_SCALAR_NODE)
+        PD_TRY(read_node(r, 1, "", 0)); /* nodes count from 1, and this is the first */
+    else if (root->data.scalar.length)  /* a text of nothing but comments may be one empty scalar */
+        FAIL_AT(r, root->start_mark, "expected sections: run, model, data, ...; is this the configuration?");
+    yaml_document_delete(&r->document);
+    PD_TRY(load_document(r));
+    root = yaml_document_get_root_node(&r->document);
+    if (root) FAIL_AT(r, root->start_mark, "a second document begins; a configuration is one");
+    return PD_OK;
 }
 
 static void yaml_deinit(struct pd_yaml *yaml)
@@ -310,15 +279,14 @@ static void yaml_deinit(struct pd_yaml *yaml)
     *yaml = (struct pd_yaml){0};
 }
 
-/*   errors  PD_INVALID with "name:line:column": bad syntax, a key said twice, an alias, a second document, too deep, too
- * many */
+/*   errors  PD_INVALID with "name:line:column": bad syntax, a key said twice, a second document, too deep, too many */
 static pd_status yaml_read(const char *name, const char *text, struct pd_yaml *ret_yaml, struct pd_error *err)
 {
     struct reader r = {.name = name, .text = text, .err = err};
     if (!yaml_parser_initialize(&r.parser)) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory to parse it", name);
     yaml_parser_set_input_string(&r.parser, (const unsigned char *)text, strlen(text));
     pd_status status = read_stream(&r);
-    yaml_event_delete(&r.event);
+    yaml_document_delete(&r.document);
     yaml_parser_delete(&r.parser);
     if (status)
         yaml_deinit(&r.yaml);
@@ -347,7 +315,7 @@ void pd_config_deinit(struct pd_config *config)
         if (pd_keys[i].type == PD_KEY_STRING) {
             free(*member);
             *member = NULL;
-        } else if (pd_key_is_list(&pd_keys[i])) {
+        } else if (pd_keys[i].list) {
             pd_key_clear_list(config, &pd_keys[i]);
         }
     }
@@ -358,7 +326,7 @@ void pd_config_deinit(struct pd_config *config)
 static pd_status visit_entry(const struct pd_yaml_entry *entry, struct pd_config *config, struct pd_error *err)
 {
     const struct pd_key *key = pd_key_find(entry->path);
-    bool is_list = key && pd_key_is_list(key);
+    bool is_list = key && key->list;
     switch (entry->node) {
     case PD_YAML_SECTION:
         if (key && !is_list) PD_FAIL(err, PD_INVALID, "%s: expected a value, found a section", entry->path);
@@ -419,8 +387,8 @@ static pd_status apply_override(const char *override, struct pd_config *config, 
     snprintf(path, path_bytes, "%.*s", (int)(equals - override), override);
     text = equals + 1;
     const struct pd_key *key = pd_key_find(path);
-    const pd_status status = key && pd_key_is_list(key) && text[0] == '[' ? set_list(path, text, config, err)
-                                                                          : pd_key_set(config, path, text, err);
+    const pd_status status =
+        key && key->list && text[0] == '[' ? set_list(path, text, config, err) : pd_key_set(config, path, text, err);
     return status ? pd_error_context(err, status, "command line") : PD_OK;
 }
 

@@ -23,6 +23,7 @@ static const char *const order_words[] = {"auto", "depth_first", "breadth_first"
 static const char *const place_words[] = {"device", "cpu", "nvme", NULL};
 static const char *const update_words[] = {"auto", "host", "device", NULL};
 static const char *const recompute_words[] = {"none", "selective", "full", NULL};
+static const char *const format_words[] = {"auto", "text", "nanogpt", "llmc", "megatron", NULL};
 
 /* A key is called as its member is, but for two. What comes behind its meaning are further fields. */
 #define KEY(NAME, TYPE, MEMBER, INITIAL, EFFECT, MEANING, ...)                                                        \
@@ -38,12 +39,48 @@ static const char *const recompute_words[] = {"none", "selective", "full", NULL}
 #define U32(...) NUMBER(PD_KEY_U32, __VA_ARGS__)
 #define U64(...) NUMBER(PD_KEY_U64, __VA_ARGS__)
 #define F64(...) NUMBER(PD_KEY_DOUBLE, __VA_ARGS__)
-#define LIST(TYPE, MEMBER, EFFECT, MEANING) \
-    KEY(#MEMBER, TYPE, MEMBER, NULL, EFFECT, MEANING, .count_offset = AT(MEMBER##_count), .high = 65536)
+#define LIST(MEMBER, LIST_OF, EFFECT, MEANING) \
+    KEY(#MEMBER, PD_KEY_LIST, MEMBER, NULL, EFFECT, MEANING, .count_offset = AT(MEMBER##_count), .list = &(LIST_OF))
 #define MODEL_U32(NAME, EFFECT, MEANING, ...) NUMBER(PD_KEY_U32, model.NAME, NULL, 0, U32_MAX, EFFECT, MEANING, __VA_ARGS__)
 #define MODEL_FLOAT(NAME, EFFECT, MEANING) NUMBER(PD_KEY_FLOAT, model.NAME, NULL, 0, 1e12, EFFECT, MEANING)
 #define STEPS .suffix = PD_SUFFIX_COUNT
 #define TOKENS .suffix = PD_SUFFIX_SIZE
+
+/* ---- lists ---- */
+
+#define MEMBER(OF, NAME, TYPE, ...)                                                   \
+    {                                                                                 \
+        .name = #NAME, .type = TYPE, .offset = offsetof(struct OF, NAME), __VA_ARGS__ \
+    }
+#define SOURCE(NAME, TYPE, ...) MEMBER(pd_data_source, NAME, TYPE, __VA_ARGS__)
+#define TIER(NAME, TYPE, ...) MEMBER(pd_config_tier, NAME, TYPE, __VA_ARGS__)
+#define MEMBERS(LIST) LIST, sizeof(LIST) / sizeof *(LIST)
+#define LEFT_OUT .initial = "auto", .automatic = true
+
+static const struct pd_key source_members[] = {
+    SOURCE(path, PD_KEY_STRING),
+    SOURCE(format, PD_KEY_WORD, .words = format_words),
+    SOURCE(weight, PD_KEY_DOUBLE, .high = 1e9, .low_open = true),
+};
+static const struct pd_key tier_members[] = {
+    TIER(dir, PD_KEY_STRING),
+    TIER(every, PD_KEY_U64, .high = COUNT_MAX, STEPS, LEFT_OUT),
+    TIER(keep_last, PD_KEY_U32, .low = 1, .high = 1e6),
+    TIER(keep_every, PD_KEY_U64, .high = COUNT_MAX, STEPS, LEFT_OUT),
+    TIER(bandwidth, PD_KEY_U64, .high = 1e15, STEPS),
+    TIER(replicas, PD_KEY_U32, .high = 1e6),
+    TIER(compression, PD_KEY_STRING),
+};
+static const struct pd_key rank_members[] = {{.name = "", .type = PD_KEY_U32, .low = 1, .high = 65536}};
+
+static const struct pd_key_list sources = {"a data file is a path, or {path: FILE} with format and weight",
+                                           MEMBERS(source_members), 65536, sizeof(struct pd_data_source)};
+static const struct pd_key_list tiers = {
+    "a tier is a directory, or {dir: DIR, every: STEPS} with keep_last, keep_every, bandwidth, replicas and compression",
+    MEMBERS(tier_members), PD_TIERS_MAX, sizeof(struct pd_config_tier)};
+static const struct pd_key_list ranks = {"an element is a number of ranks", MEMBERS(rank_members), 65536, sizeof(uint32_t)};
+
+/* ---- all keys ---- */
 
 const struct pd_key pd_keys[] = {
     STRING(run.dir, "", FREE, "where the run lives: metrics, log, checkpoints"),
@@ -75,8 +112,8 @@ const struct pd_key pd_keys[] = {
     MODEL_U32(rope_original_context, LINEAGE, "llama3: context before stretching", TOKENS),
     MODEL_FLOAT(init_std, FREE, "standard deviation of initial weights"),
 
-    LIST(PD_KEY_SOURCES, data.train, FREE, "files, directories, globs; a fingerprint guards their contents"),
-    LIST(PD_KEY_SOURCES, data.validation, FREE, "files; none: a part of each train file"),
+    LIST(data.train, sources, FREE, "files, directories, globs; a fingerprint guards their contents"),
+    LIST(data.validation, sources, FREE, "files; none: a part of each train file"),
     F64(data.validation_fraction, "0", 0, 0.5, LINEAGE, "tail of each train file kept for validation"),
     SWITCH(data.separate_documents, "false", LINEAGE, "attention does not cross documents"),
     NUMBER(PD_KEY_I64, data.document_token, "-1", -1, 16777216, LINEAGE,
@@ -171,7 +208,7 @@ const struct pd_key pd_keys[] = {
     U32(checkpoint.in_flight, "1", 1, 2, FREE,
         "saves under way at once; 2: one may be copied while the one before is made durable"),
     STRING(checkpoint.compression, "none", FREE, "of shards: none, or zstd:1 to zstd:19"),
-    LIST(PD_KEY_TIERS, checkpoint.tiers, FREE, "directories to save into, the fastest first; none: checkpoint.dir alone"),
+    LIST(checkpoint.tiers, tiers, FREE, "directories to save into, the fastest first; none: checkpoint.dir alone"),
     F64(checkpoint.leave_seconds, "20", 0, 1e6, FREE,
         "asked to leave: for further tiers, once one that outlives a reboot has the last step"),
     F64(checkpoint.give_up_minutes, "60", 0, 1e6, FREE,
@@ -185,7 +222,7 @@ const struct pd_key pd_keys[] = {
            "[ADDRESS:]PORT where rank 0 answers GET /metrics; without ADDRESS 127.0.0.1 alone; empty: nowhere"),
 
     U32(restart.limit, "3", 0, 1e6, FREE, "restarts without progress before giving up"),
-    LIST(PD_KEY_RANKS, restart.ranks, FREE,
+    LIST(restart.ranks, ranks, FREE,
          "ranks of the first, second, ... restart; empty: all, or the remaining ones once a rank is lost twice"),
     F64(restart.begin_seconds, "120", 0, 1e6, FREE, "for mpirun or srun to start all ranks; then it is ended; 0: for ever"),
     F64(restart.join_seconds, "120", 0, 1e6, FREE, "after that, for all ranks to reach one another (MPI_Init); 0: for ever"),
@@ -229,8 +266,3 @@ const struct pd_key pd_keys[] = {
            "go on with changed numerics, batch or data, on purpose: other bits from there on"),
 };
 const uint32_t pd_key_count = sizeof pd_keys / sizeof pd_keys[0];
-
-bool pd_key_is_list(const struct pd_key *key)
-{
-    return key->type == PD_KEY_SOURCES || key->type == PD_KEY_RANKS || key->type == PD_KEY_TIERS;
-}

@@ -81,11 +81,6 @@ static pd_status renamed_refuse(const char *path, const char *value, struct pd_e
 
 /* ---- one key from text and back ---- */
 
-#define LIST_MAX 65536u
-#define WHOLE_MAX 9007199254740992.0 /* up to here every whole number is a double */
-
-static const char *const format_words[] = {"auto", "text", "nanogpt", "llmc", "megatron", NULL};
-
 /* A path taken apart: data.train[3].path is name, index and member. */
 struct place {
     char name[96], member[32];
@@ -166,7 +161,7 @@ static const char *word_hint(const struct pd_key *key, const char *text)
     return is_fp8 ? "; linears of blocks are in fp8 by numerics.linears=fp8" : NULL;
 }
 
-void pd_key_number_text(double value, char *ret, size_t bytes)
+static void number_text(double value, char *ret, size_t bytes)
 {
     for (int digits = 6; digits <= 17; digits++) {
         snprintf(ret, bytes, "%.*g", digits, value);
@@ -180,84 +175,49 @@ static pd_status check_range(const struct pd_key *key, double value, const char 
     bool high_fits = key->high_open ? value < key->high : value <= key->high;
     if (low_fits && high_fits) return PD_OK;
     char low[32], high[32];
-    pd_key_number_text(key->low, low, sizeof low);
-    pd_key_number_text(key->high, high, sizeof high);
+    number_text(key->low, low, sizeof low);
+    number_text(key->high, high, sizeof high);
     PD_FAIL(err, PD_INVALID, "expected a number %s %s and %s %s, found %s", key->low_open ? "above" : "of at least", low,
             key->high_open ? "under" : "at most", high, text);
 }
 
-/* "1e3" where counts are written with suffixes too. */
-static bool parse_exponent(const char *text, uint64_t *ret)
-{
-    double value;
-    if (!strpbrk(text, "eE") || !pd_parse_double(text, &value)) return false;
-    if (value < 0 || value != floor(value)) return false;
-    *ret = value < WHOLE_MAX ? (uint64_t)value : UINT64_MAX; /* beyond every range */
-    return true;
-}
-
-static bool parse_with_suffix(const char *text, enum pd_key_suffix suffix, uint64_t *ret)
-{
-    if (pd_parse_u64(text, ret) || (suffix != PD_SUFFIX_NONE && parse_exponent(text, ret))) return true;
-    size_t length = strlen(text);
-    if (suffix == PD_SUFFIX_NONE || length < 2 || length > 20) return false;
-    static const char letters[] = "kmg";
-    const char *letter = strchr(letters, text[length - 1] | 0x20);
-    char digits[24];
-    uint64_t value;
-    snprintf(digits, sizeof digits, "%.*s", (int)(length - 1), text);
-    if (!letter || !*letter || !pd_parse_u64(digits, &value)) return false;
-    for (int64_t power = letter - letters; power >= 0; power--)
-        if (__builtin_mul_overflow(value, suffix == PD_SUFFIX_SIZE ? 1024u : 1000u, &value)) return false;
-    *ret = value;
-    return true;
-}
-
-/* What no member could hold is refused by the key's range: it is a number all the same. NAN: it is none. */
-static double too_far(const char *text, enum pd_key_suffix suffix)
+/* Digits, and where the key has suffixes also a fraction, an exponent or one of k, M and G. NAN: it is none. */
+static long double number_of(const char *text, enum pd_key_suffix suffix)
 {
     static const char letters[] = "kmg";
-    const char *digits = text + (*text == '-');
-    const size_t length = strspn(digits, "0123456789");
-    const char last = digits[length], *letter = last && suffix ? strchr(letters, last | 0x20) : NULL;
-    if (!length || (last && (!letter || digits[length + 1]))) return NAN;
-    return strtod(text, NULL) * (letter ? pow(1000, (double)(letter - letters + 1)) : 1);
+    char *end;
+    const size_t length = strspn(text, suffix ? "-0123456789.eE" : "-0123456789");
+    const long double value = strtold(text, &end);
+    const char *letter = *end && suffix ? strchr(letters, *end | 0x20) : NULL;
+    if (!length || end != text + length || (*end && (!letter || end[1]))) return NAN;
+    return letter ? value * powl(suffix == PD_SUFFIX_SIZE ? 1024 : 1000, (long double)(letter - letters + 1)) : value;
 }
 
-static pd_status refuse_whole(const struct pd_key *key, const char *text, struct pd_error *err)
+static pd_status set_whole(void *base, const struct pd_key *key, const char *text, struct pd_error *err)
 {
-    const double value = too_far(text, key->suffix);
-    if (!isnan(value)) PD_TRY(check_range(key, value, text, err));
     static const char *const such[] = {
         [PD_SUFFIX_COUNT] = ", such as 500, 10k or 1e4", [PD_SUFFIX_SIZE] = ", such as 4096, 8k or 2G"};
-    PD_FAIL(err, PD_INVALID, "expected a whole number%s, found \"%s\"", such[key->suffix] ? such[key->suffix] : "", text);
-}
-
-static pd_status refuse_real(const struct pd_key *key, const char *text, struct pd_error *err)
-{
-    char *end;
-    const double value = strtod(text, &end);
-    const bool is_digits = strspn(text, "+-0123456789.eE") == strlen(text);
-    if (is_digits && end != text && !*end) PD_TRY(check_range(key, value, text, err));
-    PD_FAIL(err, PD_INVALID, "expected a number, found \"%s\"", text);
-}
-
-static pd_status set_unsigned(void *base, const struct pd_key *key, const char *text, struct pd_error *err)
-{
-    uint64_t value;
-    if (!parse_with_suffix(text, key->suffix, &value)) return refuse_whole(key, text, err);
-    PD_TRY(check_range(key, (double)value, text, err));
+    void *member = member_of(base, key->offset);
+    const long double value = number_of(text, key->suffix);
+    if (!isnan(value)) PD_TRY(check_range(key, (double)value, text, err));
+    if (isnan(value) || value != floorl(value))
+        PD_FAIL(err, PD_INVALID, "expected a whole number%s, found \"%s\"", such[key->suffix] ? such[key->suffix] : "",
+                text);
     if (key->type == PD_KEY_U32)
-        *(uint32_t *)member_of(base, key->offset) = (uint32_t)value;
+        *(uint32_t *)member = (uint32_t)value;
+    else if (key->type == PD_KEY_U64)
+        *(uint64_t *)member = (uint64_t)value;
     else
-        *(uint64_t *)member_of(base, key->offset) = value;
+        *(int64_t *)member = (int64_t)value;
     return PD_OK;
 }
 
 static pd_status set_real(void *base, const struct pd_key *key, const char *text, struct pd_error *err)
 {
-    double value;
-    if (!pd_parse_double(text, &value)) return refuse_real(key, text, err);
+    char *end;
+    const double value = strtod(text, &end);
+    if (end == text || *end || strspn(text, "+-0123456789.eE") != strlen(text))
+        PD_FAIL(err, PD_INVALID, "expected a number, found \"%s\"", text);
     PD_TRY(check_range(key, value, text, err));
     if (key->type == PD_KEY_FLOAT)
         *(float *)member_of(base, key->offset) = (float)value;
@@ -290,13 +250,8 @@ static pd_status set_member(void *base, const struct pd_key *key, const char *te
         return replace_string(member_of(base, key->offset), text, err);
     case PD_KEY_U32:
     case PD_KEY_U64:
-        return set_unsigned(base, key, text, err);
     case PD_KEY_I64:
-        int64_t value;
-        if (!pd_parse_i64(text, &value)) return refuse_whole(key, text, err);
-        PD_TRY(check_range(key, (double)value, text, err));
-        *(int64_t *)member_of(base, key->offset) = value;
-        return PD_OK;
+        return set_whole(base, key, text, err);
     case PD_KEY_FLOAT:
     case PD_KEY_DOUBLE:
         return set_real(base, key, text, err);
@@ -319,164 +274,74 @@ static pd_status set_member(void *base, const struct pd_key *key, const char *te
 void pd_key_clear_list(struct pd_config *config, const struct pd_key *key)
 {
     uint32_t *count = member_of(config, key->count_offset);
-    void **items = member_of(config, key->offset);
-    if (key->type == PD_KEY_SOURCES)
-        for (uint32_t i = 0; i < *count; i++)
-            free(((struct pd_data_source *)*items)[i].path);
-    const struct pd_config_tier *tiers = *items;
-    for (uint32_t i = 0; i < *count && key->type == PD_KEY_TIERS; i++) {
-        free(tiers[i].dir);
-        free(tiers[i].compression);
-    }
+    char **items = member_of(config, key->offset);
+    for (uint32_t i = 0; i < *count; i++)
+        for (uint32_t m = 0; m < key->list->member_count; m++)
+            if (key->list->members[m].type == PD_KEY_STRING)
+                free(*(char **)(*items + i * key->list->bytes + key->list->members[m].offset));
     free(*items);
     *items = NULL;
     *count = 0;
 }
 
-/* Room for element `index` of a list, zeroed, which is there already or the next. */
-static pd_status reach(struct pd_config *config, const struct pd_key *key, uint64_t index, size_t item_bytes,
+/* Element `index` of a list, which is there already or the next. */
+static pd_status reach(struct pd_config *config, const struct pd_key *key, uint64_t index, void **ret_item,
                        struct pd_error *err)
 {
+    const struct pd_key_list *list = key->list;
     uint32_t *count = member_of(config, key->count_offset);
-    void **items = member_of(config, key->offset);
-    if (index < *count) return PD_OK;
+    char **items = member_of(config, key->offset);
     if (index > *count)
         PD_FAIL(err, PD_INVALID, "element %" PRIu64 " of a list that has %u; the next is %s[%u]", index, *count, key->name,
                 *count);
-    if (index >= LIST_MAX)
-        PD_FAIL(err, PD_INVALID, "a list of more than %u elements; name fewer, or a directory or a glob", LIST_MAX);
-    void *grown = realloc(*items, (index + 1) * item_bytes);
-    if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for a list of the configuration");
-    memset((char *)grown + index * item_bytes, 0, item_bytes);
-    *items = grown;
-    (*count)++;
-    return PD_OK;
-}
-
-static pd_status set_source(struct pd_config *config, const struct pd_key *key, const struct place *p, const char *text,
-                            struct pd_error *err)
-{
-    static const struct pd_key weight_range = {.low = 0, .high = 1e9, .low_open = true};
-    if (!p->has_index) pd_key_clear_list(config, key);
-    bool is_path = p->member[0] == '\0' || strcmp(p->member, "path") == 0;
-    if (!is_path && strcmp(p->member, "format") != 0 && strcmp(p->member, "weight") != 0)
-        PD_FAIL(err, PD_INVALID, "a data file has path, format and weight, and no \"%s\"", p->member);
-    PD_TRY(reach(config, key, p->index, sizeof(struct pd_data_source), err));
-    struct pd_data_source *source = *(struct pd_data_source **)member_of(config, key->offset) + p->index;
-    if (is_path) return replace_string(&source->path, text, err);
-    if (strcmp(p->member, "format") == 0) {
-        int format;
-        PD_TRY(set_word(&format, format_words, text, NULL, err));
-        source->format = (enum pd_data_format)format;
-        return PD_OK;
+    if (index >= list->most) PD_FAIL(err, PD_INVALID, "a list of more than %u elements; name fewer", list->most);
+    if (index == *count) {
+        char *grown = realloc(*items, (index + 1) * list->bytes);
+        if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for a list of the configuration");
+        *items = grown;
+        memset(grown + index * list->bytes, 0, list->bytes);
+        for (uint32_t m = 0; m < list->member_count; m++)
+            if (list->members[m].initial) set_automatic(grown + index * list->bytes, &list->members[m]);
+        (*count)++;
     }
-    double weight;
-    if (!pd_parse_double(text, &weight)) return refuse_real(&weight_range, text, err);
-    PD_TRY(check_range(&weight_range, weight, text, err));
-    source->weight = weight;
+    *ret_item = *items + index * list->bytes;
     return PD_OK;
 }
 
-static pd_status set_rank(struct pd_config *config, const struct pd_key *key, uint64_t index, const char *text,
+static pd_status set_element(struct pd_config *config, const struct pd_key *key, uint64_t index, const char *member,
+                             const char *text, struct pd_error *err)
+{
+    const struct pd_key_list *list = key->list;
+    const char *names[16];
+    for (uint32_t i = 0; i < list->member_count; i++) {
+        void *item = NULL;
+        names[i] = list->members[i].name;
+        if (member[0] ? strcmp(names[i], member) != 0 : i > 0) continue;
+        PD_TRY(reach(config, key, index, &item, err));
+        return set_member(item, &list->members[i], text, err);
+    }
+    const char *near = pd_nearest_name(member, names, list->member_count);
+    PD_FAIL(err, PD_INVALID, "%s, and has no \"%s\"%s%s%s", list->is, member, near ? "; did you mean " : "",
+            near ? near : "", near ? "?" : "");
+}
+
+/* Without an index the text is the whole list: one element or none, or numbers, "3,2" or "[3, 2]". */
+static pd_status set_list(struct pd_config *config, const struct pd_key *key, const struct place *p, const char *text,
                           struct pd_error *err)
 {
-    uint64_t value;
-    if (!pd_parse_u64(text, &value) || value == 0 || value > 65536)
-        PD_FAIL(err, PD_INVALID, "expected a number of ranks from 1 to 65536, found \"%s\"", text);
-    PD_TRY(reach(config, key, index, sizeof(uint32_t), err));
-    (*(uint32_t **)member_of(config, key->offset))[index] = (uint32_t)value;
-    return PD_OK;
-}
-
-/* Numbers of ranks: "3,2" or "[3, 2]" replaces the list; an index replaces one. */
-static pd_status set_ranks(struct pd_config *config, const struct pd_key *key, const struct place *p, const char *text,
-                           struct pd_error *err)
-{
     static const char separators[] = ", []";
-    uint64_t index = 0;
-    if (p->member[0]) PD_FAIL(err, PD_INVALID, "a number of ranks has no \"%s\"; write %s[0]=N", p->member, key->name);
-    if (p->has_index) return set_rank(config, key, p->index, text, err);
+    if (p->has_index) return set_element(config, key, p->index, p->member, text, err);
     pd_key_clear_list(config, key);
-    for (text += strspn(text, separators); *text; text += strspn(text, separators)) {
-        const size_t length = strcspn(text, separators);
+    text += strspn(text, separators);
+    for (uint64_t index = 0; *text; text += strspn(text, separators)) {
+        const size_t length = key->list->members[0].name[0] ? strlen(text) : strcspn(text, separators);
         char *word = strndup(text, length);
         if (!word) PD_FAIL(err, PD_NO_MEMORY, "no memory for a list of the configuration");
-        const pd_status st = set_rank(config, key, index++, word, err);
+        const pd_status st = set_element(config, key, index++, "", word, err);
         free(word);
         PD_TRY(st);
         text += length;
     }
-    return PD_OK;
-}
-
-/* ---- checkpoint.tiers ---- */
-
-#define MEMBER(NAME, TYPE, LOW, HIGH, SUFFIX)                                                                          \
-    {                                                                                                                  \
-        .name = #NAME, .type = TYPE, .offset = offsetof(struct pd_config_tier, NAME), .low = LOW, .high = HIGH, SUFFIX \
-    }
-#define COUNTED .suffix = PD_SUFFIX_COUNT
-#define PLAIN .suffix = PD_SUFFIX_NONE
-
-static const struct pd_key tier_members[] = {
-    MEMBER(dir, PD_KEY_STRING, 0, 0, PLAIN),         MEMBER(every, PD_KEY_U64, 0, 1e15, COUNTED),
-    MEMBER(keep_last, PD_KEY_U32, 1, 1e6, PLAIN),    MEMBER(keep_every, PD_KEY_U64, 0, 1e15, COUNTED),
-    MEMBER(bandwidth, PD_KEY_U64, 0, 1e15, COUNTED), MEMBER(compression, PD_KEY_STRING, 0, 0, PLAIN),
-    MEMBER(replicas, PD_KEY_U32, 0, 1e6, PLAIN),
-};
-#define TIER_MEMBERS (sizeof tier_members / sizeof *tier_members)
-
-/* As others call them. */
-static const struct {
-    const char *words, *member;
-} tier_meant[] = {{" path directory folder location root url ", "dir"},
-                  {" interval frequency steps every_steps every_n_steps save_every ", "every"},
-                  {" keep keep_last_n keep_latest max_to_keep retention limit ", "keep_last"},
-                  {" copies replicate ", "replicas"},
-                  {" rate throttle max_bandwidth ", "bandwidth"},
-                  {" codec compress zstd ", "compression"}};
-
-static pd_status refuse_tier_member(const char *member, struct pd_error *err)
-{
-    const char *names[TIER_MEMBERS], *near;
-    for (size_t i = 0; i < TIER_MEMBERS; i++)
-        names[i] = tier_members[i].name;
-    near = pd_nearest_name(member, names, TIER_MEMBERS);
-    for (size_t i = 0; i < sizeof tier_meant / sizeof *tier_meant; i++) {
-        char word[64];
-        snprintf(word, sizeof word, " %.50s ", member);
-        if (strstr(tier_meant[i].words, word)) near = tier_meant[i].member;
-    }
-    PD_FAIL(err, PD_INVALID,
-            "a tier is a directory, or {dir: DIR, every: STEPS} with keep_last, keep_every, bandwidth, replicas and "
-            "compression, and "
-            "has no \"%s\"%s%s%s",
-            member, near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
-}
-
-static pd_status set_tier_member(struct pd_config *config, const struct pd_key *key, uint64_t index, const char *member,
-                                 const char *text, struct pd_error *err)
-{
-    const uint32_t before = config->checkpoint.tiers_count;
-    if (!member[0]) member = "dir"; /* checkpoint.tiers: [/dev/shm/a, /nvme/b] */
-    if (index >= PD_TIERS_MAX) PD_FAIL(err, PD_INVALID, "there may be at most %u tiers", PD_TIERS_MAX);
-    for (size_t i = 0; i < TIER_MEMBERS; i++) {
-        if (strcmp(tier_members[i].name, member) != 0) continue;
-        PD_TRY(reach(config, key, index, sizeof(struct pd_config_tier), err));
-        struct pd_config_tier *tier = &config->checkpoint.tiers[index];
-        if (config->checkpoint.tiers_count > before) tier->every = tier->keep_every = PD_TIER_LEFT_OUT;
-        return set_member(tier, &tier_members[i], text, err);
-    }
-    return refuse_tier_member(member, err);
-}
-
-/* A directory is a tier that is all by default. Without an index the text is the only tier, or "[]" for none. */
-static pd_status set_tier(struct pd_config *config, const struct pd_key *key, const struct place *p, const char *text,
-                          struct pd_error *err)
-{
-    if (p->has_index) return set_tier_member(config, key, p->index, p->member, text, err);
-    pd_key_clear_list(config, key);
-    if (text[strspn(text, " []")] != '\0') return set_tier_member(config, key, 0, "dir", text, err);
     return PD_OK;
 }
 
@@ -514,7 +379,7 @@ pd_status pd_key_set(struct pd_config *config, const char *path, const char *tex
     PD_TRY(renamed_refuse(path, text, err));
     struct place p = place_of(path);
     const struct pd_key *key = pd_key_find(p.name);
-    bool is_list = key && pd_key_is_list(key);
+    const bool is_list = key && key->list;
     if (!key || !p.well_formed || (p.has_index && !is_list)) {
         char suggestion[320];
         if (key && p.well_formed) {
@@ -525,15 +390,7 @@ pd_status pd_key_set(struct pd_config *config, const char *path, const char *tex
         pd_key_suggest(path, suggestion, sizeof suggestion);
         PD_FAIL(err, PD_INVALID, "%s", suggestion);
     }
-    pd_status status;
-    if (key->type == PD_KEY_SOURCES)
-        status = set_source(config, key, &p, text, err);
-    else if (key->type == PD_KEY_RANKS)
-        status = set_ranks(config, key, &p, text, err);
-    else if (key->type == PD_KEY_TIERS)
-        status = set_tier(config, key, &p, text, err);
-    else
-        status = set_scalar(config, key, text, err);
+    const pd_status status = is_list ? set_list(config, key, &p, text, err) : set_scalar(config, key, text, err);
     return status ? pd_error_context(err, status, "%s", path) : PD_OK;
 }
 
@@ -543,9 +400,9 @@ bool pd_key_is_left(const struct pd_config *config, const struct pd_key *key)
     return config->layout.automatic && given && !*given;
 }
 
-void pd_key_text(const struct pd_config *config, const struct pd_key *key, char *ret, size_t bytes)
+void pd_key_text(const void *base, const struct pd_key *key, char *ret, size_t bytes)
 {
-    const void *member = (const char *)config + key->offset;
+    const void *member = (const char *)base + key->offset;
     switch (key->type) {
     case PD_KEY_STRING:
         snprintf(ret, bytes, "%s", *(char *const *)member ? *(char *const *)member : "");
@@ -567,7 +424,7 @@ void pd_key_text(const struct pd_config *config, const struct pd_key *key, char 
         }
         break;
     case PD_KEY_DOUBLE:
-        pd_key_number_text(*(const double *)member, ret, bytes);
+        number_text(*(const double *)member, ret, bytes);
         break;
     case PD_KEY_BOOL:
         snprintf(ret, bytes, "%s", *(const bool *)member ? "true" : "false");
@@ -576,7 +433,7 @@ void pd_key_text(const struct pd_config *config, const struct pd_key *key, char 
         snprintf(ret, bytes, "%s", key->words[*(const int *)member]);
         break;
     default:
-        snprintf(ret, bytes, "%u elements", *(const uint32_t *)((const char *)config + key->count_offset));
+        snprintf(ret, bytes, "%u elements", *(const uint32_t *)((const char *)base + key->count_offset));
         break;
     }
 }

@@ -167,8 +167,7 @@ static const struct pd_key *list_above(const char *path)
 {
     for (uint32_t i = 0; i < pd_key_count; i++) {
         const size_t length = strlen(pd_keys[i].name);
-        if (pd_key_is_list(&pd_keys[i]) && strncmp(pd_keys[i].name, path, length) == 0 && path[length] == '.')
-            return &pd_keys[i];
+        if (pd_keys[i].list && strncmp(pd_keys[i].name, path, length) == 0 && path[length] == '.') return &pd_keys[i];
     }
     return NULL;
 }

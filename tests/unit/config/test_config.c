@@ -141,11 +141,11 @@ Test(config, tiers_are_refused)
     refused(TIERS, "checkpoint.tiers[1].replicas=1", "only the first tier has replicas on other hosts");
     refused(TIERS, "checkpoint.tiers[0].keep_last=0", "expected a number of at least 1");
     refused(TIERS, "checkpoint.tiers[4].dir=x", "the next is checkpoint.tiers[3]");
-    refused(TIERS, "checkpoint.tiers[0].path=x", "and has no \"path\"; did you mean dir?");
-    refused(TIERS, "checkpoint.tiers[0].keep=3", "did you mean keep_last?");
+    refused(TIERS, "checkpoint.tiers[0].path=x", "and has no \"path\"");
+    refused(TIERS, "checkpoint.tiers[0].keep=3", "and has no \"keep\"");
     refused(MINIMAL "checkpoint: {tiers: [{dir: a}, {dir: b}, {dir: c}, {dir: d}, {dir: e}, {dir: f}, {dir: g}, {dir: h}, "
                     "{dir: i}]}\n",
-            NULL, "at most 8 tiers");
+            NULL, "more than 8 elements");
     refused(MINIMAL "checkpoint: {tiers: [{every: 1}, {every: 2}]}\n", NULL, "takes checkpoint.dir");
 }
 
@@ -195,7 +195,7 @@ Test(config, lists_on_the_command_line)
     c = parse(MINIMAL, (const char *const[]){"data.train=a,b.txt", NULL});
     cr_expect_str_eq(c.data.train[0].path, "a,b.txt", "without brackets it is one name");
     pd_config_deinit(&c);
-    refused(MINIMAL, "data.train=[a, {pth: b}]", "command line: data.train[1].pth: a data file has path, format and weight");
+    refused(MINIMAL, "data.train=[a, {pth: b}]", "command line: data.train[1].pth: a data file is a path, or");
     refused(MINIMAL, "data.train=[a", "command line: data.train: the list does not end; close it with ]");
     refused(MINIMAL, "data.train=[]", "data.train is missing");
 }
@@ -235,7 +235,7 @@ Test(config, suffixes)
     cr_expect_eq(c.batch.sequences, 250);
     cr_expect_eq(c.checkpoint.every, 1);
     pd_config_deinit(&c);
-    refused(MINIMAL, "run.steps=1e-3", "expected a whole number, such as 500, 10k or 1e4, found \"1e-3\"");
+    refused(MINIMAL, "run.steps=1.5", "expected a whole number, such as 500, 10k or 1e4, found \"1.5\"");
     refused(MINIMAL, "run.steps=1.5e0", "expected a whole number");
     refused(MINIMAL, "run.steps=1e16", "expected a number of at least 1 and at most 1e+15, found 1e16");
     refused(MINIMAL, "run.steps=1e300", "expected a number of at least 1 and at most 1e+15, found 1e300");
@@ -344,11 +344,11 @@ Test(config, errors_name_place_key_and_cause)
     refused(MINIMAL, "model.qkv_bias=maybe", "expected true or false, found \"maybe\"");
     refused(MINIMAL, "optimizer.lr[0]=1", "optimizer.lr is one value, not a list");
     refused(MINIMAL, "data.train[2].path=x", "element 2 of a list that has 1; the next is data.train[1]");
-    refused(MINIMAL, "data.train[0].pth=x", "a data file has path, format and weight, and no \"pth\"");
+    refused(MINIMAL, "data.train[0].pth=x", "and has no \"pth\"; did you mean path?");
     refused(MINIMAL, "data.train[0].weight=0", "above 0");
     refused(MINIMAL, "data.train[x]=a", "data.train[x]: an element is written data.train[0]");
     refused(MINIMAL, "data.train[1].weight=2", "data.train[1].path is missing");
-    refused(MINIMAL, "restart.ranks=2,zero", "expected a number of ranks from 1 to 65536, found \"zero\"");
+    refused(MINIMAL, "restart.ranks=2,zero", "expected a whole number, found \"zero\"");
     refused(MINIMAL, "run.dir=a\xff", "run.dir: byte 1 is no UTF-8");
     refused(MINIMAL, "run.dir=\xed\xa0\x80", "byte 0 is no UTF-8");
     refused(MINIMAL, "data.train=\xc0\x80", "byte 0 is no UTF-8");
@@ -364,7 +364,7 @@ Test(config, what_is_no_yaml_says_where)
     refused(MINIMAL "---\nrun: {}\n", NULL, "a second document begins");
     refused("run: {dir: r, dir: s}\n", NULL, "run.yaml:1:20: run.dir is there already, in line 1; keep one of them");
     refused("run: {dir: r}\nrun: {seed: 1}\n", NULL, "run.yaml:2:6: run is there already, in line 1");
-    refused("run: &a {dir: r}\ndata: *a\n", NULL, "data is an alias");
+    refused("run: &a {b: *a}\n", NULL, "nested too deep");
     refused("run: {dir: [r]}\n", NULL, "run.dir: expected one value, found a list");
     refused("run: {dir: {r: 1}}\n", NULL, "run.dir: expected a value, found a section");
     refused("run: [1]\n", NULL, "run is a section");
@@ -652,7 +652,7 @@ Test(keys, table_is_sound)
                       key->type == PD_KEY_FLOAT || key->type == PD_KEY_DOUBLE;
         cr_expect(!number || key->low < key->high, "%s", key->name);
         bool is_model = strncmp(key->name, "model.", 6) == 0 && strcmp(key->name, "model.preset") != 0;
-        bool is_list = pd_key_is_list(key);
+        bool is_list = key->list;
         cr_expect((key->initial == NULL) == (is_model || is_list), "%s", key->name);
         bool sizes = strstr(key->meaning, "0: ") != NULL && key->type == PD_KEY_U32;
         cr_expect(!sizes || key->low == 0, "%s says what 0 means and does not admit it", key->name);
