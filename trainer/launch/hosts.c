@@ -1,12 +1,14 @@
 #include "trainer/launch/hosts.h"
 
 #include "ckpt/base/clock.h"
+#include "ckpt/base/grow.h"
 #include "ckpt/base/parse.h"
 #include "ckpt/base/thread.h"
 #include "trainer/launch/reach.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <netdb.h>
 #include <poll.h>
 #include <search.h>
@@ -33,8 +35,7 @@
 #define QUESTION_BYTES 65536u
 #define LINKS_MS 3000
 #define RESOLVERS_MAX 256u
-#define OF_LINKS "- " /* begins a line of a look that is about those */
-#define FAILURE '!'   /* begins the one line of a look that failed */
+#define FAILED UINT32_MAX
 
 /* ---- what the source says ---- */
 
@@ -122,6 +123,16 @@ pd_status pd_launch_hosts_parse(const char *text, uint32_t slots, struct pd_laun
 
 /* ---- in the process that looks ---- */
 
+/* What it has found of a host, whenever more is known of it. One write, which a pipe takes whole. */
+struct finding {
+    uint32_t number; /* of the host, in order; FAILED: there is none */
+    union {
+        struct pd_launch_host_seen host;
+        char failure[512];
+    };
+};
+_Static_assert(sizeof(struct finding) <= PIPE_BUF, "a pipe takes a finding whole");
+
 struct question {
     const char *agent, *secret, *secret_dir; /* as in struct pd_launch_look */
     int patience, slowest_ms;                /* of the look before */
@@ -198,11 +209,18 @@ bool pd_launch_host_is_this(const char *name)
     return find_host(name, ignored);
 }
 
-static void fail(FILE *out, const char *source, const char *why)
+static void fail(int results, const char *source, const char *why)
 {
-    fprintf(out, "%claunch.hosts (%s): %s\n", FAILURE, source, why);
-    fflush(out);
+    struct finding f = {.number = FAILED};
+    snprintf(f.failure, sizeof f.failure, "launch.hosts (%.200s): %s", source, why);
+    (void)!write(results, &f, sizeof f);
     _exit(1);
+}
+
+static void tell(int results, const struct pd_launch_host_seen *hosts, uint32_t number)
+{
+    const struct finding f = {.number = number, .host = hosts[number]};
+    (void)!write(results, &f, sizeof f);
 }
 
 /* A file that is no program is read; everything else is a command. */
@@ -212,14 +230,14 @@ static bool is_list(const char *source)
     return stat(source, &found) == 0 && S_ISREG(found.st_mode) && !(found.st_mode & 0111);
 }
 
-static char *source_read(const char *source, FILE *out)
+static char *source_read(const char *source, int results)
 {
     const bool is_file = is_list(source);
     char *text = calloc(1, TEXT_BYTES_MAX);
     FILE *in = !text ? NULL : is_file ? fopen(source, "re") : popen(source, "re");
-    if (!in) fail(out, source, text ? strerror(errno) : "no memory");
+    if (!in) fail(results, source, text ? strerror(errno) : "no memory");
     const size_t got = fread(text, 1, TEXT_BYTES_MAX - 1, in);
-    if (ferror(in) || got == TEXT_BYTES_MAX - 1) fail(out, source, "it cannot be read, or is longer than 1 MiB");
+    if (ferror(in) || got == TEXT_BYTES_MAX - 1) fail(results, source, "it cannot be read, or is longer than 1 MiB");
     const int status = is_file ? fclose(in) : pclose(in);
     if (status) {
         char why[128];
@@ -227,7 +245,7 @@ static char *source_read(const char *source, FILE *out)
             why, sizeof why,
             "it is not a file, and as a command of sh it ended with %d; name a file of hosts, or a command that prints one",
             WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
-        fail(out, source, why);
+        fail(results, source, why);
     }
     return text;
 }
@@ -346,16 +364,6 @@ static pid_t begin_to_ask(const struct question *q, const char *name, const char
     return ret->process;
 }
 
-/* A line whenever more is known of a host: its name, slots, whether it answers (-1: not known yet; -2: that it has no such
- * program), after how long, its machine and its address. */
-static void say(FILE *out, const struct pd_launch_host_seen *h, int after_ms)
-{
-    const int answers = h->lacks_program ? -2 : h->is_silent ? -1 : h->answers;
-    fprintf(out, "%s %u %d %d %s %s\n", h->name, h->slots, answers, after_ms, h->machine[0] ? h->machine : "-",
-            h->lacks_address ? "?" : h->address);
-    fflush(out);
-}
-
 static int limit_of(int patience, int slowest_ms)
 {
     const int limit_ms = slowest_ms ? patience * slowest_ms : ANSWER_MS_MAX;
@@ -441,7 +449,7 @@ static void links_set(struct links *l, struct hsearch_data *addresses)
 }
 
 /* If two hosts cannot reach each other, leave out the one with more broken links; of equal ones the last. */
-static bool leave_one_out(struct links *l, FILE *out)
+static bool leave_one_out(struct links *l)
 {
     uint32_t worst = 0, first = l->count;
     for (uint32_t i = 0; i < l->count; i++)
@@ -454,20 +462,19 @@ static bool leave_one_out(struct links *l, FILE *out)
         first = k;
     }
     l->cut[worst] = 0;
-    fprintf(out, OF_LINKS "%s %s\n", l->hosts[worst].name, l->hosts[first].name);
+    memcpy(l->hosts[worst].cut_off_from, l->hosts[first].name, sizeof l->hosts[first].name);
     return true;
 }
 
-static void say_links(struct links *l, struct hsearch_data *addresses, FILE *out)
+static void find_links(struct links *l, struct hsearch_data *addresses, int results)
 {
-    for (uint32_t i = 0; i < l->count; i++) {
-        l->takes_part[i] = l->hosts[i].answers;
-        if (l->takes_part[i]) fprintf(out, OF_LINKS "%s -\n", l->hosts[i].name);
-    }
+    for (uint32_t i = 0; i < l->count; i++)
+        l->takes_part[i] = l->hosts[i].knows_links = l->hosts[i].answers;
     links_set(l, addresses);
-    while (leave_one_out(l, out))
+    while (leave_one_out(l))
         ;
-    fflush(out);
+    for (uint32_t i = 0; i < l->count; i++)
+        tell(results, l->hosts, i);
 }
 
 /* Of all others. malloc'ed; NULL: no memory. */
@@ -485,7 +492,7 @@ static char *addresses_but(const struct pd_launch_host_seen *hosts, uint32_t cou
 /* ---- asking ---- */
 
 static uint32_t begin_to_ask_all(const struct question *q, struct pd_launch_host_seen *hosts, uint32_t count,
-                                 struct asked *asked, FILE *out)
+                                 struct asked *asked, int results)
 {
     uint32_t left = 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -495,7 +502,7 @@ static uint32_t begin_to_ask_all(const struct question *q, struct pd_launch_host
         else
             hosts[i].is_silent = begin_to_ask(q, hosts[i].name, links ? links : "", &asked[i]) > 0;
         left += hosts[i].is_silent;
-        say(out, &hosts[i], 0);
+        tell(results, hosts, i);
         free(links);
     }
     return left;
@@ -515,13 +522,13 @@ static bool take_answer(struct pd_launch_host_seen *h, struct asked *a)
 }
 
 /* All at once. Where machines are busy those that answer take long too, and while answers come the others get more time. */
-static void ask_all(const struct question *q, struct pd_launch_host_seen *hosts, uint32_t count, FILE *out)
+static void ask_all(const struct question *q, struct pd_launch_host_seen *hosts, uint32_t count, int results)
 {
     struct asked *asked = calloc(count, sizeof *asked);
     if (!asked) _exit(1);
     int slowest_ms = q->slowest_ms, last_ms = 0;
     const int links_ms = q->asks_links ? LINKS_MS : 0;
-    uint32_t left = begin_to_ask_all(q, hosts, count, asked, out);
+    uint32_t left = begin_to_ask_all(q, hosts, count, asked, results);
     const uint64_t began = pd_clock_monotonic_ns(NULL);
     if (q->asks_links && hosts[0].answers) ask_from_here(hosts, count, &asked[0]);
     for (int waited_ms = 0; left && pd_launch_look_waits(q->patience, slowest_ms, last_ms, waited_ms - links_ms);
@@ -531,7 +538,8 @@ static void ask_all(const struct question *q, struct pd_launch_host_seen *hosts,
             left--;
             last_ms = waited_ms;
             if (hosts[i].answers && waited_ms >= slowest_ms) slowest_ms = waited_ms + 1;
-            say(out, &hosts[i], waited_ms + 1);
+            hosts[i].after_ms = (uint32_t)waited_ms + 1;
+            tell(results, hosts, i);
         }
         if (left) pd_clock_sleep_ns(NULL, 10000000);
     }
@@ -545,7 +553,7 @@ static void ask_all(const struct question *q, struct pd_launch_host_seen *hosts,
                           .count = count};
     struct hsearch_data addresses = {0};
     if (q->asks_links && links.takes_part && links.is_lost && links.cut && hcreate_r(2 * (size_t)count, &addresses))
-        say_links(&links, &addresses, out);
+        find_links(&links, &addresses, results);
     hdestroy_r(&addresses);
     free(links.takes_part);
     free(links.is_lost);
@@ -572,14 +580,12 @@ static void look(const char *source, const struct question *q, uint32_t slots, i
     struct pd_launch_host_seen *hosts;
     uint32_t count;
     struct pd_error err = {0};
-    FILE *out = fdopen(results, "w");
-    if (!out) _exit(1);
-    const char *text = source_read(source, out);
-    if (pd_launch_hosts_parse(text, slots, &hosts, &count, &err)) fail(out, source, err.message);
-    if (!count) fail(out, source, "it names no host");
+    const char *text = source_read(source, results);
+    if (pd_launch_hosts_parse(text, slots, &hosts, &count, &err)) fail(results, source, err.message);
+    if (!count) fail(results, source, "it names no host");
     names_resolve_all(hosts, count);
     own_first(hosts, count);
-    ask_all(q, hosts, count, out);
+    ask_all(q, hosts, count, results);
     _exit(0);
 }
 
@@ -617,17 +623,21 @@ pd_status pd_launch_look_begin(const char *source, const char *agent, uint32_t s
     return PD_OK;
 }
 
-static bool take_results(struct pd_launch_look *l)
+/* True: there is nothing more. */
+static bool take_finding(struct pd_launch_look *l)
 {
-    char piece[4096];
-    const ssize_t got = read(l->results, piece, sizeof piece);
+    struct finding f;
+    const ssize_t got = read(l->results, &f, sizeof f);
     if (got < 0 && errno == EINTR) return false;
-    char *text = got > 0 ? realloc(l->text, l->bytes + (size_t)got + 1) : NULL;
-    if (!text) return true;
-    memcpy(text + l->bytes, piece, (size_t)got);
-    l->bytes += (size_t)got;
-    text[l->bytes] = '\0';
-    l->text = text;
+    if (got != (ssize_t)sizeof f) return true;
+    if (f.number == FAILED)
+        memcpy(l->failure, f.failure, sizeof l->failure);
+    else if (f.number < l->count)
+        l->hosts[f.number] = f.host;
+    else if (pd_grow(&l->hosts, l->count, sizeof *l->hosts))
+        l->hosts[l->count++] = f.host;
+    else
+        return true;
     return false;
 }
 
@@ -635,7 +645,7 @@ bool pd_launch_look_poll(struct pd_launch_look *l, int timeout_ms)
 {
     struct pollfd one = {.fd = l->results, .events = POLLIN};
     while (l->process && poll(&one, 1, timeout_ms) > 0)
-        if (take_results(l)) return true;
+        if (take_finding(l)) return true;
     return !l->process;
 }
 
@@ -645,7 +655,7 @@ void pd_launch_look_cancel(struct pd_launch_look *l)
     kill(l->process, SIGKILL);
     waitpid(l->process, NULL, 0);
     close(l->results);
-    free(l->text);
+    free(l->hosts);
     *l = (struct pd_launch_look){
         .results = -1, .slowest_ms = l->slowest_ms, .secret = l->secret, .secret_dir = l->secret_dir};
 }
@@ -662,76 +672,34 @@ static void find_same(struct pd_launch_host_seen *hosts, uint32_t count, struct 
     }
 }
 
-/* "- b a": b is cut off from a; "- b -": from nobody. False: the line is of something else. */
-static bool take_links(const char *line, struct hsearch_data *names)
-{
-    char name[PD_LAUNCH_HOST_BYTES], other[PD_LAUNCH_HOST_BYTES];
-    if (strncmp(line, OF_LINKS, strlen(OF_LINKS))) return false;
-    struct pd_launch_host_seen *h =
-        sscanf(line, OF_LINKS "%255s %255s", name, other) == 2 ? first_of(names, name, NULL) : NULL;
-    if (h) h->knows_links = true;
-    if (h && strcmp(other, "-")) snprintf(h->cut_off_from, sizeof h->cut_off_from, "%s", other);
-    return true;
-}
-
-/* The last whole line of a host holds.   ret_slowest_ms: untouched where none has answered */
-static pd_status results_parse(const char *text, uint32_t *ret_slowest_ms, struct pd_launch_host_seen **ret_hosts,
-                               uint32_t *ret_count, struct pd_error *err)
-{
-    uint32_t count = 0, slowest_ms = 0;
-    if (!text) PD_FAIL(err, PD_UNSUPPORTED, "launch.hosts: the process that looks for hosts ended without a word");
-    if (text[0] == FAILURE) PD_FAIL(err, PD_UNSUPPORTED, "%.*s", (int)strcspn(text + 1, "\n"), text + 1);
-    const uint32_t lines = lines_of(text);
-    struct hsearch_data names = {0}, machines = {0};
-    struct pd_launch_host_seen *hosts = calloc(lines, sizeof *hosts);
-    if (!hosts || !hcreate_r(2 * (size_t)lines, &names) || !hcreate_r(2 * (size_t)lines, &machines)) {
-        hdestroy_r(&names);
-        free(hosts);
-        PD_FAIL(err, PD_NO_MEMORY, "a list of hosts");
-    }
-    for (const char *line = text, *end; (end = strchr(line, '\n')); line = end + 1) {
-        int answers;
-        uint32_t after_ms;
-        struct pd_launch_host_seen h = {.address = ""};
-        if (take_links(line, &names)) continue;
-        if (sscanf(line, "%255s %u %d %u %127s%*1[ ]%63[^\n]", h.name, &h.slots, &answers, &after_ms, h.machine, h.address) <
-            5)
-            continue;
-        if (!strcmp(h.machine, "-")) h.machine[0] = '\0';
-        h.lacks_address = !strcmp(h.address, "?");
-        if (h.lacks_address) h.address[0] = '\0';
-        h.answers = answers > 0;
-        h.is_silent = answers == -1;
-        h.lacks_program = answers == -2;
-        if (h.answers && after_ms > slowest_ms) slowest_ms = after_ms;
-        hosts[count] = h;
-        struct pd_launch_host_seen *known = first_of(&names, hosts[count].name, &hosts[count]);
-        if (known == &hosts[count])
-            count++;
-        else
-            *known = h;
-    }
-    find_same(hosts, count, &machines);
-    hdestroy_r(&names);
-    hdestroy_r(&machines);
-    if (slowest_ms) *ret_slowest_ms = slowest_ms;
-    *ret_hosts = hosts;
-    *ret_count = count;
-    return PD_OK;
-}
-
 pd_status pd_launch_look_peek(const struct pd_launch_look *l, struct pd_launch_host_seen **ret_hosts, uint32_t *ret_count,
                               struct pd_error *err)
 {
-    uint32_t ignored;
-    return results_parse(l->text, &ignored, ret_hosts, ret_count, err);
+    struct hsearch_data machines = {0};
+    if (l->failure[0]) PD_FAIL(err, PD_UNSUPPORTED, "%s", l->failure);
+    if (!l->count) PD_FAIL(err, PD_UNSUPPORTED, "launch.hosts: the process that looks for hosts ended without a word");
+    struct pd_launch_host_seen *hosts = calloc(l->count, sizeof *hosts);
+    if (!hosts || !hcreate_r(2 * (size_t)l->count, &machines)) {
+        free(hosts);
+        PD_FAIL(err, PD_NO_MEMORY, "a list of hosts");
+    }
+    memcpy(hosts, l->hosts, l->count * sizeof *hosts);
+    find_same(hosts, l->count, &machines);
+    hdestroy_r(&machines);
+    *ret_hosts = hosts;
+    *ret_count = l->count;
+    return PD_OK;
 }
 
 pd_status pd_launch_look_end(struct pd_launch_look *l, struct pd_launch_host_seen **ret_hosts, uint32_t *ret_count,
                              struct pd_error *err)
 {
     PD_CHECK(l->process);
-    const pd_status st = results_parse(l->text, &l->slowest_ms, ret_hosts, ret_count, err);
+    uint32_t slowest_ms = 0;
+    const pd_status st = pd_launch_look_peek(l, ret_hosts, ret_count, err);
+    for (uint32_t i = 0; i < l->count; i++)
+        if (l->hosts[i].answers && l->hosts[i].after_ms > slowest_ms) slowest_ms = l->hosts[i].after_ms;
+    if (slowest_ms) l->slowest_ms = slowest_ms;
     pd_launch_look_cancel(l);
     return st;
 }

@@ -36,12 +36,14 @@ struct pd_launch_host_seen {
     bool lacks_program;      /* it answers, that this program is not there */
     bool lacks_address;      /* it does not answer, and its name has no address here */
     bool answers, is_silent; /* is_silent: it has said neither yes nor no */
+    uint32_t after_ms;       /* it answers: after how long */
 };
 
 struct pd_launch_look {
-    int process, results; /* 0, -1: nobody looks */
-    char *text;           /* of results so far */
-    size_t bytes;
+    int process, results;              /* 0, -1: nobody looks */
+    struct pd_launch_host_seen *hosts; /* (count) what the process has found so far */
+    uint32_t count;
+    char failure[512]; /* why it has found none; "": it has not failed */
     uint64_t began_ns;
     uint32_t slowest_ms; /* of those that answered in the look before; 0: none has. Kept from look to look */
     const char *secret;  /* text that hosts put into the file "secret" of secret_dir; borrowed, kept; NULL: none */
