@@ -32,58 +32,19 @@ struct judged {
     uint64_t step;
 };
 
-/* ---- what is wrong ---- */
-
-/* fp16 overflows by design: only a loss tells there. */
-static bool is_not_finite(const struct judged *j)
-{
-    return j->config->numerics.precision == PD_F16 ? !isfinite(j->result->loss) : j->result->skipped;
-}
-
-static bool is_skipped(const struct judged *j)
-{
-    return j->result->skipped;
-}
-
 static double spread(const struct judged *j)
 {
     return sqrt(j->state->guard.variance);
 }
 
-static bool is_spike(const struct judged *j)
+/* What is wrong that the run goes back for; NULL: nothing is. fp16 overflows by design, so there only a loss tells. */
+static const char *rollback_cause(const struct judged *j)
 {
     const struct pd_guard_state *g = &j->state->guard;
-    return j->config->guard.spike_z > 0 && g->losses >= j->config->guard.spike_window &&
-           j->result->loss > g->mean + j->config->guard.spike_z * spread(j);
-}
-
-static bool always(const struct judged *j)
-{
-    (void)j;
-    return true;
-}
-
-/* ---- what follows: the first row that holds ---- */
-
-enum verdict { GOOD, SKIP, ROLL_BACK };
-enum { ANY = -1 };
-
-static const struct judgement {
-    bool (*holds)(const struct judged *);
-    int non_finite; /* guard.non_finite, or ANY */
-    enum verdict verdict;
-    const char *what;
-} judgements[] = {{is_not_finite, PD_GUARD_ROLLBACK, ROLL_BACK, "is not finite"},
-                  {is_skipped, ANY, SKIP, "is not finite"},
-                  {is_spike, ANY, ROLL_BACK, "is a spike (guard.spike_z)"},
-                  {always, ANY, GOOD, ""}};
-
-static const struct judgement *judge(const struct judged *j)
-{
-    const struct judgement *row = judgements;
-    while (!row->holds(j) || (row->non_finite != ANY && row->non_finite != (int)j->config->guard.non_finite))
-        row++;
-    return row;
+    const bool is_finite = j->config->numerics.precision == PD_F16 ? isfinite(j->result->loss) : !j->result->skipped;
+    if (!is_finite && j->config->guard.non_finite == PD_GUARD_ROLLBACK) return "is not finite";
+    if (j->result->skipped || j->config->guard.spike_z <= 0 || g->losses < j->config->guard.spike_window) return NULL;
+    return j->result->loss > g->mean + j->config->guard.spike_z * spread(j) ? "is a spike (guard.spike_z)" : NULL;
 }
 
 /* Mean and variance of the losses so far, of about the last spike_window of them. */
@@ -147,11 +108,11 @@ static pd_status guard(const struct judged *j, bool says, struct pd_run_state *s
                        struct pd_error *err)
 {
     const bool is_scaled = j->config->numerics.precision == PD_F16;
-    const struct judgement *judgement = judge(j);
-    if (judgement->verdict == ROLL_BACK) return roll_back(j, judgement->what, says, rollbacks, err);
-    if (judgement->verdict == GOOD) remember(j->config, j->result->loss, &state->guard);
+    const char *cause = rollback_cause(j);
+    if (cause) return roll_back(j, cause, says, rollbacks, err);
+    if (!j->result->skipped) remember(j->config, j->result->loss, &state->guard);
     if (is_scaled) return pd_loss_scale_advance(state, j->result->skipped, j->config->numerics.loss_scale_interval, err);
-    if (judgement->verdict == SKIP) return skip(j, says, state, err);
+    if (j->result->skipped) return skip(j, says, state, err);
     state->guard.skips = 0;
     return PD_OK;
 }

@@ -2,23 +2,16 @@
 
 #include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
+#include "trainer/launch/hold.h"
 #include "trainer/launch/private_dir.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/file.h>
 #include <unistd.h>
 
 #define MODULE "launch"
 #define POLL_MS 50u
-
-static bool asks_to_leave(void)
-{
-    sigset_t pending;
-    return sigpending(&pending) == 0 && (sigismember(&pending, SIGTERM) || sigismember(&pending, SIGINT) ||
-                                         sigismember(&pending, SIGUSR1) || sigismember(&pending, SIGHUP));
-}
 
 static pd_status wait_for_owner(int directory, const char *run_dir, uint32_t wait_ms, struct pd_error *err)
 {
@@ -27,7 +20,8 @@ static pd_status wait_for_owner(int directory, const char *run_dir, uint32_t wai
     pd_log_info(MODULE, "waiting for another launch that is using %s (%s), %u seconds at most", run_dir, owner,
                 wait_ms / 1000);
     for (uint32_t waited = 0; waited < wait_ms; waited += POLL_MS) {
-        if (asks_to_leave()) PD_FAIL(err, PD_STOPPED, "asked to leave while waiting for another launch (%s)", owner);
+        if (pd_launch_signals_say_leave())
+            PD_FAIL(err, PD_STOPPED, "asked to leave while waiting for another launch (%s)", owner);
         pd_clock_sleep_ns(NULL, POLL_MS * 1000000ull);
         if (flock(directory, LOCK_EX | LOCK_NB) == 0) return PD_OK;
     }
