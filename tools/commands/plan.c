@@ -199,22 +199,8 @@ static pd_status plan_offload(const struct pd_config *config, const struct pd_mo
 static void find_remedy(const struct options *o, const struct pd_config *config, const struct pd_model *model,
                         struct pd_planned_world *w)
 {
-    struct pd_config changed = *config; /* borrows what it points to */
-    struct pd_world_memory memory;
-    struct pd_error ignored;
     char advice[PD_LAYOUT_ADVICE_BYTES];
     if (o->machine.device_bytes <= 0 || (double)w->memory.worst_bytes <= o->machine.device_bytes) return;
-    changed.layout.order = PD_ORDER_DEPTH_FIRST;
-    if (config->layout.order == PD_ORDER_AUTO && pd_is_breadth_first(config, &w->laid_out.layout) &&
-        !pd_config_check(&changed, &ignored) &&
-        !pd_world_memory_plan(&changed, model, w->threads, &w->laid_out, &memory, &ignored)) {
-        const bool fits = (double)memory.worst_bytes <= o->machine.device_bytes;
-        pd_world_memory_deinit(&memory);
-        if (fits) {
-            snprintf(w->remedy, sizeof w->remedy, "with layout.order=depth_first it does");
-            return;
-        }
-    }
     const bool any = pd_layouts_fit(config, model, w->ranks, w->threads, &o->machine, advice);
     snprintf(w->remedy, sizeof w->remedy, "%s",
              any                    ? "with layout=auto it does"

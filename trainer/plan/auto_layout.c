@@ -49,6 +49,13 @@ static bool columns_take_less(const struct pd_config *c)
     return c->numerics.logits == PD_LOGITS_OF_ROWS && chunk > PD_LOGITS_COLUMNS + (uint64_t)c->model.hidden;
 }
 
+/* Breadth first, which the order is by itself where parameters are on drives. */
+static bool keeps_all_micro_batches(const struct pd_config *c)
+{
+    const struct pd_layout one = {.pp = 1};
+    return c->layout.order == PD_ORDER_AUTO && c->offload.gradients == PD_PLACE_DEVICE && pd_is_breadth_first(c, &one);
+}
+
 void pd_less_memory_text(const struct pd_config *c, uint32_t world, bool places, bool state_alone, char *ret, size_t bytes)
 {
     const bool stage_given = c->layout.automatic && c->layout.zero_stage_given,
@@ -57,6 +64,7 @@ void pd_less_memory_text(const struct pd_config *c, uint32_t world, bool places,
         const char *words;
         bool can;
     } all[] = {{c->run.device == PD_DEVICE_GPU ? "more GPUs" : "more ranks", can_be_more(c, world)},
+               {"layout.order=depth_first", keeps_all_micro_batches(c) && !state_alone},
                {"layout.zero_stage=auto", stage_given && c->layout.zero_stage < 3 && world > 1},
                {"layout.recompute=auto", recompute_given && c->layout.recompute != PD_RECOMPUTE_FULL && !state_alone},
                {"layout.recompute_layers=auto",
@@ -220,28 +228,11 @@ static pd_status measure(const struct planner *p, struct pd_layout_choice *choic
     return PD_OK;
 }
 
-/* Breadth first, which the order is by itself where blocks are on drives, keeps what backward needs of every micro-batch at
- * once. */
-static bool depth_first_fits(const struct planner *p)
-{
-    struct pd_config changed = *p->config; /* borrows what it points to */
-    struct pd_layout_choice best;
-    struct pd_error ignored;
-    uint32_t count;
-    const struct pd_layout one = {.pp = 1};
-    changed.layout.order = PD_ORDER_DEPTH_FIRST;
-    return p->config->layout.order == PD_ORDER_AUTO && pd_is_breadth_first(p->config, &one) &&
-           !pd_config_check(&changed, &ignored) &&
-           !pd_choose_layouts(&changed, p->model, p->world, p->threads, p->machine, 1, &best, &count, &ignored);
-}
-
 static pd_status nothing_fits(struct planner *p, struct pd_error *err)
 {
     const bool is_measured = p->measured <= p->least;
     pd_less_memory_text(p->config, p->world, p->config->run.device == PD_DEVICE_GPU, !isfinite(p->measured), p->advice,
                         sizeof p->advice);
-    if (isfinite(p->measured) && depth_first_fits(p))
-        snprintf(p->advice, sizeof p->advice, "take layout.order=depth_first, which fits");
     PD_FAIL(err, PD_INVALID, "layout: no layout of %s fits %s a rank; the smallest needs %s%s: %s",
             pd_counted(p->world, "rank").text, pd_bytes_text(p->machine->device_bytes).text, is_measured ? "" : "more than ",
             pd_bytes_text(is_measured ? p->measured : p->least).text, p->advice);

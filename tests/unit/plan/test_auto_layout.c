@@ -654,7 +654,7 @@ Test(choose, another_order_that_fits_is_named)
     cr_assert_eq(pd_machine_preset("a100-40g", &machine, &err), PD_OK);
     machine.device_bytes = least;
     cr_assert_eq(pd_choose_layouts(&c, model, 1, 1, &machine, 1, &best, &count, &err), PD_INVALID);
-    cr_expect(strstr(err.message, ": take layout.order=depth_first, which fits"), "%s", err.message);
+    cr_expect(strstr(err.message, "layout.order=depth_first"), "%s", err.message);
     machine.device_bytes = 200e6;
     cr_assert_eq(pd_choose_layouts(&c, model, 1, 1, &machine, 1, &best, &count, &err), PD_INVALID);
     cr_expect(!strstr(err.message, "order"), "%s", err.message);
