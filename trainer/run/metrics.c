@@ -7,7 +7,6 @@
 #include "ckpt/base/words.h"
 #include "trainer/run/metrics_sink.h"
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -100,91 +99,47 @@ static void format_eta(double seconds, char *text, size_t room)
                  (unsigned long long)(s % 60));
 }
 
-/* The line in the order in which it is read; where a terminal is too narrow, the part of the highest rank goes first. */
-struct part {
-    uint32_t rank;
-    char text[72];
-};
-#define PARTS_MAX 12u
-
-struct parts {
-    uint32_t count;
-    struct part list[PARTS_MAX];
-};
-
-static void add(struct parts *parts, uint32_t rank, const char *format, ...) __attribute__((format(printf, 3, 4)));
-static void add(struct parts *parts, uint32_t rank, const char *format, ...)
-{
-    PD_CHECK(parts->count < PARTS_MAX);
-    struct part *part = &parts->list[parts->count++];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(part->text, sizeof part->text, format, arguments);
-    va_end(arguments);
-    part->rank = rank;
-}
-
-static size_t width_of(const struct parts *parts)
-{
-    size_t width = 0;
-    for (uint32_t i = 0; i < parts->count; i++)
-        width += strlen(parts->list[i].text) + 1;
-    return width; /* a column stays free: a full line would wrap on some terminals */
-}
-
-static void fit(struct parts *parts, size_t columns)
-{
-    while (parts->count > 1 && width_of(parts) > columns) {
-        uint32_t last = 0;
-        for (uint32_t i = 1; i < parts->count; i++)
-            if (parts->list[i].rank > parts->list[last].rank) last = i;
-        memmove(&parts->list[last], &parts->list[last + 1], (--parts->count - last) * sizeof parts->list[0]);
-    }
-    struct part *first = &parts->list[0];
-    if (columns && width_of(parts) > columns)
-        first->text[columns < sizeof first->text ? columns - 1 : sizeof first->text - 1] = '\0';
-}
-
-static void make_parts(const struct pd_metrics *m, const struct pd_metrics_line *line, struct parts *parts)
+/* What matters most comes first: a terminal that is too narrow shows less. */
+static void write_progress(const struct pd_metrics *m, const struct pd_metrics_line *line, FILE *out)
 {
     const struct pd_metrics_step *s = &line->step;
-    char eta[32];
+    char eta[32], newest[24] = "none";
     format_eta(line->eta_seconds, eta, sizeof eta);
-    add(parts, 0, "step %llu/%llu", (unsigned long long)s->step, (unsigned long long)m->options.config->run.steps);
-    add(parts, 1, "loss %.4f", s->result.loss);
-    if (!isnan(line->validation_loss)) add(parts, 3, "val %.4f", line->validation_loss);
-    add(parts, 6, "|g| %.3f", s->result.gradient_norm);
-    add(parts, 7, "lr %.2e", s->result.learning_rate);
-    add(parts, 4, "%.0f tok/s", line->tokens_per_second);
-    add(parts, 8, "%.0f%% of GEMM", 100 * line->gemm_share);
+    if (s->last_checkpoint) snprintf(newest, sizeof newest, "%llu", (unsigned long long)s->last_checkpoint);
+    fprintf(out, "step %llu/%llu loss %.4f", (unsigned long long)s->step, (unsigned long long)m->options.config->run.steps,
+            s->result.loss);
+    if (!isnan(line->validation_loss)) fprintf(out, " val %.4f", line->validation_loss);
+    fprintf(out, " %.0f tok/s ckpt %s eta %s |g| %.3f lr %.2e %.0f%% of GEMM", line->tokens_per_second, newest, eta,
+            s->result.gradient_norm, s->result.learning_rate, 100 * line->gemm_share);
     /* Why a step takes long: other programs want the cores too. */
     double load;
     const uint32_t cores = pd_cpu_cores();
     if (getloadavg(&load, 1) == 1 && load > 1.25 * cores + 1)
-        add(parts, 9, "(load %.0f on %s)", load, pd_counted(cores, "core").text);
+        fprintf(out, " (load %.0f on %s)", load, pd_counted(cores, "core").text);
+    fprintf(out, " %.2f GiB", (double)s->memory_bytes / (1ull << 30));
     if (m->options.has_stages)
-        add(parts, 11, "bubble %.0f%% (theory %.0f%%)", 100 * s->result.bubble, 100 * s->result.bubble_theory);
+        fprintf(out, " bubble %.0f%% (theory %.0f%%)", 100 * s->result.bubble, 100 * s->result.bubble_theory);
     if (m->options.config->numerics.precision == PD_F16)
-        add(parts, 12, "scale %g skipped %llu", s->loss_scale, (unsigned long long)s->skipped_steps);
+        fprintf(out, " scale %g skipped %llu", s->loss_scale, (unsigned long long)s->skipped_steps);
     else if (s->skipped_steps)
-        add(parts, 12, "skipped %llu", (unsigned long long)s->skipped_steps);
-    add(parts, 10, "%.2f GiB", (double)s->memory_bytes / (1ull << 30));
-    if (s->last_checkpoint)
-        add(parts, 5, "ckpt %llu eta %s", (unsigned long long)s->last_checkpoint, eta);
-    else
-        add(parts, 5, "ckpt none eta %s", eta);
+        fprintf(out, " skipped %llu", (unsigned long long)s->skipped_steps);
 }
 
 /* The last bar stays: nothing follows it but lines of the log. */
 static void print_progress(struct pd_metrics *m, const struct pd_metrics_line *line)
 {
     const bool is_bar = m->progress.kind == PD_PROGRESS_BAR, is_last = line->step.step == m->options.config->run.steps;
-    struct parts parts = {.count = 0};
-    char text[PARTS_MAX * sizeof(struct part)] = "";
-    make_parts(m, line, &parts);
-    if (is_bar) fit(&parts, pd_progress_columns());
-    for (uint32_t i = 0, used = 0; i < parts.count; i++)
-        used += (uint32_t)snprintf(text + used, sizeof text - used, "%s%s", i ? " " : "", parts.list[i].text);
+    const size_t columns = is_bar ? pd_progress_columns() : 0;
+    char text[512] = "";
+    FILE *out = fmemopen(text, sizeof text - 1, "w");
+    if (!out) return;
+    write_progress(m, line, out);
+    (void)fclose(out);
+    if (columns && strlen(text) >= columns) { /* a column stays free: a full line would wrap on some terminals */
+        text[columns - 1] = '\0';
+        char *last = strrchr(text, ' ');
+        if (last) *last = '\0'; /* a whole word less */
+    }
     (void)fprintf(stderr, "%s%s%s", is_bar ? PD_PROGRESS_CLEAR : "", text, is_bar && !is_last ? "" : "\n");
     (void)fflush(stderr);
     m->drawn = is_bar && !is_last;
