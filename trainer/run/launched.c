@@ -224,19 +224,17 @@ void pd_launched_taken(uint32_t rank)
 
 void pd_launched_lost_gpu(uint32_t rank, const char *identity, bool is_spare)
 {
-    uint8_t data[PD_MESSAGE_BYTES_MAX];
     struct pd_lost_gpu lost = {.is_spare = is_spare};
     snprintf(lost.identity, sizeof lost.identity, "%s", identity);
-    if (identity[0]) pd_channel_say(PD_MESSAGE_GPU, rank, data, pd_message_print_gpu(&lost, data));
+    if (identity[0]) pd_channel_say(PD_MESSAGE_GPU, rank, &lost, sizeof lost);
 }
 
 void pd_launched_not_finite(uint32_t rank, const char *gpu, bool is_spare)
 {
-    uint8_t data[PD_MESSAGE_BYTES_MAX];
     struct pd_suspect suspect = {.rank = rank, .is_spare = is_spare};
     (void)gethostname(suspect.host, sizeof suspect.host - 1);
     snprintf(suspect.gpu, sizeof suspect.gpu, "%s", gpu);
-    pd_channel_say(PD_MESSAGE_SUSPECT, rank, data, pd_message_print_suspect(&suspect, data));
+    pd_channel_say(PD_MESSAGE_SUSPECT, rank, &suspect, sizeof suspect);
 }
 
 static _Atomic uint32_t missed = PD_MESSAGE_NOBODY;
@@ -248,10 +246,9 @@ void pd_launched_misses(uint32_t rank)
 
 bool pd_launched_end(const struct pd_launched *launched, pd_status status, const char *message)
 {
-    uint8_t data[PD_MESSAGE_BYTES_MAX];
     struct pd_ended ended = {.status = status, .missed = atomic_load(&missed)};
     snprintf(ended.message, sizeof ended.message, "%s", message ? message : "");
-    return pd_channel_say(PD_MESSAGE_ENDED, launched->rank, data, pd_message_print_ended(&ended, data));
+    return pd_channel_say(PD_MESSAGE_ENDED, launched->rank, &ended, sizeof ended);
 }
 
 uint32_t pd_launched_threads(uint32_t asked, uint32_t ranks_here)

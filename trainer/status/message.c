@@ -56,7 +56,7 @@ void pd_message_text(const uint8_t *data, size_t count, char *ret_text, size_t b
     ret_text[length] = '\0';
 }
 
-/* ---- payloads: lines of text ---- */
+/* ---- the payload of BEGUN: lines of text ---- */
 
 struct lines {
     const uint8_t *at, *end;
@@ -83,17 +83,10 @@ static bool number_next(struct lines *l, uint64_t most, uint64_t *ret_number)
     return line_next(l, text, sizeof text) && pd_parse_u64(text, ret_number) && *ret_number <= most;
 }
 
-static uint32_t printed(int bytes)
+uint32_t pd_message_print_begun(const struct pd_begun *b, uint8_t ret_data[PD_MESSAGE_BYTES_MAX])
 {
-    return bytes < 0 ? 0 : (uint32_t)bytes < PD_MESSAGE_BYTES_MAX ? (uint32_t)bytes : PD_MESSAGE_BYTES_MAX - 1;
-}
-
-#define PRINT(...) printed(snprintf((char *)ret_data, PD_MESSAGE_BYTES_MAX, __VA_ARGS__))
-
-uint32_t pd_message_print_begun(const struct pd_begun *b, uint8_t *ret_data)
-{
-    return PRINT("%d\n%s\n%u\n%d\n%s\n%s\n%s\n", b->process, b->place, b->mpi_job, b->heartbeat + 1, b->host, b->build,
-                 b->step);
+    return (uint32_t)snprintf((char *)ret_data, PD_MESSAGE_BYTES_MAX, "%d\n%s\n%u\n%d\n%s\n%s\n%s\n", b->process, b->place,
+                              b->mpi_job, b->heartbeat + 1, b->host, b->build, b->step);
 }
 
 bool pd_message_parse_begun(const struct pd_message *m, struct pd_begun *ret)
@@ -115,82 +108,55 @@ bool pd_message_parse_begun(const struct pd_message *m, struct pd_begun *ret)
     return l.at == l.end;
 }
 
-uint32_t pd_message_print_ended(const struct pd_ended *e, uint8_t *ret_data)
+/* ---- payloads of one build: structs as they lie in memory ---- */
+
+static bool copied(const struct pd_message *m, void *ret, size_t bytes)
 {
-    return PRINT("%u\n%u\n%s\n", (unsigned)e->status, e->missed, e->message);
+    if (m->bytes != bytes) return false;
+    memcpy(ret, m->data, bytes);
+    return true;
+}
+
+static void make_printable(char *text, size_t bytes)
+{
+    pd_message_text((const uint8_t *)text, bytes, text, bytes);
 }
 
 /* The text keeps its bytes: it may name files in UTF-8. Its further lines are dropped. */
 bool pd_message_parse_ended(const struct pd_message *m, struct pd_ended *ret)
 {
-    uint64_t status, missed;
-    struct lines l = lines_of(m);
-    *ret = (struct pd_ended){.missed = PD_MESSAGE_NOBODY};
-    if (!number_next(&l, PD_STATUS_COUNT - 1, &status) || !number_next(&l, UINT32_MAX, &missed)) return false;
-    ret->status = (pd_status)status;
-    ret->missed = (uint32_t)missed;
-    const size_t left = (size_t)(l.end - l.at);
-    const uint8_t *end = left ? memchr(l.at, '\n', left) : NULL;
-    const size_t bytes = end ? (size_t)(end - l.at) : left;
-    snprintf(ret->message, sizeof ret->message, "%.*s", (int)bytes, (const char *)l.at);
+    if (!copied(m, ret, sizeof *ret) || (unsigned)ret->status >= PD_STATUS_COUNT) return false;
+    ret->message[sizeof ret->message - 1] = '\0';
+    ret->message[strcspn(ret->message, "\n")] = '\0';
     return true;
-}
-
-uint32_t pd_message_print_gpu(const struct pd_lost_gpu *g, uint8_t *ret_data)
-{
-    return PRINT("%s\n%d\n", g->identity, g->is_spare);
 }
 
 bool pd_message_parse_gpu(const struct pd_message *m, struct pd_lost_gpu *ret)
 {
-    uint64_t is_spare;
-    struct lines l = lines_of(m);
-    if (!line_next(&l, ret->identity, sizeof ret->identity) || !number_next(&l, 1, &is_spare)) return false;
-    ret->is_spare = is_spare;
+    if (!copied(m, ret, sizeof *ret)) return false;
+    make_printable(ret->identity, sizeof ret->identity);
     return ret->identity[0];
-}
-
-uint32_t pd_message_print_suspect(const struct pd_suspect *s, uint8_t *ret_data)
-{
-    return PRINT("%u\n%s\n%s\n%d\n", s->rank, s->host, s->gpu, s->is_spare);
 }
 
 bool pd_message_parse_suspect(const struct pd_message *m, struct pd_suspect *ret)
 {
-    uint64_t rank, is_spare;
-    struct lines l = lines_of(m);
-    if (!number_next(&l, UINT32_MAX - 1, &rank) || !line_next(&l, ret->host, sizeof ret->host) ||
-        !line_next(&l, ret->gpu, sizeof ret->gpu) || !number_next(&l, 1, &is_spare))
-        return false;
-    ret->rank = (uint32_t)rank;
-    ret->is_spare = is_spare;
-    return true;
-}
-
-/* ---- payloads: numbers as they lie in memory, between hosts of one build ---- */
-
-static bool message_parse_saved(const struct pd_message *m, uint64_t *ret_step)
-{
-    if (m->bytes != sizeof *ret_step) return false;
-    memcpy(ret_step, m->data, sizeof *ret_step);
+    if (!copied(m, ret, sizeof *ret)) return false;
+    make_printable(ret->host, sizeof ret->host);
+    make_printable(ret->gpu, sizeof ret->gpu);
     return true;
 }
 
 bool pd_message_parse_heartbeat(const struct pd_message *m, struct pd_remote_heartbeat *ret)
 {
-    if (m->bytes != sizeof *ret) return false;
-    memcpy((void *)ret, m->data, sizeof *ret);
-    pd_message_text(m->data + offsetof(struct pd_remote_heartbeat, host), sizeof ret->host, ret->host, sizeof ret->host);
-    pd_message_text(m->data + offsetof(struct pd_remote_heartbeat, kernel), sizeof ret->kernel, ret->kernel,
-                    sizeof ret->kernel);
+    if (!copied(m, ret, sizeof *ret)) return false;
+    make_printable(ret->host, sizeof ret->host);
+    make_printable(ret->kernel, sizeof ret->kernel);
     return ret->process > 0;
 }
 
 bool pd_message_parse_watched(const struct pd_message *m, struct pd_watched *ret)
 {
-    if (m->bytes != sizeof *ret) return false;
-    memcpy(ret, m->data, sizeof *ret);
-    return ret->process > 0 && ret->heartbeat >= 0;
+    return copied(m, ret, sizeof *ret) && ret->process > 0 && ret->heartbeat >= 0;
 }
 
 /* ---- who this is ---- */
@@ -290,7 +256,7 @@ bool pd_rank_table_take(struct pd_rank_table *t, const struct pd_message *m)
     case PD_MESSAGE_TRAINING:
         return t->is_training = true;
     case PD_MESSAGE_SAVED:
-        return t->has_saved = message_parse_saved(m, &t->saved);
+        return t->has_saved = copied(m, &t->saved, sizeof t->saved);
     case PD_MESSAGE_GPU:
         return take_lost(t, m);
     case PD_MESSAGE_SUSPECT:

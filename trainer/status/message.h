@@ -68,13 +68,13 @@ struct pd_ended {
 
 struct pd_lost_gpu {
     char identity[PD_MESSAGE_GPU_BYTES]; /* of struct pd_dev; the same whatever number a process knows the GPU by */
-    bool is_spare;                       /* the rank's host has another one for it */
+    uint32_t is_spare;                   /* 1: the rank's host has another one for it */
 };
 
 struct pd_suspect {
     uint32_t rank;
     char host[PD_MESSAGE_HOST_BYTES], gpu[PD_MESSAGE_GPU_BYTES]; /* gpu "": it computes on a CPU */
-    bool is_spare;
+    uint32_t is_spare;                                           /* as above */
 };
 
 /* What a relay sees of a rank of its host, twice a second. */
@@ -96,15 +96,13 @@ struct pd_watched {
 int64_t pd_message_take(const uint8_t *data, size_t bytes, uint32_t bytes_max, struct pd_message *ret_message);
 void pd_message_header(const struct pd_message *message, uint8_t ret_header[PD_MESSAGE_HEADER_BYTES]);
 
-/* Payloads. Print returns the bytes written to ret_data (PD_MESSAGE_BYTES_MAX); parse returns false, and leaves *ret
- * undefined, when the payload is something else. Text becomes printable ASCII. */
-uint32_t pd_message_print_begun(const struct pd_begun *begun, uint8_t *ret_data);
+/* Payloads. BEGUN is lines of text, since its sender may be of another build. Those that follow it are structs as they lie in
+ * memory, between processes of one build. Parse returns false, and leaves *ret undefined, when the payload is something else.
+ * Text becomes printable ASCII. */
+uint32_t pd_message_print_begun(const struct pd_begun *begun, uint8_t ret_data[PD_MESSAGE_BYTES_MAX]);
 bool pd_message_parse_begun(const struct pd_message *message, struct pd_begun *ret);
-uint32_t pd_message_print_ended(const struct pd_ended *ended, uint8_t *ret_data);
 bool pd_message_parse_ended(const struct pd_message *message, struct pd_ended *ret);
-uint32_t pd_message_print_gpu(const struct pd_lost_gpu *gpu, uint8_t *ret_data);
 bool pd_message_parse_gpu(const struct pd_message *message, struct pd_lost_gpu *ret);
-uint32_t pd_message_print_suspect(const struct pd_suspect *suspect, uint8_t *ret_data);
 bool pd_message_parse_suspect(const struct pd_message *message, struct pd_suspect *ret);
 bool pd_message_parse_heartbeat(const struct pd_message *message, struct pd_remote_heartbeat *ret);
 bool pd_message_parse_watched(const struct pd_message *message, struct pd_watched *ret);

@@ -102,18 +102,16 @@ void world_say(enum pd_message_kind kind, uint32_t rank, const void *data, uint3
 
 void world_say_gpu(const struct process *p, const char *identity)
 {
-    uint8_t data[PD_MESSAGE_BYTES_MAX];
     struct pd_lost_gpu lost = {.is_spare = pd_rank_device_is_spare(&p->device, p->ranks_here, w.start->left_out)};
     snprintf(lost.identity, sizeof lost.identity, "%s", identity);
-    world_say(PD_MESSAGE_GPU, p->rank, data, pd_message_print_gpu(&lost, data));
+    world_say(PD_MESSAGE_GPU, p->rank, &lost, sizeof lost);
 }
 
 void world_say_ended(const struct process *p)
 {
-    uint8_t data[PD_MESSAGE_BYTES_MAX];
     struct pd_ended ended = {.status = p->status, .missed = PD_MESSAGE_NOBODY};
     snprintf(ended.message, sizeof ended.message, "%s", p->error.message);
-    world_say(PD_MESSAGE_ENDED, p->rank, data, pd_message_print_ended(&ended, data));
+    world_say(PD_MESSAGE_ENDED, p->rank, &ended, sizeof ended);
 }
 
 /* ---- what stands for the world around the launcher ---- */

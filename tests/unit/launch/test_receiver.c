@@ -186,11 +186,10 @@ static int begin(struct peer *p, uint32_t rank, const char *place, const char *b
 
 static int end(struct peer *p, uint32_t rank, const char *message)
 {
-    uint8_t data[PD_MESSAGE_BYTES_MAX];
     struct pd_message m;
     struct pd_ended ended = {.status = PD_IO, .missed = PD_MESSAGE_NOBODY};
     snprintf(ended.message, sizeof ended.message, "%s", message);
-    say(p, true, PD_MESSAGE_ENDED, rank, data, pd_message_print_ended(&ended, data));
+    say(p, true, PD_MESSAGE_ENDED, rank, &ended, sizeof ended);
     return hear(p, true, &m);
 }
 
