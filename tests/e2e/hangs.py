@@ -22,7 +22,7 @@ batch: {{sequences: 6, micro_batch: 1, context: 128}}
 optimizer: {{warmup_steps: 10, decay_steps: 100000}}
 checkpoint: {{every: {every}}}
 layout: {{ranks: 3, transport: mpi, threads: 1}}
-restart: {{hang_seconds: 2}}
+restart: {{hang_seconds: 5}}
 """
 PLACES = {"computing": 1, "reading data": 2, "waiting for a save": 3}
 
@@ -115,16 +115,18 @@ def hang(workspace, config, known, where, overrides=(), chooser=None):
 
 
 def stopped_for_a_while(workspace, config, known):
-    """For about as long as every limit is: it may be ended or not, but nobody is lost for good. Nor is one that is stopped for longer, and ended."""
-    limits = [f"restart.{name}_seconds=5" for name in ("begin", "join", "open", "hang")]
+    """For about as long as the limit is: it may be ended or not, but nobody is lost for good. Nor is one that is stopped for longer, and ended."""
     directory = workspace.directory()
     log = os.path.join(workspace.path, "log")
-    with open(log, "w", encoding="utf-8") as out, subprocess.Popen([workspace.perdure, "train", config, f"run.dir={directory}", *limits],
+    with open(log, "w", encoding="utf-8") as out, subprocess.Popen([workspace.perdure, "train", config, f"run.dir={directory}"],
                                                                     env=dict(os.environ, PERDURE_PROGRESS="off"), stderr=out) as run:
         for number, seconds in enumerate((8, 5.06, 5.06)):
             done = harness.steps_done(directory)
             harness.wait_for(lambda done=done: harness.steps_done(directory) >= done + 6 or run.poll() is not None, "six steps")
-            pid = workers(run)[number % 2]
+            ranks = workers(run)
+            if len(ranks) != 3:
+                raise harness.Failure(f"ranks {ranks} after six steps, exit {run.poll()}\n{harness.read(log)}")
+            pid = ranks[number % 2]
             os.kill(pid, signal.SIGSTOP)
             time.sleep(seconds)
             try:

@@ -267,5 +267,6 @@ def main(body):
         with Workspace(sys.argv[1]) as workspace:
             body(workspace, sys.argv[2:])
     except Failure as failure:
-        print(f"FAILED: {failure}", file=sys.stderr)
+        why, *details = str(failure).split("\n", 1)
+        print(*details, f"FAILED: {why}", sep="\n", file=sys.stderr)  # why comes last: of a long output little else is kept
         sys.exit(1)
