@@ -47,13 +47,14 @@ int pd_process_parent(int process)
     return stat && sscanf(stat, "%*c %d", &parent) == 1 ? parent : 0;
 }
 
-double pd_process_cpu_seconds(int process)
+double pd_process_busy_seconds(int process)
 {
     char text[1024];
-    unsigned long long user, system;
+    unsigned long long user, system, waited_ns = 0;
     const char *stat = stat_of(process, text);
     if (!stat || sscanf(stat, "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu", &user, &system) != 2) return 0;
-    return (double)(user + system) / (double)sysconf(_SC_CLK_TCK);
+    if (pd_process_read(process, "schedstat", text, sizeof text)) (void)sscanf(text, "%*u %llu", &waited_ns);
+    return (double)(user + system) / (double)sysconf(_SC_CLK_TCK) + (double)waited_ns * 1e-9;
 }
 
 void pd_process_kernel_place(int process, char *ret_text, size_t bytes)

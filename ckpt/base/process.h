@@ -13,6 +13,7 @@ bool pd_process_has_ended(int process);
 bool pd_process_is_stopped(int process);
 /* 0: nothing can be read. */
 int pd_process_parent(int process);
-double pd_process_cpu_seconds(int process);
+/* That it computed, and that its first thread waited for a processor: beside others it may get hardly any. */
+double pd_process_busy_seconds(int process);
 /* "futex_wait_queue < do_futex": functions of the kernel from the innermost on, or the one name that everybody may read. */
 void pd_process_kernel_place(int process, char *ret_text, size_t bytes);

@@ -12,13 +12,13 @@
 #define BUCKETS 64u
 #define SILENT_MOVES 10u
 #define BUSY_FACTOR 10u
-#define BUSY_SHARE 0.05 /* of a core: it computes, and waits for nothing */
+#define BUSY_SHARE 0.05 /* of a core: it computes or would, and waits for nothing else */
 
 struct rank {
     int process; /* 0: not known */
     const struct pd_heartbeat *heartbeat, *mapped;
     uint32_t mapped_count; /* of the first rank of a process */
-    double cpu_seconds;    /* at cpu_ns, and so is storage_done */
+    double busy_seconds;   /* at cpu_ns, and so is storage_done */
     uint64_t storage_done;
     struct pd_remote_heartbeat *heard; /* of another host, owned; NULL: never */
     uint64_t heard_ns, period_ns;
@@ -108,9 +108,9 @@ static bool is_stopped(const struct pd_launch_watch *w, const struct rank *r)
     return r->process ? pd_process_is_stopped(r->process) : r->heard && fresh(w, r) && r->heard->is_stopped;
 }
 
-static double cpu_seconds(const struct rank *r)
+static double busy_seconds(const struct rank *r)
 {
-    return r->process ? pd_process_cpu_seconds(r->process) : r->heard ? (double)r->heard->cpu_ms * 1e-3 : 0;
+    return r->process ? pd_process_busy_seconds(r->process) : r->heard ? (double)r->heard->busy_ms * 1e-3 : 0;
 }
 
 static bool is_process_known(const struct rank *r)
@@ -408,7 +408,7 @@ bool pd_launch_watch_look(struct pd_launch_watch *w, uint64_t now_ns, struct pd_
         w->is_cpu_known = true;
         w->cpu_ns = now_ns;
         for (struct rank *r = w->ranks; r < w->ranks + w->count; r++) {
-            r->cpu_seconds = cpu_seconds(r);
+            r->busy_seconds = busy_seconds(r);
             if (r->heartbeat) r->storage_done = GET(r->heartbeat, storage_done);
         }
     }
@@ -421,7 +421,7 @@ bool pd_launch_watch_look(struct pd_launch_watch *w, uint64_t now_ns, struct pd_
     const uint32_t storage = stopped != NO_RANK ? NO_RANK : find_in_storage(w);
     const uint32_t rank = stopped != NO_RANK ? stopped : storage != NO_RANK ? storage : follow(w);
     const struct rank *r = &w->ranks[rank];
-    const double used = cpu_seconds(r) - r->cpu_seconds;
+    const double used = busy_seconds(r) - r->busy_seconds;
     const bool is_busy =
         r->heartbeat && !GET(r->heartbeat, exchanges) && used > BUSY_SHARE * (double)(now_ns - w->cpu_ns) * 1e-9;
     if (stopped == NO_RANK && storage == NO_RANK && is_busy && waited_ns < BUSY_FACTOR * limit) return false;

@@ -415,7 +415,7 @@ static bool relay_send(struct relay *r, struct watched *w, uint64_t now)
     beat.heartbeat.beats = r->beats;
     if (!w->moved_ns || w->done != beat.heartbeat.done) w->moved_ns = now;
     w->done = beat.heartbeat.done;
-    beat.cpu_ms = (uint64_t)(pd_process_cpu_seconds(w->process) * 1e3);
+    beat.busy_ms = (uint64_t)(pd_process_busy_seconds(w->process) * 1e3);
     snprintf(beat.host, sizeof beat.host, "%s", r->host);
     if (now - w->moved_ns > STALLED_NS && !beat.is_stopped)
         pd_process_kernel_place(w->process, beat.kernel, sizeof beat.kernel);

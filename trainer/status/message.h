@@ -82,7 +82,7 @@ struct pd_remote_heartbeat {
     struct pd_heartbeat heartbeat;
     int32_t process;
     uint32_t is_stopped;
-    uint64_t cpu_ms;
+    uint64_t busy_ms;
     char host[PD_MESSAGE_HOST_BYTES];
     char kernel[240]; /* where it is in the kernel, while it completes nothing; "": not known */
 };

@@ -2,9 +2,11 @@
 #include "ckpt/base/process.h"
 
 #include <criterion/criterion.h>
+#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 static int start_child(void)
@@ -47,9 +49,41 @@ Test(process, one_that_is_stopped)
 
 Test(process, time_on_processors_is_counted)
 {
-    while (pd_process_cpu_seconds(getpid()) <= 0)
+    while (pd_process_busy_seconds(getpid()) <= 0)
         continue;
-    cr_assert_gt(pd_process_cpu_seconds(getpid()), 0);
+    cr_assert_gt(pd_process_busy_seconds(getpid()), 0);
+}
+
+/* A child that runs only when nobody else wants its processor, beside one that always does. */
+static int start_computing(int policy, int processor)
+{
+    cpu_set_t one;
+    const int child = fork();
+    if (child) return child;
+    CPU_ZERO(&one);
+    CPU_SET((size_t)processor, &one);
+    if (sched_setscheduler(0, policy, &(struct sched_param){0}) || sched_setaffinity(0, sizeof one, &one)) _exit(1);
+    for (;;)
+        continue;
+}
+
+Test(process, time_without_a_processor_is_counted)
+{
+    char text[64];
+    clockid_t clock;
+    struct timespec computed;
+    if (!pd_process_read(getpid(), "schedstat", text, sizeof text) || !strcmp(text, "0 0 0\n"))
+        cr_skip("this kernel does not say how long a process waits for a processor");
+    const int processor = sched_getcpu(), burner = start_computing(SCHED_OTHER, processor);
+    const int starved = start_computing(SCHED_IDLE, processor);
+    cr_assert(burner > 0 && starved > 0);
+    cr_assert_eq(clock_getcpuclockid(starved, &clock), 0);
+    do {
+        cr_assert_eq(clock_gettime(clock, &computed), 0);
+    } while (pd_process_busy_seconds(starved) < 0.5);
+    cr_assert(computed.tv_sec == 0 && computed.tv_nsec < 250000000);
+    end_child(starved);
+    end_child(burner);
 }
 
 /* Names of functions and nothing beside them; who may not see the stack sees one name, or none. */
@@ -73,7 +107,7 @@ Test(process, one_that_is_gone_is_nowhere)
     cr_assert_not(pd_process_read(child, "comm", text, sizeof text));
     cr_assert_str_eq(text, "");
     cr_assert_not(pd_process_is_stopped(child));
-    cr_assert_eq(pd_process_cpu_seconds(child), 0);
+    cr_assert_eq(pd_process_busy_seconds(child), 0);
     pd_process_kernel_place(child, text, sizeof text);
     cr_assert_str_eq(text, "");
 }

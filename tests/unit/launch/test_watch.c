@@ -187,7 +187,7 @@ Test(watch, a_rank_of_another_host_that_computes_is_given_longer)
     others[0].process = 70;
     others[1].process = 77;
     for (int i = 0; i < 100; i++) {
-        others[1].cpu_ms += 1000;
+        others[1].busy_ms += 1000;
         say(1, &others[0]);
         say(2, &others[1]);
         cr_assert_not(pd_launch_watch_look(watch, now += 2 * S, &hang), "%s", hang.text);
