@@ -4,7 +4,8 @@
  *
  * While the file CONTROL exists, an operation waits for it to go if one of its lines names it: "OPERATION PATTERN". OPERATION is
  * open, read, write, sync, stat, list, names (rename, mkdir, unlink, ...), space (fallocate, truncate), or * for all of them.
- * PATTERN is for the path below MOUNT, which begins with "/". "OPERATION PATTERN THREAD" holds that thread alone.
+ * PATTERN is for the path below MOUNT, which begins with "/". "OPERATION PATTERN THREAD" holds that thread alone, and
+ * "OPERATION PATTERN -THREAD" all others.
  *
  * TERM, or the end of the parent, ends it at once, with whatever waits: nothing that hangs is left behind. */
 #define FUSE_USE_VERSION 312
@@ -35,12 +36,12 @@ static bool is_held(const char *operation, const char *path)
 {
     char line[4096], wanted[16], pattern[4096];
     bool found = false;
-    int thread;
+    int thread, own = fuse_get_context()->pid;
     FILE *f = fopen(control, "re");
     for (int words; f && !found && fgets(line, sizeof line, f);)
         found = (words = sscanf(line, "%15s %4095s %d", wanted, pattern, &thread)) >= 2 &&
-                (words == 2 || thread == fuse_get_context()->pid) && (!strcmp(wanted, "*") || !strcmp(wanted, operation)) &&
-                !fnmatch(pattern, path, 0);
+                (words == 2 || (thread > 0 ? thread == own : thread != -own)) &&
+                (!strcmp(wanted, "*") || !strcmp(wanted, operation)) && !fnmatch(pattern, path, 0);
     if (f) (void)fclose(f);
     return found;
 }

@@ -313,6 +313,7 @@ static pd_status launch_claimed(const struct pd_config *config, struct pd_launch
     glob_t stale;
     gethostname(host, sizeof host - 1);
     snprintf(pattern, sizeof pattern, "%s/.config-%s-*.yaml", config->run.dir, host);
+    const enum pd_heartbeat_place before = pd_heartbeat_storage_begin();
     if (glob(pattern, 0, NULL, &stale) == 0) {
         for (size_t i = 0; i < stale.gl_pathc; i++) {
             const char *number = strrchr(stale.gl_pathv[i], '-') + 1;
@@ -321,8 +322,8 @@ static pd_status launch_claimed(const struct pd_config *config, struct pd_launch
         globfree(&stale);
     }
     snprintf(path, 4096, "%s/.config-%s-%d.yaml", config->run.dir, host, (int)getpid());
-    pd_status st;
-    PD_ON_STORAGE(st = pd_config_write(config, path, err));
+    pd_status st = pd_config_write(config, path, err);
+    pd_heartbeat_storage_end(before);
     if (st) return pd_error_context(err, st, "run.dir cannot be written; make it so, or name another with run.dir=DIR");
     if (isatty(STDERR_FILENO)) setenv("PERDURE_PROGRESS", "bar", 0);
     const char *worker[] = {self, "worker", path, NULL};
@@ -330,7 +331,7 @@ static pd_status launch_claimed(const struct pd_config *config, struct pd_launch
         .worker = worker, .config_path = path, .newest_step = newest_step, .context = chooser, .choose = choose};
     pd_launch_configure(&l, config);
     st = pd_launch_run(&l, err);
-    unlink(path);
+    PD_ON_STORAGE(unlink(path));
     return st;
 }
 

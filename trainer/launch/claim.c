@@ -1,6 +1,7 @@
 #include "trainer/launch/claim.h"
 
 #include "ckpt/base/clock.h"
+#include "ckpt/base/heartbeat.h"
 #include "ckpt/base/log.h"
 #include "trainer/launch/hold.h"
 #include "trainer/launch/private_dir.h"
@@ -32,7 +33,8 @@ static pd_status wait_for_owner(int directory, const char *run_dir, uint32_t wai
 pd_status pd_launch_claim(const char *run_dir, uint32_t wait_ms, int *ret_claim, struct pd_error *err)
 {
     pd_status st = PD_OK;
-    const int directory = open(run_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int directory;
+    PD_ON_STORAGE(directory = open(run_dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (directory < 0) PD_FAIL_ERRNO(err, errno, "run.dir: %s", run_dir);
     if (flock(directory, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK) st = wait_for_owner(directory, run_dir, wait_ms, err);
     if (st) {

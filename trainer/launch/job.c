@@ -1,6 +1,7 @@
 #include "trainer/launch/job.h"
 
 #include "ckpt/base/clock.h"
+#include "ckpt/base/heartbeat.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/memory_limit.h"
 #include "ckpt/base/parse.h"
@@ -743,7 +744,7 @@ static pd_status job_init(struct job *job, struct pd_error *err)
         job->workers[r] = (struct worker){.pidfd = -1, .saves_told = job->requests->saves};
     job->starter_saves_told = job->requests->saves;
     PD_TRY(pd_launch_watch_new(start->ranks, start->hang_seconds, start->open_seconds, &job->watch, err));
-    run_dir_begin(job);
+    PD_ON_STORAGE(run_dir_begin(job));
     return job_listen(job, err);
 }
 

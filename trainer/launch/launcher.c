@@ -423,7 +423,7 @@ static pd_status launch_loop(struct launch_state *state, struct pd_error *err)
         look_for_repeat(state, &verdict);
         pd_status st = judge(state, &verdict, &is_over, err);
         is_over |= st != PD_OK;
-        note_end(state, &verdict, is_over, st);
+        PD_ON_STORAGE(note_end(state, &verdict, is_over, st));
         if (is_over) return st;
         log_end(state, &verdict);
         if (pause_before_restart(state))
@@ -477,7 +477,8 @@ static bool has_silent(void *context, char *ret_names, size_t bytes)
 static pd_status launch_in(struct launch_state *state, struct pd_error *err)
 {
     const struct pd_launch *launch = state->launch;
-    const bool is_there = launch->dir && access(launch->dir, F_OK) == 0; /* else ranks say what is wrong with it */
+    bool is_there = false; /* else ranks say what is wrong with it */
+    if (launch->dir) PD_ON_STORAGE(is_there = access(launch->dir, F_OK) == 0);
     state->start = (struct pd_start){.dir = state->dir.path,
                                      .secret = state->dir.secret,
                                      .run_dir = is_there ? launch->dir : NULL,
@@ -512,7 +513,7 @@ pd_status pd_launch_run(const struct pd_launch *launch, struct pd_error *err)
     state.placement.look.secret_dir = state.dir.path;
     st = launch_in(&state, err);
     pd_rank_table_deinit(&state.said);
-    pd_private_dir_remove(&state.dir);
+    PD_ON_STORAGE(pd_private_dir_remove(&state.dir));
     pd_launch_placement_deinit(&state.placement);
     return st;
 }
