@@ -192,10 +192,10 @@ REFUSED = {
     "ranks-micro-batch": (["layout.ranks=37", "batch.micro_batch=1"], "layout: dp 37 of 37 ranks is more than the 32 micro-batches of a step (batch.sequences 32 "
                                                         "/ batch.micro_batch 1); 36 ranks fit as dp=18 pp=2, dp=12 pp=3 or dp=9 pp=4; or take "
                                                         "more batch.sequences, which gives other bits"),
-    "stages": (["layout.pp=5"], "layout.pp is 5 pipeline stages, but the model has 4 blocks; use layout.pp=4 at most"),
+    "stages": (["layout.pp=5"], "layout.pp 5 x layout.interleave 1 is 5 pipeline stages, but the model has 4 blocks; use layout.pp=4 at most, with layout.interleave=1"),
     "interleave": (["layout.pp=2", "layout.interleave=3"],
                    "layout.pp 2 x layout.interleave 3 is 6 pipeline stages, but the model has 4 blocks; use "
-                   "layout.interleave=2"),
+                   "layout.pp=2 at most, with layout.interleave=2"),
     "interleave-alone": (["layout.interleave=2"], "layout.interleave is 2 and layout.pp is 1, so there are no stages to "
                                                   "interleave; use layout.interleave=1 or layout.pp=2"),
     "product": (["layout.ranks=2", "layout.dp=4"],

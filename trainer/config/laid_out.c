@@ -247,23 +247,16 @@ static pd_status check_interleave(const struct pd_config *c, struct pd_error *er
 
 static pd_status check_stages(const struct pd_config *c, struct pd_error *err)
 {
-    const uint32_t pp = or_one(c->layout.pp), interleave = c->layout.interleave, layers = c->model.layers,
-                   limit = stages_limit(c);
+    const uint32_t pp = or_one(c->layout.pp), interleave = c->layout.interleave, limit = stages_limit(c),
+                   most = pp < limit ? pp : limit;
     const uint64_t stages = (uint64_t)pp * interleave;
     if (pp == 1 || stages <= limit) return PD_OK;
-    char cause[64], fewer[48] = "";
-    snprintf(cause, sizeof cause, layers < stages ? "the model has %s" : "the limit is %s",
-             pd_counted(limit, layers < stages ? "block" : "stage").text);
-    if (interleave == 1)
-        PD_FAIL(err, PD_INVALID, "layout.pp is %u pipeline stages, but %s; use layout.pp=%u at most", pp, cause, limit);
-    if (pp > limit)
-        PD_FAIL(err, PD_INVALID,
-                "layout.pp %u x layout.interleave %u is %u pipeline stages, but %s; use layout.pp=%u at most, with "
-                "layout.interleave=1",
-                pp, interleave, (uint32_t)stages, cause, limit);
-    if (limit / interleave > 1) snprintf(fewer, sizeof fewer, ", or layout.pp=%u", limit / interleave);
-    PD_FAIL(err, PD_INVALID, "layout.pp %u x layout.interleave %u is %u pipeline stages, but %s; use layout.interleave=%u%s",
-            pp, interleave, (uint32_t)stages, cause, limit / pp, fewer);
+    const bool is_model = c->model.layers < stages;
+    PD_FAIL(err, PD_INVALID,
+            "layout.pp %u x layout.interleave %u is %u pipeline stages, but %s %s; use layout.pp=%u at most, "
+            "with layout.interleave=%u",
+            pp, interleave, (uint32_t)stages, is_model ? "the model has" : "the limit is",
+            pd_counted(limit, is_model ? "block" : "stage").text, most, limit / most);
 }
 
 static pd_status check_zero_shard(const struct pd_config *c, const struct pd_degrees *d, struct pd_error *err)

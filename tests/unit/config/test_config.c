@@ -432,9 +432,11 @@ Test(config, layouts_that_nothing_admits)
     refused(MINIMAL, "layout.ranks=9",
             "layout: dp 9 of 9 ranks is more than the 8 micro-batches of a step (batch.sequences 32 / "
             "batch.micro_batch 4); 9 ranks fit as dp=3 pp=3; or take a smaller batch.micro_batch, which gives other bits");
-    refused(MINIMAL, "layout.pp=5", "layout.pp is 5 pipeline stages, but the model has 4 blocks; use layout.pp=4 at most");
+    refused(MINIMAL, "layout.pp=5",
+            "is 5 pipeline stages, but the model has 4 blocks; use layout.pp=4 at most, with layout.interleave=1");
     refused(MINIMAL "layout: {interleave: 3}\n", "layout.pp=2",
-            "layout.pp 2 x layout.interleave 3 is 6 pipeline stages, but the model has 4 blocks; use layout.interleave=2");
+            "layout.pp 2 x layout.interleave 3 is 6 pipeline stages, but the model has 4 blocks; use layout.pp=2 at most, "
+            "with layout.interleave=2");
     refused(MINIMAL "layout: {interleave: 3}\n", "layout.pp=7", "use layout.pp=4 at most, with layout.interleave=1");
     refused(MINIMAL, "layout.interleave=2",
             "layout.interleave is 2 and layout.pp is 1, so there are no stages to interleave; use layout.interleave=1 or "
