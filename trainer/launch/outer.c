@@ -70,39 +70,16 @@ static int outer_find(const char *names, char ret_name[32])
 /* Of an outer starter, and not settings of the user. Some begin with the whole name, which does no harm. */
 static bool is_left_over(const char *entry)
 {
-    static const char *const prefixes[] = {"OMPI_COMM_WORLD_",
-                                           "OMPI_UNIVERSE_SIZE=",
-                                           "OMPI_WORLD_",
-                                           "OMPI_APP_CTX_",
-                                           "OMPI_NUM_APP_CTX=",
-                                           "OMPI_ARGV=",
-                                           "OMPI_COMMAND=",
-                                           "OMPI_FIRST_RANKS=",
-                                           "OMPI_FILE_LOCATION=",
-                                           "OMPI_MCA_ess=",
-                                           "OMPI_MCA_ess_base_",
-                                           "OMPI_MCA_pmix=",
-                                           "OMPI_MCA_initial_wdir=",
-                                           "OMPI_MCA_mpi_oversubscribe=",
-                                           "OMPI_MCA_orte_app_num=",
-                                           "OMPI_MCA_orte_bound_at_launch=",
-                                           "OMPI_MCA_orte_ess_",
-                                           "OMPI_MCA_orte_hnp_uri=",
-                                           "OMPI_MCA_orte_jobfam_session_dir=",
-                                           "OMPI_MCA_orte_launch=",
-                                           "OMPI_MCA_orte_local_daemon_uri=",
-                                           "OMPI_MCA_orte_num_nodes=",
-                                           "OMPI_MCA_orte_precondition_transports=",
-                                           "OMPI_MCA_orte_top_session_dir=",
-                                           "PMIX_",
-                                           "PMI_",
-                                           "PRTE_LAUNCHED=",
-                                           "HYDI_CONTROL_FD="};
-    static const char *const settings[] = {"PMIX_MCA_", "PMIX_PREFIX="};
-    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
-        if (!strncmp(entry, settings[i], strlen(settings[i]))) return false;
-    for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++)
-        if (!strncmp(entry, prefixes[i], strlen(prefixes[i]))) return true;
+    char prefixes[] = "OMPI_COMM_WORLD_ OMPI_UNIVERSE_SIZE= OMPI_WORLD_ OMPI_APP_CTX_ OMPI_NUM_APP_CTX= OMPI_ARGV= "
+                      "OMPI_COMMAND= OMPI_FIRST_RANKS= OMPI_FILE_LOCATION= OMPI_MCA_ess= OMPI_MCA_ess_base_ OMPI_MCA_pmix= "
+                      "OMPI_MCA_initial_wdir= OMPI_MCA_mpi_oversubscribe= OMPI_MCA_orte_app_num= "
+                      "OMPI_MCA_orte_bound_at_launch= OMPI_MCA_orte_ess_ OMPI_MCA_orte_hnp_uri= "
+                      "OMPI_MCA_orte_jobfam_session_dir= OMPI_MCA_orte_launch= OMPI_MCA_orte_local_daemon_uri= "
+                      "OMPI_MCA_orte_num_nodes= OMPI_MCA_orte_precondition_transports= OMPI_MCA_orte_top_session_dir= "
+                      "PMIX_ PMI_ PRTE_LAUNCHED= HYDI_CONTROL_FD=";
+    if (!strncmp(entry, "PMIX_MCA_", 9) || !strncmp(entry, "PMIX_PREFIX=", 12)) return false;
+    for (char *rest = prefixes, *prefix; (prefix = strtok_r(rest, " ", &rest));)
+        if (!strncmp(entry, prefix, strlen(prefix))) return true;
     return false;
 }
 
