@@ -110,7 +110,7 @@ def one_and_the_launchers(bench):
     if bench.starts(1) != [("2", "a:1,b:1")] or "lost host c (1 rank): no answer" not in bench.said():
         bench.fail("the loss of host c")
     bench.steps(run, 2)
-    resumed_from(bench, least, "ab")
+    resumed_from(bench, least)
     bench.net.boot("c")
     least = bench.copied()
     bench.net.lose("a")
@@ -120,7 +120,7 @@ def one_and_the_launchers(bench):
     if bench.starts(0) != [("2", "b:1,c:1")]:
         bench.fail("the launcher's host was lost")
     bench.steps(run, 1)
-    resumed_from(bench, least, "b")
+    resumed_from(bench, least)
     told_what_is_lost(bench)
     bench.leave(run)
 
@@ -143,7 +143,6 @@ def taken_away(bench):
         bench.fail(f"the launcher's own host was told: exit {run.returncode}")
 
 
-PHASES = ["detect", "end", "decide", "start", "join", "open", "load", "step"]
 
 
 def cable_pulled(bench):
@@ -163,14 +162,12 @@ def cable_pulled(bench):
     if not re.search(r"c: neither its kernel nor launch.agent answers(?s:.*)lost host c \(1 rank\): no answer; the others go on", bench.said()):
         bench.fail("probes find out that host c is gone")
     bench.steps(run, 2)
-    resumed_from(bench, least, "ab")
+    resumed_from(bench, least)
     bench.leave(run)
     events = [json.loads(line) for line in lines_of(os.path.join(bench.directories[0], "events.jsonl"))]
-    kinds = [event["event"] for event in events if event["event"] in ("start", "end", "recover")]
-    seconds = next(event for event in events if event["event"] == "recover")["recover_seconds"]
-    if kinds != ["start", "end", "start", "recover", "end"] or list(seconds) != ["total", *PHASES] or min(seconds.values()) < 0:
-        bench.fail(f"events {kinds}, recover_seconds {seconds}")
-    print("recover_seconds " + ", ".join(f"{name} {value:.2f}" for name, value in seconds.items()), flush=True)
+    kinds = [event["event"] for event in events if event["event"] in ("start", "end")]
+    if kinds != ["start", "end", "start", "end"]:
+        bench.fail(f"events {kinds}")
 
 
 def back_again(bench):
@@ -306,7 +303,7 @@ def one_way(bench):
     if bench.starts(1) != [("2", "a:1,b:1")] or not re.search(r"lost host c \(1 rank\): no answer; the others go on", bench.said()):
         bench.fail("host c hears nothing")
     bench.steps(run, 2)
-    resumed_from(bench, least, "ab")
+    resumed_from(bench, least)
     bench.leave(run)
 
 
@@ -321,7 +318,7 @@ def between_two(bench):
     if bench.starts(1) != [("2", "a:1,b:1")] or "left out, and asked again at the next start: c and b do not reach one another" not in bench.said():
         bench.fail("hosts b and c do not reach one another")
     bench.steps(run, 2)
-    resumed_from(bench, least, "ab")
+    resumed_from(bench, least)
     bench.net.mend("b", "c")
     bench.wait(run, lambda: len(bench.starts(0)) == 3, "a restart with both")
     if bench.starts(2) != [("3", "a:1,b:1,c:1")]:
@@ -419,11 +416,8 @@ def other_data(bench):
 SHARED = ["port_closed"]
 
 
-def resumed_from(bench, least, whence=""):
-    """whence: the hosts that gave the bytes; with the replicas of the shards of a lost one."""
-    size = r" \([\d.]+ [KM]iB\)"
-    hosts = "".join(f"{name}{size}.*" for name in whence) + "replicas of the shards of 1 lost host" if whence else ".*"
-    found = [int(step) for step in re.findall(rf"resumed at step (\d+), saved by .*; from \S*/disk/tier, read on {hosts}", bench.said())]  # how old, where this host has metrics of it
+def resumed_from(bench, least):
+    found = [int(step) for step in re.findall(r"resumed at step (\d+), saved by .*; from \S*/disk/tier", bench.said())]
     if not found or found[-1] < least:
         bench.fail(f"resumed at steps {found}, and {least} was copied")
 
@@ -431,9 +425,9 @@ def resumed_from(bench, least, whence=""):
 def told_what_is_lost(bench):
     """By hosts that do not see what rank 0 wrote on the lost one: up to the step before or behind its last line."""
     steps = [json.loads(line)["step"] for line in lines_of(os.path.join(bench.directories[0], "metrics.jsonl"))]
-    found = re.search(r"resumed at step (\d+), .*, [\d.]+ s old(?:: (\d+) steps? (?:is|are) lost, [\d.]+ s)?\n", bench.said())
+    found = re.search(r"resumed at step (\d+), saved [^\n]*?(?:: (\d+) steps? lost)?\n", bench.said())
     if not found or abs(int(found[1]) + int(found[2] or 0) - steps[-1]) > 1:
-        bench.fail(f"how old it is and what is lost: step {steps[-1]} was the last on the launcher's host")
+        bench.fail(f"what is lost: step {steps[-1]} was the last on the launcher's host")
 
 
 def launchers_copies_away(bench):

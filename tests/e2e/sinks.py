@@ -192,10 +192,10 @@ def all_sinks(workspace, config):
     events = [json.loads(line) for line in harness.read(os.path.join(directory, "events.jsonl")).splitlines()]
     check([e["event"] for e in events].count("ranks") == 2, f"events.jsonl has {events}")
     events = [e for e in events if e["event"] != "ranks"]
-    check([e["event"] for e in events] == ["start", "open", "end", "start", "open", "recover", "leave", "end"], f"events.jsonl has {events}")
+    check([e["event"] for e in events] == ["start", "open", "end", "start", "open", "leave", "end"], f"events.jsonl has {events}")
     check(starts == [1, 1 + events[4]["step"]] and starts[1] in (1, 6), f"sessions start at {starts}")
     check(events[1]["step"] == 0 and events[1]["ranks"] == 1 and events[4]["ranks"] == 2, f"{events}")
-    check("SIGKILL" in events[2]["cause"] and events[2]["restarts"] and events[7]["exit_code"] == 0 and events[6]["step"] == 12, f"{events}")
+    check("SIGKILL" in events[2]["cause"] and events[2]["restarts"] and events[6]["exit_code"] == 0 and events[5]["step"] == 12, f"{events}")
     for row in rows_of(directory):
         check(0 < sum(row["stages"].values()) <= row["seconds"], f"stages of step {row['step']} are {row['stages']}")
     print("every sink says what metrics.jsonl says, over a restart")

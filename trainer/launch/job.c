@@ -88,7 +88,6 @@ struct job {
     bool is_starter_told_to_leave;
     uint32_t starter_saves_told;
     uint64_t stopped_since_ns; /* asked to leave, and some worker of this host is stopped; 0: none is */
-    uint64_t starter_ended_ns;
     bool is_loss_told;
     uint64_t joining_ns, joined_look_ns; /* how long all have begun and not joined; when that was looked at last */
     uint64_t alone_since_ns;             /* all workers of this host are gone and the starter is not; 0 */
@@ -697,16 +696,6 @@ static pd_status job_sweep(struct job *job, struct pd_error *err)
     return PD_OK;
 }
 
-/* After the sweep. */
-static void times_set(const struct job *job, struct pd_launch_verdict *verdict)
-{
-    verdict->stepped_ns = pd_launch_watch_stepped_ns(job->watch);
-    verdict->known_ns = job->starter_ended_ns;
-    for (uint32_t r = 0; r < job->end.count; r++)
-        if (job->seen[r].is_gone && job->seen[r].gone_ns < verdict->known_ns) verdict->known_ns = job->seen[r].gone_ns;
-    verdict->ended_ns = pd_clock_monotonic_ns(NULL);
-}
-
 static pd_status job_listen(struct job *job, struct pd_error *err)
 {
     const struct pd_start *start = job->end.start;
@@ -768,16 +757,13 @@ static pd_status job_run(struct job *job, const struct pd_starter_command *comma
     signals_begin(job);
     job->end.status = job_watch(job);
     signals_end(job);
-    job->starter_ended_ns = pd_clock_monotonic_ns(NULL);
     pd_launch_receiver_look(job->receiver);
     workers_look(job);
     run_dir_look(job);
     oom_look(job);
     pd_launch_judge(&job->end, ret_verdict);
     PD_TRY(pd_starter_end_step(job->end.start, job->said, job->requests, err));
-    PD_TRY(job_sweep(job, err));
-    times_set(job, ret_verdict);
-    return PD_OK;
+    return job_sweep(job, err);
 }
 
 pd_status pd_launch_job_run(const struct pd_start *start, struct pd_launch_requests *requests,

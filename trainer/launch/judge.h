@@ -50,11 +50,9 @@ struct pd_launch_verdict {
     uint32_t lost_ranks[PD_LAUNCH_LOST_NAMED]; /* the first of them */
     bool is_told;                              /* the message is in the log: a hang, when it was seen */
     bool has_begun;                            /* a rank has joined the others, or was killed before it could */
-    uint64_t stepped_ns, known_ns,
-        ended_ns;        /* the last step was done (0: unknown); the first sign of the end; all are gone */
-    bool may_be_network; /* ranks were there and have not met: nobody knows what lies between them */
-    bool is_overdue;     /* this launcher ended the start, since ranks did not begin or join in time */
-    bool was_cut_off;    /* somebody killed the starter, or the one worker of local ranks */
+    bool may_be_network;                       /* ranks were there and have not met: nobody knows what lies between them */
+    bool is_overdue;                           /* this launcher ended the start, since ranks did not begin or join in time */
+    bool was_cut_off;                          /* somebody killed the starter, or the one worker of local ranks */
     char message[sizeof((struct pd_error *)0)->message];
 };
 

@@ -241,8 +241,6 @@ static pd_status set_next(struct launch_state *state, const struct pd_launch_ver
     if (pd_launch_placement_has_list(&state->placement)) PD_TRY(ranks_of_hosts(state, ranks, is_charged, &ranks, err));
     PD_TRY(choose_layout(state, ranks, true, err));
     PD_TRY(take_hosts(state, err));
-    state->start.loss = (struct pd_start_loss){verdict->stepped_ns, verdict->known_ns, verdict->ended_ns};
-    if (verdict->status == PD_STOPPED) state->start.loss.ended_ns = 0;
     state->start.restart = ++state->restarts;
     state->idle_restarts += !is_charged;
     state->is_charged = is_charged;

@@ -1,6 +1,5 @@
 #include "trainer/launch/starter.h"
 
-#include "ckpt/base/clock.h"
 #include "ckpt/base/file_limit.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/parse.h"
@@ -118,9 +117,9 @@ static const char *own_starter(void)
 
 /* Open MPI passes variables to other hosts by its setting or by -x, and refuses both at once. */
 static const char *const exported[] = {
-    PD_LAUNCH_ENV_RANKS, PD_LAUNCH_ENV_RESTART, PD_LAUNCH_ENV_TRANSPORT,  PD_LAUNCH_ENV_PARENT,   PD_LAUNCH_ENV_LAYOUT,
-    PD_LAUNCH_ENV_TRACE, PD_LAUNCH_ENV_CONFIG,  PD_LAUNCH_ENV_LEFT_OUT,   PD_LAUNCH_ENV_RECOVERY, PD_LAUNCH_ENV_AWAY,
-    PD_LAUNCH_ENV_GRACE, PD_LAUNCH_ENV_VERIFY,  PD_CHANNEL_ENV_ADDRESSES, PD_CHANNEL_ENV_SECRET};
+    PD_LAUNCH_ENV_RANKS,  PD_LAUNCH_ENV_RESTART,    PD_LAUNCH_ENV_TRANSPORT, PD_LAUNCH_ENV_PARENT, PD_LAUNCH_ENV_LAYOUT,
+    PD_LAUNCH_ENV_TRACE,  PD_LAUNCH_ENV_CONFIG,     PD_LAUNCH_ENV_LEFT_OUT,  PD_LAUNCH_ENV_AWAY,   PD_LAUNCH_ENV_GRACE,
+    PD_LAUNCH_ENV_VERIFY, PD_CHANNEL_ENV_ADDRESSES, PD_CHANNEL_ENV_SECRET};
 #define EXPORTED (sizeof exported / sizeof *exported)
 
 bool pd_starter_may_reach_others(void)
@@ -332,21 +331,6 @@ static void mpi_environment_set(const struct pd_start *start)
     if (!exports_by_word()) export_by_setting();
 }
 
-static double seconds_between(uint64_t from_ns, uint64_t to_ns)
-{
-    return from_ns && to_ns > from_ns ? (double)(to_ns - from_ns) * 1e-9 : 0;
-}
-
-static void set_loss(const struct pd_start_loss *loss)
-{
-    char text[96] = "";
-    if (loss->ended_ns)
-        snprintf(text, sizeof text, "%.6f %.6f %.6f %llu", seconds_between(loss->stepped_ns, loss->known_ns),
-                 seconds_between(loss->known_ns, loss->ended_ns),
-                 seconds_between(loss->ended_ns, pd_clock_monotonic_ns(NULL)), (unsigned long long)pd_clock_wall_ns(NULL));
-    setenv(PD_LAUNCH_ENV_RECOVERY, text, 1);
-}
-
 void pd_starter_environment_set(const struct pd_start *start, int launcher_process)
 {
     char secret[4096];
@@ -360,7 +344,6 @@ void pd_starter_environment_set(const struct pd_start *start, int launcher_proce
     setenv(PD_LAUNCH_ENV_GRACE, PD_LAUNCH_GRACE_SECONDS, 0);
     setenv(PD_LAUNCH_ENV_LEFT_OUT, start->left_out ? start->left_out : "", 1);
     setenv(PD_LAUNCH_ENV_AWAY, start->away ? start->away : "", 1);
-    set_loss(&start->loss);
     set_number(PD_LAUNCH_ENV_RANKS, start->ranks);
     set_number(PD_LAUNCH_ENV_RESTART, start->restart);
     set_number(PD_LAUNCH_ENV_PARENT, (uint64_t)launcher_process);

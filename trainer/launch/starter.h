@@ -5,11 +5,6 @@
 
 #define PD_STARTER_WORDS_MAX 128u
 
-/* What the start before has lost; of the monotonic clock. */
-struct pd_start_loss {
-    uint64_t stepped_ns, known_ns, ended_ns; /* of struct pd_launch_verdict; ended_ns 0: nothing is lost */
-};
-
 struct pd_start {
     enum pd_transport transport; /* LOCAL or MPI */
     uint32_t ranks, restart;
@@ -30,7 +25,6 @@ struct pd_start {
     const char *config_path;   /* what ranks of other hosts get to read; NULL: none */
     const char *left_out;      /* GPUs; NULL: none */
     const char *away;          /* hosts of the list that take no part, with commas between them; NULL: none */
-    struct pd_start_loss loss;
 };
 
 struct pd_starter_command {

@@ -128,16 +128,6 @@ static bool is_any_late(const struct pd_launch_watch *w)
     return false;
 }
 
-uint64_t pd_launch_watch_stepped_ns(const struct pd_launch_watch *w)
-{
-    uint64_t newest = 0;
-    for (uint32_t r = 0; w && r < w->count; r++) {
-        const uint64_t ns = w->ranks[r].heartbeat && !w->ranks[r].heard ? GET(w->ranks[r].heartbeat, step_ns) : 0;
-        if (ns > newest) newest = ns;
-    }
-    return newest;
-}
-
 /* ---- what the kernel says ---- */
 
 static bool rank_of(int process, uint32_t *ret_rank)

@@ -39,8 +39,6 @@ const struct pd_heartbeat *pd_launch_watch_heartbeat(const struct pd_launch_watc
 const char *pd_launch_watch_silent_host(const struct pd_launch_watch *watch);
 /* Whether a rank hangs now; after that the time begins anew. */
 bool pd_launch_watch_look(struct pd_launch_watch *watch, uint64_t now_ns, struct pd_launch_hang *ret_hang);
-/* When the last step was done, by the monotonic clock; 0: nobody has said so. */
-uint64_t pd_launch_watch_stepped_ns(const struct pd_launch_watch *watch); /* NULL is fine */
 void pd_launch_watch_free(struct pd_launch_watch *watch);
 
 /* A stopped process that the starter has started here for a rank that is wanted, by the rank in its environment: one that

@@ -258,10 +258,7 @@ pd_status pd_event_open(struct run *r, const struct pd_resume_report *report, do
     if (report->resumed) {
         pd_json_double(&w, "resume_seconds", report->seconds);
         pd_json_u64(&w, "resume_tier", report->from_tier);
-        if (report->whence.hosts[0]) pd_json_string(&w, "read_on", report->whence.hosts);
-        pd_json_u64(&w, "lost_hosts", report->whence.lost_hosts);
-        pd_json_u64(&w, "lost_steps", report->whence.lost.steps);
-        pd_json_double(&w, "lost_seconds", report->whence.lost.seconds);
+        pd_json_u64(&w, "lost_steps", report->lost_steps);
     }
     pd_json_u64(&w, "damaged", report->damaged);
     const struct pd_layout *layout = &r->engine->grid.layout;

@@ -419,7 +419,6 @@ static pd_status run_step(struct run *r, struct pd_error *err)
                saves_first = validates && save_is_due(r, signal);
     if (saves_first) m.kind = PD_METRICS_TO_VALIDATE;
     if (!validates || saves_first) write_metrics(r, &m);
-    if (r->comm->rank == 0) pd_recovery_end(r->config->run.dir, m.step);
     PD_TRY(saved);
     if (m.rolls_back) return finish_saves(r, err);
     PD_TRY(save_if_due(r, signal, err));

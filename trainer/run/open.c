@@ -429,16 +429,16 @@ static pd_status open_offload(struct run *r, struct pd_error *err)
 
 static void log_start(const struct run *r, const struct pd_resume_report *report)
 {
-    char whence[960] = "";
+    char lost[64] = "";
     struct pd_tier_report tier;
     if (r->comm->rank > 0) return;
     const struct pd_counted ranks = pd_counted(r->comm->size, "rank"), threads = pd_counted(r->threads, "thread");
     if (report->resumed) {
         pd_tiers_report(r->tiers, report->from_tier, &tier);
-        pd_whence_describe(&report->whence, &tier, whence, sizeof whence);
-        pd_log(PD_LOG_INFO, MODULE, "resumed at step %llu, saved by %s, on %s x %s in %.2f s%s",
+        if (report->lost_steps) snprintf(lost, sizeof lost, ": %s lost", pd_counted(report->lost_steps, "step").text);
+        pd_log(PD_LOG_INFO, MODULE, "resumed at step %llu, saved by %s, on %s x %s in %.2f s; from %.400s%s%s",
                (unsigned long long)r->state.identity.step, pd_counted(report->from_world, "rank").text, ranks.text,
-               threads.text, report->seconds, whence);
+               threads.text, report->seconds, tier.dir, tier.in_memory ? ", in memory" : "", lost);
     } else {
         pd_log(PD_LOG_INFO, MODULE, "fresh start: %llu parameters on %s x %s", (unsigned long long)r->model->parameter_count,
                ranks.text, threads.text);
@@ -457,16 +457,14 @@ static pd_status open_step_log(struct run *r, const struct pd_step_line *known, 
 {
     struct pd_tier_report first;
     const struct pd_identity *identity = &r->state.identity;
-    struct pd_step_line line = {.run = identity->run_id[0], .fence = r->state.fence, .step = identity->step};
-    const double now = (double)pd_clock_wall_ns(NULL) * 1e-9;
+    struct pd_step_line line = {.run = identity->run_id[0],
+                                .fence = r->state.fence,
+                                .step = identity->step,
+                                .time = (double)pd_clock_wall_ns(NULL) * 1e-9};
     pd_tiers_report(r->tiers, 0, &first);
     if (!first.has_replicas) line.kept = line.step;
     if (known->run == line.run && known->kept) line.kept = known->kept < line.step ? known->kept : line.step;
-    if (report->resumed)
-        PD_TRY(pd_step_log_find(&r->group, step_log_dir(r), &line, err));
-    else
-        line.time = now;
-    report->whence.lost = pd_lost_steps(known, &line, now);
+    if (known->run == line.run && known->step > line.step) report->lost_steps = known->step - line.step;
     return pd_step_log_open(&r->group, step_log_dir(r), &line, &r->step_log, err);
 }
 
@@ -514,10 +512,8 @@ pd_status pd_run_open(struct run *r, struct pd_error *err)
     const uint64_t bytes = pd_saver_file_bytes(r->saver);
     PD_TRY(pd_group_agree(&r->group, pd_file_limit_check("a checkpoint of this layout", bytes, err), err));
     if (pd_state_is_in_files(r->engine->state)) PD_TRY(make_generations(r, bytes, err));
-    if (r->comm->rank == 0) pd_recovery_reached(PD_RECOVERY_OPEN);
     PD_TRY(pd_step_log_newest(&r->group, step_log_dir(r), &known, err));
     PD_TRY(pd_resume(r->vfs, r->tiers, &r->group, r->engine, limit_of(r->rollbacks, &known), &r->state, &report, err));
-    if (r->comm->rank == 0) pd_recovery_reached(PD_RECOVERY_LOAD);
     PD_TRY(publish_tokenizer(r, err));
     PD_TRY(open_step_log(r, &known, &report, err));
     r->saved_step = report.resumed ? r->state.identity.step : 0;
@@ -526,7 +522,6 @@ pd_status pd_run_open(struct run *r, struct pd_error *err)
     PD_TRY(open_saver(r, bytes, err));
     PD_TRY(open_metrics(r, &report, err));
     log_start(r, &report);
-    if (r->comm->rank == 0) pd_recovery_reached(PD_RECOVERY_OPEN);
     return PD_OK;
 }
 

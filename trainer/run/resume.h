@@ -14,28 +14,13 @@
 #include "trainer/engine/engine.h"
 #include "trainer/run/step_log.h"
 
-/* Which hosts gave the bytes that a run goes on with, and what it lost. For people: no decision reads it. */
-struct pd_whence {
-    char hosts[256];           /* "a (1.20 MiB) and b (621 KiB)" have read them; "": one host alone */
-    uint32_t lost_hosts;       /* that saved a part, and hold none of it now: others had their shards too */
-    struct pd_lost_steps lost; /* rank 0 */
-};
-
-/* Once `bytes_read` of the checkpoint in `directory` are in this rank's memory. Collective.   has_replicas: its tier has */
-PD_MUST_USE pd_status pd_whence_find(struct pd_group *group, const char *directory, const struct pd_commit *commit,
-                                     bool has_replicas, uint64_t bytes_read, struct pd_whence *ret_whence,
-                                     struct pd_error *err);
-/* "; from /dev/shm/mine, in memory, read on a (1.20 MiB) and b (621 KiB), with replicas of the shards of 1 lost host,
- * 4.2 s old: 3 steps are lost, 1.5 s" */
-void pd_whence_describe(const struct pd_whence *whence, const struct pd_tier_report *tier, char *ret_text, size_t bytes);
-
 struct pd_resume_report {
     bool resumed; /* false: a fresh start */
     uint32_t from_tier;
     uint32_t from_world; /* ranks that wrote it */
     uint32_t damaged;    /* checkpoints that were passed over */
     double seconds;
-    struct pd_whence whence;
+    uint64_t lost_steps; /* of the run, behind the one that it goes on from; for people */
     char other_run[512]; /* rank 0: run.dir of the run that saved it, where that is another one; or "" */
 };
 

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #define MODULE "worker"
-#define LINES 4096u
+#define LINES 2u
 #define LINE_BYTES 88u
 
 static void set_path(const char *run_dir, char ret_path[4200])
@@ -60,17 +60,13 @@ static char *read_text(const char *run_dir)
     return text;
 }
 
-/* The newest line of one host, and when a step was computed.   wanted: its run and step; NULL: none is */
-static void read_lines(const char *run_dir, const struct pd_step_line *wanted, struct pd_step_line *ret_newest,
-                       double *ret_time)
+/* The newest line of one host. */
+static void read_newest(const char *run_dir, struct pd_step_line *ret_newest)
 {
     struct pd_step_line line;
     char *text = read_text(run_dir);
-    for (size_t i = 0; text && i < LINES; i++) {
-        if (!parse_line(text + i * LINE_BYTES, i, &line)) continue;
-        if (is_newer(&line, ret_newest)) *ret_newest = line;
-        if (wanted && line.run == wanted->run && line.step == wanted->step) *ret_time = line.time;
-    }
+    for (size_t i = 0; text && i < LINES; i++)
+        if (parse_line(text + i * LINE_BYTES, i, &line) && is_newer(&line, ret_newest)) *ret_newest = line;
     free(text);
 }
 
@@ -78,40 +74,14 @@ pd_status pd_step_log_newest(struct pd_group *group, const char *run_dir, struct
                              struct pd_error *err)
 {
     struct pd_step_line mine = {.run = 0}, newest = {.run = 0};
-    double ignored;
     void *all = NULL;
-    if (run_dir) PD_ON_STORAGE(read_lines(run_dir, NULL, &mine, &ignored));
+    if (run_dir) PD_ON_STORAGE(read_newest(run_dir, &mine));
     PD_TRY(pd_group_gather_all(group, &mine, sizeof mine, &all, err));
     for (uint32_t r = 0; r < group->size; r++)
         if (is_newer((struct pd_step_line *)all + r, &newest)) newest = ((struct pd_step_line *)all)[r];
     free(all);
     *ret_line = newest;
     return PD_OK;
-}
-
-pd_status pd_step_log_find(struct pd_group *group, const char *run_dir, struct pd_step_line *line, struct pd_error *err)
-{
-    struct pd_step_line ignored = {.run = 0};
-    double mine = 0;
-    void *all = NULL;
-    if (run_dir) PD_ON_STORAGE(read_lines(run_dir, line, &ignored, &mine));
-    PD_TRY(pd_group_gather_all(group, &mine, sizeof mine, &all, err));
-    for (uint32_t r = 0; r < group->size; r++)
-        if (((double *)all)[r] > line->time) line->time = ((double *)all)[r];
-    free(all);
-    return PD_OK;
-}
-
-struct pd_lost_steps pd_lost_steps(const struct pd_step_line *newest, const struct pd_step_line *goes_on_from, double now)
-{
-    struct pd_lost_steps lost = {.age = -1};
-    const double time = goes_on_from->time;
-    if (newest->run == goes_on_from->run && newest->step > goes_on_from->step)
-        lost.steps = newest->step - goes_on_from->step;
-    if (time <= 0) return lost;
-    lost.age = now > time ? now - time : 0; /* clocks of hosts differ */
-    if (lost.steps && newest->time > time) lost.seconds = newest->time - time;
-    return lost;
 }
 
 /* A file of its own with what was there before: nothing is written into what somebody has linked here. 0, or the errno. */
@@ -148,8 +118,7 @@ static int open_file(const char *run_dir, const struct pd_step_line *first, stru
 static bool has_line(const char *run_dir, const struct pd_step_line *line)
 {
     struct pd_step_line newest = {.run = 0};
-    double ignored;
-    read_lines(run_dir, NULL, &newest, &ignored);
+    read_newest(run_dir, &newest);
     return newest.run == line->run && newest.fence == line->fence;
 }
 

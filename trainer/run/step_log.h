@@ -1,8 +1,8 @@
-/* The last steps of a run, in `<run.dir>/last-steps` of each of its hosts. Whoever goes on when some of them are lost, the
- * launcher's own too, learns from any other how old the step is that it goes on from and how many steps are lost, and does
- * not go on from an older step than hosts that are away hold.
+/* The last step of a run, in `<run.dir>/last-steps` of each of its hosts. Whoever goes on when some of them are lost, the
+ * launcher's own too, learns from any other how many steps are lost, and does not go on from an older step than hosts that
+ * are away hold.
  *
- *   file     4096 lines of 88 bytes, a step's at its number modulo 4096: run, fence, step, kept, seconds since 1970
+ *   file     two lines of 88 bytes, of even and odd steps: run, fence, step, kept, seconds since 1970
  *   who      the first rank of each host; where others see the file of rank 0, it alone
  *   when     behind every step, into the page cache: nobody waits for a disk, and the end of a process loses nothing
  *   threads  the rank's own */
@@ -23,21 +23,10 @@ struct pd_step_log {
     struct pd_step_line line; /* the newest */
 };
 
-/* What a run lost when it ended: the steps beyond the one that it goes on from. For people. */
-struct pd_lost_steps {
-    uint64_t steps;
-    double seconds; /* between the step that the run goes on from and the last one */
-    double age;     /* of the former, now; below 0: not known */
-};
-
 /* The newest line on any host, before the run knows which it is: of the run that was there last. Collective.
  *   run_dir  NULL: another rank reads it for this host */
 PD_MUST_USE pd_status pd_step_log_newest(struct pd_group *group, const char *run_dir, struct pd_step_line *ret_line,
                                          struct pd_error *err);
-/* Fills in when `line`'s step of its run was computed, as any host knows. Collective. */
-PD_MUST_USE pd_status pd_step_log_find(struct pd_group *group, const char *run_dir, struct pd_step_line *line,
-                                       struct pd_error *err);
-struct pd_lost_steps pd_lost_steps(const struct pd_step_line *newest, const struct pd_step_line *goes_on_from, double now);
 
 /* Begins with `first`, on rank 0 and then on the others that are the first of their host. A file that cannot be written is logged
  * by rank 0; the run goes on without. Collective. */

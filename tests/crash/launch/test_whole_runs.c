@@ -213,7 +213,6 @@ static void judge(bool has_struck, struct pd_launch_verdict *ret)
         end.hang_rank = w.victim;
     }
     pd_launch_judge(&end, ret);
-    ret->known_ns = ret->stepped_ns = ret->ended_ns = w.now_ns;
     world_mark(ret->status * 31u + ret->next);
 }
 
