@@ -180,7 +180,7 @@ def names(bench):
 def links(bench):
     """What is not a file of ours is neither written nor waited for."""
     treasure = bench.workspace.file("treasure", "precious" * 500)
-    for name, code in (("checkpoints/owner", 0), ("checkpoints/lock", 74), ("metrics.jsonl", 0), ("config.yaml", 0), ("used-tiers", 0), ("last-steps", 0)):
+    for name, code in (("checkpoints/owner", 0), ("checkpoints/lock", 74), ("metrics.jsonl", 0), ("config.yaml", 0), ("last-steps", 0)):
         for kind in ("link", "dangling", "fifo", "device", "twin"):
             directory = bench.copy()
             path = os.path.join(directory, name)

@@ -274,12 +274,11 @@ def relays(bench, name):
 
 
 def relay_killed(bench):
-    """The relay of a host is killed alone: that is said, and the run goes on. A rank of it that then is stopped is found all the same, and the
+    """The relay of a host is killed alone: the run goes on. A rank of it that then is stopped is found all the same, and the
     next start has a relay again."""
     run = bench.start("a", "restart.hang_seconds=8", "restart.limit=3")
     bench.steps(run, 2)
     os.kill(*harness.wait_for(lambda: relays(bench, "c"), "the relay of host c"), signal.SIGKILL)
-    bench.wait(run, lambda: "host c says nothing any more" in bench.said(), "its silence is noticed")
     bench.steps(run, 2)
     if len(bench.starts(0)) != 1:
         bench.fail("the relay alone was killed")

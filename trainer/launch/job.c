@@ -76,7 +76,7 @@ struct job {
     struct pollfd *polls;           /* signals, the sockets, processes that have not ended */
     struct pd_launch_watch *watch;
     struct pd_launch_receiver *receiver;
-    bool is_silence_told, is_noted;
+    bool is_noted;
     uint64_t watched_ns;
     struct run_dir run_dir;
     uint64_t stuck_ns, stuck_last_ns; /* how long run.dir did not answer, and when that was so last */
@@ -518,19 +518,6 @@ static void heartbeat_hear(void *context, uint32_t rank, const struct pd_remote_
     pd_launch_watch_hear(job->watch, rank, beat, HEARTBEAT_NS, now);
 }
 
-/* It has lost its relay alone: ranks there go on. */
-static void silence_tell(struct job *job)
-{
-    const char *host = job->is_silence_told ? NULL : pd_launch_watch_silent_host(job->watch);
-    if (!host) return;
-    job->is_silence_told = true;
-    pd_log_warn(
-        MODULE,
-        "host %s says nothing any more, and others go on: its relay is gone, or what it sends is dropped; until the next "
-        "start a rank that hangs there is ended without a word of where it is",
-        host);
-}
-
 /* A rank that holds up the others is ended, and the start with it. */
 static void hang_look(struct job *job)
 {
@@ -539,9 +526,7 @@ static void hang_look(struct job *job)
     if (job->end.start->hang_seconds <= 0 || job->end.hang[0] || now - job->watched_ns < WATCH_NS) return;
     job->watched_ns = now;
     stopped_discover(job);
-    const bool is_hung = pd_launch_watch_look(job->watch, now, &hang);
-    silence_tell(job);
-    if (!is_hung) return;
+    if (!pd_launch_watch_look(job->watch, now, &hang)) return;
     /* Once run.dir answers again, ranks have as long as ever to go on. */
     const bool is_run_dir_stuck =
         job->stuck_last_ns && (double)(now - job->stuck_last_ns) < job->end.start->hang_seconds * 1e9;

@@ -10,7 +10,6 @@
 
 #define NO_RANK UINT32_MAX
 #define BUCKETS 64u
-#define SILENT_MOVES 10u
 #define BUSY_FACTOR 10u
 #define BUSY_SHARE 0.05 /* of a core: it computes or would, and waits for nothing else */
 
@@ -28,12 +27,11 @@ struct pd_launch_watch {
     struct rank *ranks;
     uint32_t count;
     uint64_t floor_ns, open_ns, longest_ns;
-    uint64_t done, moved_ns;       /* of all ranks; when that grew, or a hang was told */
-    uint64_t done_ns, stopped_ns;  /* when it grew; since when a rank has been stopped before the second step; 0: none is */
-    bool is_cpu_known;             /* since cpu_ns */
-    bool counts;                   /* the second step has begun */
-    uint32_t silent, silent_moves; /* a rank that says nothing any more; looks since then that saw others go on */
-    uint64_t cpu_ns, now_ns;       /* now_ns: of the look */
+    uint64_t done, moved_ns;      /* of all ranks; when that grew, or a hang was told */
+    uint64_t done_ns, stopped_ns; /* when it grew; since when a rank has been stopped before the second step; 0: none is */
+    bool is_cpu_known;            /* since cpu_ns */
+    bool counts;                  /* the second step has begun */
+    uint64_t cpu_ns, now_ns;      /* now_ns: of the look */
     uint64_t gaps[BUCKETS], gap_count; /* by the power of two of their nanoseconds */
 };
 
@@ -365,22 +363,6 @@ static bool finds_stopped_at_start(struct pd_launch_watch *w, struct pd_launch_h
     return true;
 }
 
-/* Of a host whose relay is gone. One that was stopped as a whole says something soon after it goes on. */
-static void count_silence(struct pd_launch_watch *w)
-{
-    w->silent = NO_RANK;
-    for (uint32_t r = 0; w->counts && w->silent == NO_RANK && r < w->count; r++) {
-        const struct rank *rank = &w->ranks[r];
-        if (rank->heard && rank->heard->process && !fresh(w, rank)) w->silent = r;
-    }
-    w->silent_moves = w->silent == NO_RANK ? 0 : w->silent_moves + 1;
-}
-
-const char *pd_launch_watch_silent_host(const struct pd_launch_watch *w)
-{
-    return w->silent_moves >= SILENT_MOVES ? w->ranks[w->silent].heard->host : NULL;
-}
-
 bool pd_launch_watch_look(struct pd_launch_watch *w, uint64_t now_ns, struct pd_launch_hang *ret_hang)
 {
     bool are_all;
@@ -388,7 +370,6 @@ bool pd_launch_watch_look(struct pd_launch_watch *w, uint64_t now_ns, struct pd_
     if (has_moved(w, now_ns)) {
         w->moved_ns = w->done_ns = now_ns;
         w->is_cpu_known = false;
-        count_silence(w);
         return !w->counts && finds_stopped_at_start(w, ret_hang);
     }
     if (!w->counts && finds_stopped_at_start(w, ret_hang)) return true;

@@ -35,8 +35,6 @@ void pd_launch_watch_hear(struct pd_launch_watch *watch, uint32_t rank, const st
                           uint64_t period_ns, uint64_t now_ns);
 /* The heartbeat of a rank; NULL: there is none. It can be read when its process is gone. */
 const struct pd_heartbeat *pd_launch_watch_heartbeat(const struct pd_launch_watch *watch, uint32_t rank);
-/* A host whose relay sent nothing for three periods, while ranks have gone on for some looks since; NULL: there is none. */
-const char *pd_launch_watch_silent_host(const struct pd_launch_watch *watch);
 /* Whether a rank hangs now; after that the time begins anew. */
 bool pd_launch_watch_look(struct pd_launch_watch *watch, uint64_t now_ns, struct pd_launch_hang *ret_hang);
 void pd_launch_watch_free(struct pd_launch_watch *watch);

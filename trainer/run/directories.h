@@ -18,8 +18,7 @@ void pd_directories_warn_shared(const struct pd_config *config);
 /* The directories of a run's tiers, before they are opened: which are there, which can be made, which may hold something.
  *
  * A directory that is absent and cannot be made ends a start where it may hold the newest checkpoint. It may not where it
- * would lie in memory, which is lost with it, and where no checkpoint of the run was ever seen in it: `<run.dir>/used-tiers`
- * names those that had one, a line each. */
+ * would lie in memory, which is lost with it, and where the record of the run (events.h) knows of no checkpoint in it. */
 struct pd_tier_places {
     const struct pd_config *config; /* borrowed */
     uint32_t rank;
@@ -41,5 +40,3 @@ PD_MUST_USE pd_status pd_tier_places_make(struct pd_tier_places *places, struct 
 /* Whether this rank sees all of them removed: the name is gone from the directory that held it. A file system that was
  * unmounted takes that directory along, or leaves the name. */
 bool pd_tier_places_are_removed(const struct pd_tier_places *places);
-/* Rank 0 writes down those that have a checkpoint by now; a failure only makes the next launch more careful. */
-void pd_tier_places_note(struct pd_tier_places *places, struct pd_tiers *tiers);

@@ -20,8 +20,10 @@
 
 struct reading {
     struct pd_recorded *ret;
-    uint64_t outlive; /* tiers that outlive a reboot, by bit */
-    char first[1024]; /* directory of the first tier */
+    uint64_t outlive;                     /* tiers that outlive a reboot, by bit */
+    char first[1024];                     /* directory of the first tier */
+    const struct pd_tiers_options *asked; /* which of these had a checkpoint; NULL: nobody asks */
+    uint64_t bits[PD_TIERS_MAX], used;    /* bits: of `asked`, that each tier of the record is */
 };
 
 static void take_step(struct reading *r, uint64_t step, const char *dir)
@@ -39,10 +41,14 @@ static void take_tiers(struct reading *r, const struct pd_json_value *tiers)
         const char *dir = pd_json_text(pd_json_member(tier, "dir"));
         uint64_t newest = 0;
         bool in_memory = true;
+        r->bits[i] = 0;
+        for (uint32_t k = 0; r->asked && dir && k < r->asked->count; k++)
+            if (strcmp(r->asked->tiers[k].dir, dir) == 0) r->bits[i] |= UINT64_C(1) << k;
+        if (pd_json_is_u64(pd_json_member(tier, "newest"), &newest) && newest) r->used |= r->bits[i];
         if (!dir || !pd_json_is_bool(pd_json_member(tier, "in_memory"), &in_memory) || in_memory) continue;
         if (!r->outlive) snprintf(r->first, sizeof r->first, "%.1000s", dir);
         r->outlive |= UINT64_C(1) << i;
-        if (pd_json_is_u64(pd_json_member(tier, "newest"), &newest)) take_step(r, newest, dir);
+        take_step(r, newest, dir);
     }
 }
 
@@ -55,6 +61,7 @@ static void take_event(struct reading *r, const struct pd_json_value *event)
     if (is_open) (void)pd_json_is_bool(pd_json_member(event, "resumed"), &resumed);
     if (strcmp(what, "fresh") == 0 || !resumed) {
         *r->ret = (struct pd_recorded){0};
+        r->used = 0;
         (void)pd_json_is_number(pd_json_member(event, "time"), &r->ret->since);
     }
     const char *run_id = is_open ? pd_json_text(pd_json_member(event, "run_id")) : NULL;
@@ -71,9 +78,12 @@ static void take_metrics(struct reading *r, const struct pd_json_value *line)
     if (!pd_json_is_number(pd_json_member(line, "time"), &time) || time < r->ret->since) return; /* of the run before */
     const bool has_step = pd_json_is_u64(pd_json_member(line, "last_checkpoint"), &step);
     if (!tiers && r->outlive && has_step) take_step(r, step, r->first);
-    for (size_t i = 0; i < pd_json_count(tiers) && i < PD_TIERS_MAX; i++)
-        if (r->outlive >> i & 1 && pd_json_is_u64(pd_json_member(pd_json_at(tiers, i), "newest"), &step))
-            take_step(r, step, r->first);
+    if (!tiers && has_step && step) r->used |= r->bits[0];
+    for (size_t i = 0; i < pd_json_count(tiers) && i < PD_TIERS_MAX; i++) {
+        if (!pd_json_is_u64(pd_json_member(pd_json_at(tiers, i), "newest"), &step)) continue;
+        if (step) r->used |= r->bits[i];
+        if (r->outlive >> i & 1) take_step(r, step, r->first);
+    }
 }
 
 static void take_line(struct reading *r, const char *line, size_t bytes,
@@ -110,21 +120,36 @@ void pd_recorded_last_line(const char *run_dir, char *ret_line, size_t bytes)
     free(tail);
 }
 
-void pd_recorded_read(const char *run_dir, struct pd_recorded *ret)
+/* False: there is a record, and it cannot be read. */
+static bool read_record(const char *run_dir, struct reading *r)
 {
     char *line = NULL, last[16384], path[4200];
     size_t room = 0;
     ssize_t bytes;
-    struct reading r = {.ret = ret};
-    *ret = (struct pd_recorded){0};
     snprintf(path, sizeof path, "%.4000s/events.jsonl", run_dir);
     FILE *f = pd_regular_fopen(path, false);
+    const bool is_read = f || errno == ENOENT;
     while (f && (bytes = getline(&line, &room, f)) > 0)
-        take_line(&r, line, (size_t)bytes, take_event);
+        take_line(r, line, (size_t)bytes, take_event);
     free(line);
     if (f) (void)fclose(f);
     pd_recorded_last_line(run_dir, last, sizeof last);
-    take_line(&r, last, strlen(last), take_metrics);
+    take_line(r, last, strlen(last), take_metrics);
+    return is_read;
+}
+
+void pd_recorded_read(const char *run_dir, struct pd_recorded *ret)
+{
+    struct reading r = {.ret = ret};
+    *ret = (struct pd_recorded){0};
+    (void)read_record(run_dir, &r);
+}
+
+uint64_t pd_recorded_used(const char *run_dir, const struct pd_tiers_options *options)
+{
+    struct pd_recorded recorded = {0};
+    struct reading r = {.ret = &recorded, .asked = options};
+    return read_record(run_dir, &r) ? r.used : UINT64_MAX;
 }
 
 static bool take_recorded_step(const struct pd_json_value *line, double since, struct pd_metrics_step *s)

@@ -8,9 +8,9 @@
  *   leave   step, tiers with the newest step of each: what is saved after the last line of metrics
  *   end     restart, status, exit_code, cause, restarts (whether another start follows)
  *
- * Every line has `event` and `time`, seconds since 1970. For people and tools, and for one question: whether a run that finds no
- * checkpoint has had some (pd_recorded_check_lost). A line that cannot be written is left out, which is logged once.
- * Appended with one write, so several writers do not mix. */
+ * Every line has `event` and `time`, seconds since 1970. For people and tools, and for two questions: whether a run that finds
+ * no checkpoint has had some (pd_recorded_check_lost), and which of its tiers had. A line that cannot be written is left out,
+ * which is logged once. Appended with one write, so several writers do not mix. */
 #pragma once
 
 #include "ckpt/base/json.h"
@@ -42,6 +42,8 @@ struct pd_recorded {
 void pd_recorded_run_id(const uint64_t run_id[2], char ret_text[PD_RUN_ID_BYTES]); /* hexadecimal */
 /* What cannot be read says nothing. */
 void pd_recorded_read(const char *run_dir, struct pd_recorded *ret);
+/* Tiers, by bit, whose directories had a checkpoint of the run; all, where that cannot be read. */
+uint64_t pd_recorded_used(const char *run_dir, const struct pd_tiers_options *options);
 /* Where no checkpoint is in sight and the run is about to begin at step 1.   errors  PD_CORRUPT: it had some */
 PD_MUST_USE pd_status pd_recorded_check_lost(const struct pd_config *config, struct pd_error *err);
 /* The last whole line of metrics.jsonl, or "". */

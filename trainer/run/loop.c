@@ -263,7 +263,6 @@ static void write_metrics(struct run *r, struct pd_metrics_step *m)
         m->device_free_bytes = device.free_bytes;
     r->saves = 0;
     r->save_seconds = r->stall_seconds = 0;
-    PD_ON_STORAGE(pd_tier_places_note(&r->places, r->tiers));
     if (r->metrics) pd_metrics_write(r->metrics, m);
     r->step_log.line.step = r->state.identity.step;
     r->step_log.line.time = (double)pd_clock_wall_ns(NULL) * 1e-9;

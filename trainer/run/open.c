@@ -506,7 +506,6 @@ pd_status pd_run_open(struct run *r, struct pd_error *err)
     PD_TRY(pd_group_agree(&r->group, pd_stragglers_init(&r->stragglers, &r->group, err), err));
     PD_TRY(open_tiers(r, err));
     PD_TRY(publish_config(r, err));
-    pd_tier_places_note(&r->places, r->tiers);
     PD_TRY(pd_group_agree(&r->group, open_offload(r, err), err));
     PD_TRY(make_saver(r, err));
     const uint64_t bytes = pd_saver_file_bytes(r->saver);
@@ -532,7 +531,6 @@ void pd_run_close(struct run *r)
     pd_saver_free(r->saver);
     if (r->engine) pd_state_close(r->engine->state);
     pd_scratch_close(r->scratch);
-    if (r->tiers) pd_tier_places_note(&r->places, r->tiers);
     pd_tiers_close(r->tiers);
     for (uint32_t i = 0; i < PD_TIERS_MAX; i++)
         pd_comm_free(r->tier_comms[i]);

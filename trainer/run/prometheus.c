@@ -4,12 +4,11 @@
 #include "ckpt/base/thread.h"
 #include "trainer/config/check.h"
 #include "trainer/run/metrics_sink.h"
-#include <arpa/inet.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <microhttpd.h>
-#include <netinet/in.h>
+#include <netdb.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -230,31 +229,21 @@ static bool prometheus_is_wanted(const struct pd_config *config)
 
 static pd_status bind_listener(const struct pd_listen *listen_at, int *ret_socket, struct pd_error *err)
 {
-    union {
-        struct sockaddr any;
-        struct sockaddr_in v4;
-        struct sockaddr_in6 v6;
-    } address = {.v4 = {.sin_family = AF_INET, .sin_port = htons(listen_at->port)}};
-    socklen_t bytes = sizeof address.v4;
-    if (inet_pton(AF_INET, listen_at->host, &address.v4.sin_addr) != 1) {
-        address.v6 = (struct sockaddr_in6){.sin6_family = AF_INET6, .sin6_port = htons(listen_at->port)};
-        inet_pton(AF_INET6, listen_at->host, &address.v6.sin6_addr);
-        bytes = sizeof address.v6;
-    }
-    const int on = 1, file = socket(address.any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (file < 0) PD_FAIL_ERRNO(err, errno, "metrics.prometheus_listen: a socket");
-    setsockopt(file, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    if (bind(file, &address.any, bytes) || listen(file, 16)) {
-        const int number = errno;
-        close(file);
-        if (number == EADDRNOTAVAIL)
-            PD_FAIL(err, PD_INVALID,
-                    "%s is not an address of this machine; name one of its own, or 0.0.0.0 for all, with "
-                    "metrics.prometheus_listen",
-                    listen_at->host);
-        PD_FAIL_ERRNO(err, number, "listening at %s port %u; name another port with metrics.prometheus_listen",
-                      listen_at->host, listen_at->port);
-    }
+    char port[8];
+    const int on = 1;
+    struct addrinfo *found, hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};
+    snprintf(port, sizeof port, "%u", listen_at->port);
+    if (getaddrinfo(listen_at->host, port, &hints, &found))
+        PD_FAIL(err, PD_INVALID, "metrics.prometheus_listen: %s is no address; name one of this machine", listen_at->host);
+    const int file = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (file >= 0) setsockopt(file, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    const bool listens = file >= 0 && !bind(file, found->ai_addr, found->ai_addrlen) && !listen(file, 16);
+    const int number = errno;
+    freeaddrinfo(found);
+    if (!listens && file >= 0) close(file);
+    if (!listens)
+        PD_FAIL_ERRNO(err, number, "listening at %s port %u; name another with metrics.prometheus_listen", listen_at->host,
+                      listen_at->port);
     *ret_socket = file;
     return PD_OK;
 }

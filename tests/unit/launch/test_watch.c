@@ -208,31 +208,6 @@ Test(watch, what_other_hosts_complete_is_no_hang)
     pd_launch_watch_free(watch);
 }
 
-/* A host of which nothing is heard while others go on; one that was stopped with all others comes back before that is told. */
-Test(watch, a_host_whose_relay_is_gone_is_told)
-{
-    struct pd_remote_heartbeat others[2];
-    set_up_others(others);
-    for (int i = 0; i < 2; i++) {
-        others[i].process = 70 + i;
-        snprintf(others[i].host, sizeof others[i].host, "%s", i ? "c" : "b");
-        say(1 + (uint32_t)i, &others[i]);
-    }
-    for (int i = 0; i < 5; i++) /* all are silent, and nothing is completed */
-        cr_assert_not(pd_launch_watch_look(watch, now += 2 * S, &hang), "%s", hang.text);
-    for (int i = 0; i < 90; i++) {
-        as(0);
-        pd_heartbeat_block(1 + (uint32_t)i % 2);
-        if (i % 5 == 4) say(1, &others[0]);
-        if (i == 4) say(2, &others[1]);
-        cr_assert_not(pd_launch_watch_look(watch, now += S / 5, &hang));
-        if (i < 4 + 6 * 5) cr_expect_null(pd_launch_watch_silent_host(watch), "%d looks", i);
-    }
-    cr_assert_not_null(pd_launch_watch_silent_host(watch));
-    cr_expect_str_eq(pd_launch_watch_silent_host(watch), "c");
-    pd_launch_watch_free(watch);
-}
-
 Test(watch, storage_is_no_lost_peer)
 {
     set_up_with(RANKS);
