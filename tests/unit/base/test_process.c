@@ -5,6 +5,8 @@
 #include <sched.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -54,15 +56,15 @@ Test(process, time_on_processors_is_counted)
     cr_assert_gt(pd_process_busy_seconds(getpid()), 0);
 }
 
-/* A child that runs only when nobody else wants its processor, beside one that always does. */
-static int start_computing(int policy, int processor)
+static int start_computing(int nice, int processor)
 {
     cpu_set_t one;
     const int child = fork();
     if (child) return child;
     CPU_ZERO(&one);
     CPU_SET((size_t)processor, &one);
-    if (sched_setscheduler(0, policy, &(struct sched_param){0}) || sched_setaffinity(0, sizeof one, &one)) _exit(1);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (setpriority(PRIO_PROCESS, 0, nice) || sched_setaffinity(0, sizeof one, &one)) _exit(1);
     for (;;)
         continue;
 }
@@ -74,8 +76,8 @@ Test(process, time_without_a_processor_is_counted)
     struct timespec computed;
     if (!pd_process_read(getpid(), "schedstat", text, sizeof text) || !strcmp(text, "0 0 0\n"))
         cr_skip("this kernel does not say how long a process waits for a processor");
-    const int processor = sched_getcpu(), burner = start_computing(SCHED_OTHER, processor);
-    const int starved = start_computing(SCHED_IDLE, processor);
+    const int processor = sched_getcpu(), burner = start_computing(0, processor);
+    const int starved = start_computing(19, processor);
     cr_assert(burner > 0 && starved > 0);
     cr_assert_eq(clock_getcpuclockid(starved, &clock), 0);
     do {
