@@ -75,6 +75,27 @@ pd_status pd_formats_write_text(struct pd_vfs *vfs, const char *path, const char
     return st ? st : closed;
 }
 
+pd_status pd_formats_patch(struct pd_vfs *vfs, const char *path, const void *data, uint64_t bytes, struct pd_error *err)
+{
+    struct pd_file *file = NULL;
+    PD_TRY(pd_file_open(vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    const pd_status st = pd_file_write(file, 0, data, bytes, err);
+    const pd_status closed = pd_file_close(file, st ? NULL : err);
+    return st ? st : closed;
+}
+
+bool pd_formats_follow(struct pd_vfs *vfs, const char *path, const char *pointer, char ret_path[PD_FORMATS_PATH_MAX])
+{
+    char file[PD_FORMATS_PATH_MAX], *name = NULL;
+    uint64_t bytes = 0;
+    if (pd_formats_path(path, pointer, file, NULL) || pd_formats_read_text(vfs, file, 255, &name, &bytes, NULL))
+        return false;
+    name[strcspn(name, "\r\n")] = '\0';
+    const bool is_plain = pd_formats_path(path, name, ret_path, NULL) == PD_OK;
+    free(name);
+    return is_plain;
+}
+
 pd_status pd_formats_write_texts(struct pd_vfs *vfs, const char *directory, const struct pd_catalog *catalog,
                                  struct pd_error *err)
 {

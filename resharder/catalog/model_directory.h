@@ -20,6 +20,11 @@ PD_MUST_USE pd_status pd_formats_write_texts(struct pd_vfs *vfs, const char *dir
 /* A new small file.   errors  PD_EXISTS */
 PD_MUST_USE pd_status pd_formats_write_text(struct pd_vfs *vfs, const char *path, const char *text, uint64_t bytes,
                                             struct pd_error *err);
+/* The first bytes of a file, which may be there; unsynced. */
+PD_MUST_USE pd_status pd_formats_patch(struct pd_vfs *vfs, const char *path, const void *data, uint64_t bytes,
+                                       struct pd_error *err);
+/* "<path>/<the name that the file `pointer` in it holds>". False: there is no such file, or it holds no name. */
+bool pd_formats_follow(struct pd_vfs *vfs, const char *path, const char *pointer, char ret_path[PD_FORMATS_PATH_MAX]);
 /* "<directory>/<name>" where `name` is one component of a path.   errors  PD_CORRUPT: it is none; PD_INVALID: too long */
 PD_MUST_USE pd_status pd_formats_path(const char *directory, const char *name, char ret_path[PD_FORMATS_PATH_MAX],
                                       struct pd_error *err);

@@ -301,19 +301,16 @@ static pd_status add_piece(struct dcp *d, const struct item *item, uint32_t tens
                            struct pd_error *err)
 {
     const struct pd_foreign_tensor *whole = &d->catalog->tensors[tensor];
-    struct pd_piece piece = {.file = d->file_number};
     struct pd_torch_tensor t;
     uint32_t dims = 0;
     PD_TRY(pd_torch_tensor(archive, item->name, pd_pickle_root(archive->pickle), &t, err));
+    struct pd_piece piece = pd_torch_piece(&t, d->file_number);
     if (item->offset && item->offset->type != PD_PICKLE_NONE &&
         (!pd_pickle_is_sizes(item->offset, PD_FOREIGN_DIMS_MAX, piece.start, &dims) || dims != whole->ndim))
         PD_FAIL(err, PD_CORRUPT, "%s: a piece of %s has no offset in %u dimensions", d->metadata, item->name, whole->ndim);
     if (t.ndim != whole->ndim || t.element != whole->element)
         PD_FAIL(err, PD_CORRUPT, "%s: at byte %" PRIu64 " lies %s of %u dimensions where %s is %s of %u", d->path,
                 item->begin, pd_elements[t.element].name, t.ndim, item->name, pd_elements[whole->element].name, whole->ndim);
-    piece.offset = t.offset;
-    memcpy(piece.count, t.shape, sizeof piece.count);
-    memcpy(piece.stride, t.stride, sizeof piece.stride);
     return pd_catalog_add_piece(d->catalog, tensor, &piece, err);
 }
 

@@ -145,15 +145,6 @@ static pd_status add_pieces(const struct writer *w, struct pd_error *err)
     return PD_OK;
 }
 
-static void writer_free(struct writer *w)
-{
-    for (uint32_t i = 0; i < w->count; i++)
-        pd_torch_output_deinit(&w->outputs[i].archive);
-    free(w->outputs);
-    free(w->nothing);
-    free(w);
-}
-
 pd_status pd_dcp_plan(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state, struct pd_error *err)
 {
     return pd_dcp_plan_as(vfs, plan, plan->directory, &pytorch, NULL, 0, ret_state, err);
@@ -163,18 +154,13 @@ pd_status pd_dcp_plan_as(struct pd_vfs *vfs, struct pd_format_plan *plan, const 
                          const struct pd_dcp_style *style, const char *const *objects, uint32_t object_count,
                          void **ret_state, struct pd_error *err)
 {
-    struct writer *w = calloc(1, sizeof *w);
+    struct writer *w = *ret_state = calloc(1, sizeof *w);
     if (!w) PD_FAIL(err, PD_NO_MEMORY, "no memory to write a checkpoint");
     *w = (struct writer){
         .vfs = vfs, .plan = plan, .directory = directory, .style = style, .objects = objects, .object_count = object_count};
-    pd_status st = place_all(w, err);
-    if (!st) st = add_files(w, err);
-    if (!st) st = add_pieces(w, err);
-    if (st)
-        writer_free(w);
-    else
-        *ret_state = w;
-    return st;
+    PD_TRY(place_all(w, err));
+    PD_TRY(add_files(w, err));
+    return add_pieces(w, err);
 }
 
 void pd_dcp_observe(void *state, uint32_t tensor, const void *data, uint64_t bytes)
@@ -325,7 +311,6 @@ static pd_status write_metadata(const struct writer *w, struct pd_error *err)
 {
     char path[PD_FORMATS_PATH_MAX];
     struct pd_pickle_writer p = {0};
-    struct pd_file *file = NULL;
     pd_pickle_begin(&p);
     pd_pickle_object_begin(&p, METADATA, "Metadata");
     for (int s = 0; s < SECTIONS; s++)
@@ -333,12 +318,7 @@ static pd_status write_metadata(const struct writer *w, struct pd_error *err)
     pd_pickle_object_end(&p);
     pd_status st = pd_pickle_finish(&p, err);
     if (!st) st = pd_formats_path(w->directory, ".metadata", path, err);
-    if (!st) st = pd_file_open(w->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_TRUNCATE, &file, err);
-    if (!st) {
-        st = pd_file_write(file, 0, p.text, p.bytes, err);
-        const pd_status closed = pd_file_close(file, st ? NULL : err);
-        if (!st) st = closed;
-    }
+    if (!st) st = pd_formats_write_text(w->vfs, path, (const char *)p.text, p.bytes, err);
     pd_pickle_writer_deinit(&p);
     return st;
 }
@@ -351,6 +331,10 @@ pd_status pd_dcp_finish(void *state, pd_status mine, struct pd_error *err)
         st = write_file(w, f, err);
     if (!st) st = write_metadata(w, err);
     if (!st) st = pd_formats_write_texts(w->vfs, w->directory, w->plan->wanted, err);
-    writer_free(w);
+    for (uint32_t i = 0; i < w->count; i++)
+        pd_torch_output_deinit(&w->outputs[i].archive);
+    free(w->outputs);
+    free(w->nothing);
+    free(w);
     return st;
 }

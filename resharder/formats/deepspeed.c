@@ -43,8 +43,6 @@ struct deepspeed {
     struct line lines[PD_KIND_COUNT];
     uint64_t consumed;              /* stages 1, 2: elements of the group's line; stage 3: of every rank's */
     char path[PD_FORMATS_PATH_MAX]; /* of the file that is open */
-    struct pd_file *file;
-    uint64_t file_bytes;
     uint32_t file_number;
     struct pd_torch_archive archive;
 };
@@ -53,19 +51,8 @@ struct deepspeed {
 
 static pd_status open_states(struct deepspeed *d, const char *name, struct pd_error *err)
 {
-    struct pd_stat stat;
     PD_TRY(pd_formats_path(d->directory, name, d->path, err));
-    PD_TRY(pd_file_open(d->vfs, d->path, PD_OPEN_READ, &d->file, err));
-    PD_TRY(pd_file_stat(d->file, &stat, err));
-    d->file_bytes = stat.bytes;
-    return pd_torch_open(d->file, d->path, 0, stat.bytes, &d->archive, err);
-}
-
-static void close_states(struct deepspeed *d)
-{
-    pd_torch_close(&d->archive);
-    pd_file_close_readonly(d->file);
-    d->file = NULL;
+    return pd_torch_open_file(d->vfs, d->path, &d->archive, err);
 }
 
 static void optimizer_name(uint32_t rank, bool is_bf16, char ret[128])
@@ -88,17 +75,10 @@ static bool has_optimizer(struct pd_vfs *vfs, const char *directory, bool *ret_i
 /* `path` is such a directory, or has a `latest` that names one. */
 static bool find_directory(struct pd_vfs *vfs, const char *path, char ret[PD_FORMATS_PATH_MAX])
 {
-    char latest[PD_FORMATS_PATH_MAX], *tag = NULL;
-    uint64_t bytes = 0;
     bool is_bf16 = false;
     if (snprintf(ret, PD_FORMATS_PATH_MAX, "%s", path) >= (int)PD_FORMATS_PATH_MAX) return false;
     if (has_optimizer(vfs, ret, &is_bf16)) return true;
-    if (pd_formats_path(path, "latest", latest, NULL) || pd_formats_read_text(vfs, latest, 255, &tag, &bytes, NULL))
-        return false;
-    tag[strcspn(tag, "\r\n")] = '\0';
-    const bool is_plain = pd_formats_path(path, tag, ret, NULL) == PD_OK;
-    free(tag);
-    return is_plain && has_optimizer(vfs, ret, &is_bf16);
+    return pd_formats_follow(vfs, path, "latest", ret) && has_optimizer(vfs, ret, &is_bf16);
 }
 
 /* ---- flat tensors ---- */
@@ -200,9 +180,9 @@ static pd_status read_rank(struct deepspeed *d, uint32_t rank, bool is_bf16, str
     optimizer_name(rank, is_bf16, name);
     pd_status st = open_states(d, name, err);
     if (!st && rank == 0) st = read_shape(d, err);
-    if (!st) st = pd_catalog_add_file(d->catalog, d->path, d->file_bytes, &d->file_number, err);
+    if (!st) st = pd_catalog_add_file(d->catalog, d->path, d->archive.zip.end, &d->file_number, err);
     if (!st) st = read_groups(d, rank, err);
-    close_states(d);
+    pd_torch_close(&d->archive);
     if (st == PD_NOT_FOUND && rank)
         return pd_error_context(err, st, "a checkpoint of %u ranks needs the optimizer's states of each", d->ranks);
     return st;
@@ -349,7 +329,7 @@ static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd
         PD_FAIL(err, PD_NOT_FOUND, "%s: there is no `latest` that names a checkpoint, and no optimizer states of rank 0",
                 path);
     pd_status st = read_all(&d, err);
-    close_states(&d);
+    pd_torch_close(&d.archive);
     if (!st) st = pd_formats_add_texts(vfs, path, catalog, err); /* where transformers' trainer puts them */
     for (int kind = 0; kind < PD_KIND_COUNT; kind++)
         free(d.lines[kind].stretches);

@@ -24,7 +24,8 @@ struct pd_format {
     pd_status (*read)(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err);
 
     /* Writing, in three steps; a format that is only read has pd_format_not_written here, which says so.
-     * plan: where every tensor will lie. ret_state: the writer's own, freed by `finish`. */
+     * plan: where every tensor will lie. ret_state: the writer's own, freed by `finish`, after a failure of plan too (NULL: there
+     * was no memory for it). */
     pd_status (*plan)(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state, struct pd_error *err);
     /* Bytes as they go to the file of a piece, in ascending order for each tensor, for checksums inside the format. One
      * thread a tensor. */

@@ -382,30 +382,18 @@ static pd_status place_tensors(const struct writer *w, struct pd_catalog *wanted
 
 pd_status pd_gguf_plan(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state, struct pd_error *err)
 {
-    struct writer *w = calloc(1, sizeof *w);
+    struct writer *w = *ret_state = calloc(1, sizeof *w);
     if (!w) PD_FAIL(err, PD_NO_MEMORY, "no memory to plan a GGUF file");
     w->vfs = vfs;
-    pd_status st = pd_formats_path(plan->directory, pd_format_gguf.file, w->path, err);
-    if (!st) st = parse_and_make(w, plan->wanted, err);
-    if (!st) st = place_tensors(w, plan->wanted, err);
-    if (st) return pd_gguf_finish(w, st, NULL);
-    *ret_state = w;
-    return PD_OK;
-}
-
-static pd_status write_head(const struct writer *w, struct pd_error *err)
-{
-    struct pd_file *file = NULL;
-    PD_TRY(pd_file_open(w->vfs, w->path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
-    const pd_status st = pd_file_write(file, 0, w->head, w->head_bytes, err);
-    const pd_status closed = pd_file_close(file, st ? NULL : err);
-    return st ? st : closed;
+    PD_TRY(pd_formats_path(plan->directory, pd_format_gguf.file, w->path, err));
+    PD_TRY(parse_and_make(w, plan->wanted, err));
+    return place_tensors(w, plan->wanted, err);
 }
 
 pd_status pd_gguf_finish(void *state, pd_status mine, struct pd_error *err)
 {
     struct writer *w = state;
-    const pd_status st = mine ? mine : write_head(w, err);
+    const pd_status st = mine ? mine : pd_formats_patch(w->vfs, w->path, w->head, w->head_bytes, err);
     free(w->head);
     free(w);
     return st;

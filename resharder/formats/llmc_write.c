@@ -95,13 +95,6 @@ struct writer {
     struct pd_error error;
 };
 
-static void free_writer(struct writer *w)
-{
-    pd_file_close_readonly(w->model);
-    free(w->chunk);
-    free(w);
-}
-
 /* ---- the plan ---- */
 
 static pd_status read_heads(const struct pd_catalog *wanted, int32_t *ret, struct pd_error *err)
@@ -194,18 +187,12 @@ static pd_status open_model(struct writer *w, struct pd_error *err)
 
 pd_status pd_llmc_plan(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state, struct pd_error *err)
 {
-    struct writer *w = aligned_alloc(_Alignof(struct writer), sizeof *w);
+    struct writer *w = *ret_state = aligned_alloc(_Alignof(struct writer), sizeof *w);
     if (!w) PD_FAIL(err, PD_NO_MEMORY, "no memory to write files of llm.c");
     *w = (struct writer){.vfs = vfs, .plan = plan, .step = plan->wanted->counters.step % 100000000};
-    pd_status st = read_sizes(w, err);
-    if (!st) st = open_model(w, err);
-    if (!st) st = place_tensors(w, err);
-    if (st) {
-        free_writer(w);
-        return st;
-    }
-    *ret_state = w;
-    return PD_OK;
+    PD_TRY(read_sizes(w, err));
+    PD_TRY(open_model(w, err));
+    return place_tensors(w, err);
 }
 
 /* ---- the model's file ---- */
@@ -266,12 +253,8 @@ static pd_status end_state(const struct writer *w, struct pd_error *err)
 {
     static const uint64_t generator[2] = {GENERATOR_START, GENERATOR_START}; /* now, and at the last update */
     int32_t header[256] = {PD_LLMC_STATE_MAGIC, 1, 1, 0, 1, [10] = (int32_t)w->step};
-    struct pd_file *file = NULL;
     memcpy(&header[20], generator, sizeof generator);
-    PD_TRY(pd_file_open(w->vfs, w->state_path, PD_OPEN_WRITE, &file, err));
-    const pd_status st = pd_file_write(file, 0, header, sizeof header, err);
-    const pd_status closed = pd_file_close(file, st ? NULL : err);
-    return st ? st : closed;
+    return pd_formats_patch(w->vfs, w->state_path, header, sizeof header, err);
 }
 
 static pd_status write_done(const struct writer *w, struct pd_error *err)
@@ -294,6 +277,8 @@ pd_status pd_llmc_finish(void *state, pd_status mine, struct pd_error *err)
     if (!st) st = end_state(w, err);
     if (!st) st = write_done(w, err);
     if (!st) st = pd_formats_write_texts(w->vfs, w->plan->directory, w->plan->wanted, err);
-    free_writer(w);
+    pd_file_close_readonly(w->model);
+    free(w->chunk);
+    free(w);
     return st;
 }

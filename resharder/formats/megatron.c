@@ -40,36 +40,22 @@ static bool find_directory(struct pd_vfs *vfs, const char *path, char ret[PD_FOR
 
 /* ---- common.pt ---- */
 
-struct common {
-    struct pd_file *file;
-    struct pd_torch_archive archive;
-};
-
-static pd_status open_common(struct pd_vfs *vfs, const char *directory, char path[PD_FORMATS_PATH_MAX], struct common *ret,
-                             struct pd_error *err)
-{
-    struct pd_stat stat;
-    PD_TRY(pd_formats_path(directory, "common.pt", path, err));
-    PD_TRY(pd_file_open(vfs, path, PD_OPEN_READ, &ret->file, err));
-    PD_TRY(pd_file_stat(ret->file, &stat, err));
-    return pd_torch_open(ret->file, path, 0, stat.bytes, &ret->archive, err);
-}
-
-static void note_group(const struct common *c, const struct pd_pickle_node *group, struct pd_catalog_counters *n)
+static void note_group(const struct pd_torch_archive *common, const struct pd_pickle_node *group,
+                       struct pd_catalog_counters *n)
 {
     double value = 0;
-    if (pd_torch_number(&c->archive, "step", pd_pickle_member(group, "step"), &value, NULL)) return;
+    if (pd_torch_number(common, "step", pd_pickle_member(group, "step"), &value, NULL)) return;
     if (pd_torch_is_count(value, &n->updates)) n->has_updates = true;
 }
 
-static void note_counters(const struct common *c, struct pd_catalog_counters *n)
+static void note_counters(const struct pd_torch_archive *common, struct pd_catalog_counters *n)
 {
-    const struct pd_pickle_node *root = pd_pickle_root(c->archive.pickle), *args = pd_pickle_member(root, "args");
+    const struct pd_pickle_node *root = pd_pickle_root(common->pickle), *args = pd_pickle_member(root, "args");
     const struct pd_pickle_node *outer = pd_pickle_member(root, "optimizer"), *inner = pd_pickle_member(outer, "optimizer");
     const struct pd_pickle_node *groups = pd_pickle_member(inner, "param_groups");
     n->has_step = pd_pickle_is_u64(pd_pickle_member(root, "iteration"), &n->step);
     if (pd_pickle_is_u64(pd_pickle_field(args, "consumed_train_samples"), &n->samples)) n->has_samples = true;
-    note_group(c, pd_pickle_at(groups ? groups : pd_pickle_member(outer, "param_groups"), 0), n);
+    note_group(common, pd_pickle_at(groups ? groups : pd_pickle_member(outer, "param_groups"), 0), n);
 }
 
 static bool is_on(const struct pd_pickle_node *args, const char *name)
@@ -135,9 +121,9 @@ static void write_refused(struct pd_json_writer *w, const struct pd_pickle_node 
 }
 
 /* Arguments that are a model of ours become its config.json, where none lies beside. */
-static pd_status add_config(const struct common *common, struct pd_catalog *catalog, struct pd_error *err)
+static pd_status add_config(const struct pd_torch_archive *common, struct pd_catalog *catalog, struct pd_error *err)
 {
-    const struct pd_pickle_node *args = pd_pickle_member(pd_pickle_root(common->archive.pickle), "args");
+    const struct pd_pickle_node *args = pd_pickle_member(pd_pickle_root(common->pickle), "args");
     const struct pd_family *const *family = pd_families;
     const struct pd_model_class *c = NULL;
     struct pd_json_writer w;
@@ -174,13 +160,13 @@ static pd_status add_config(const struct common *common, struct pd_catalog *cata
 
 static pd_status read_common(struct pd_vfs *vfs, const char *directory, struct pd_catalog *catalog, struct pd_error *err)
 {
-    struct common c = {0};
+    struct pd_torch_archive common = {0};
     char path[PD_FORMATS_PATH_MAX];
-    pd_status st = open_common(vfs, directory, path, &c, err);
-    if (!st) note_counters(&c, &catalog->counters);
-    if (!st) st = add_config(&c, catalog, err);
-    pd_torch_close(&c.archive);
-    pd_file_close_readonly(c.file);
+    PD_TRY(pd_formats_path(directory, "common.pt", path, err));
+    PD_TRY(pd_torch_open_file(vfs, path, &common, err));
+    note_counters(&common, &catalog->counters);
+    const pd_status st = add_config(&common, catalog, err);
+    pd_torch_close(&common);
     return st;
 }
 

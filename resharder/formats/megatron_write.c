@@ -33,14 +33,6 @@ struct writer {
     void *dcp; /* the state of its slots; NULL once it has finished */
 };
 
-static void free_writer(struct writer *w)
-{
-    for (uint32_t i = 0; w->objects && i < w->object_count; i++)
-        free(w->objects[i]);
-    free(w->objects);
-    free(w);
-}
-
 /* ---- the plan ---- */
 
 /* Of the whole model, then of every layer: whether a module has one depends on the version and on Transformer Engine. */
@@ -73,8 +65,11 @@ static pd_status name_objects(struct writer *w, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status plan(struct writer *w, struct pd_format_plan *plan, struct pd_error *err)
+pd_status pd_megatron_plan(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state, struct pd_error *err)
 {
+    struct writer *w = *ret_state = calloc(1, sizeof *w);
+    if (!w) PD_FAIL(err, PD_NO_MEMORY, "no memory to write a checkpoint of Megatron");
+    *w = (struct writer){.vfs = vfs, .plan = plan};
     for (uint32_t t = 0; t < plan->wanted->tensor_count; t++)
         if (plan->wanted->tensors[t].element != PD_ELEMENT_F32)
             PD_FAIL(err, PD_UNSUPPORTED,
@@ -85,20 +80,6 @@ static pd_status plan(struct writer *w, struct pd_format_plan *plan, struct pd_e
     PD_TRY(name_objects(w, err));
     return pd_dcp_plan_as(w->vfs, plan, w->directory, &style, (const char *const *)w->objects, w->object_count, &w->dcp,
                           err);
-}
-
-pd_status pd_megatron_plan(struct pd_vfs *vfs, struct pd_format_plan *the_plan, void **ret_state, struct pd_error *err)
-{
-    struct writer *w = calloc(1, sizeof *w);
-    if (!w) PD_FAIL(err, PD_NO_MEMORY, "no memory to write a checkpoint of Megatron");
-    *w = (struct writer){.vfs = vfs, .plan = the_plan};
-    const pd_status st = plan(w, the_plan, err);
-    if (st) {
-        free_writer(w);
-        return st;
-    }
-    *ret_state = w;
-    return PD_OK;
 }
 
 void pd_megatron_observe(void *state, uint32_t tensor, const void *data, uint64_t bytes)
@@ -296,8 +277,11 @@ static pd_status write_rest(const struct writer *w, struct pd_error *err)
 pd_status pd_megatron_finish(void *state, pd_status mine, struct pd_error *err)
 {
     struct writer *w = state;
-    pd_status st = pd_dcp_finish(w->dcp, mine, err);
+    pd_status st = w->dcp ? pd_dcp_finish(w->dcp, mine, err) : mine;
     if (!st) st = write_rest(w, err);
-    free_writer(w);
+    for (uint32_t i = 0; w->objects && i < w->object_count; i++)
+        free(w->objects[i]);
+    free(w->objects);
+    free(w);
     return st;
 }

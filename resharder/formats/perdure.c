@@ -161,21 +161,6 @@ static bool recognizes(struct pd_vfs *vfs, const char *path)
     return pd_formats_is_directory(vfs, path) && pd_formats_has_file(vfs, path, "commit.h5");
 }
 
-static void observe(void *state, uint32_t tensor, const void *data, uint64_t bytes)
-{
-    (void)state;
-    (void)tensor;
-    (void)data;
-    (void)bytes;
-}
-
-static pd_status finish(void *state, pd_status mine, struct pd_error *err)
-{
-    (void)state;
-    (void)err;
-    return mine;
-}
-
 const struct pd_format pd_format_perdure = {
     .name = "perdure",
     .about = "a checkpoint of perdure: commit.h5 and shards",
@@ -183,6 +168,6 @@ const struct pd_format pd_format_perdure = {
     .recognizes = recognizes,
     .read = read_checkpoint,
     .plan = pd_format_not_written,
-    .observe = observe,
-    .finish = finish,
+    .observe = pd_format_observe_nothing,
+    .finish = pd_format_finish_nothing,
 };

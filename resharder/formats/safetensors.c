@@ -220,6 +220,6 @@ const struct pd_format pd_format_safetensors = {
     .recognizes = recognizes,
     .read = read_any,
     .plan = pd_safetensors_plan,
-    .observe = pd_safetensors_observe,
+    .observe = pd_format_observe_nothing,
     .finish = pd_safetensors_finish,
 };

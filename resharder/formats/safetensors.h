@@ -20,7 +20,6 @@ PD_MUST_USE pd_status pd_safetensors_header(struct pd_catalog *catalog, uint32_t
 
 /* ---- safetensors_write.c ---- */
 pd_status pd_safetensors_plan(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state, struct pd_error *err);
-void pd_safetensors_observe(void *state, uint32_t tensor, const void *data, uint64_t bytes);
 pd_status pd_safetensors_finish(void *state, pd_status mine, struct pd_error *err);
 
 #define PD_SAFETENSORS_HEADER_MAX UINT64_C(100000000)

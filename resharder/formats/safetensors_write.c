@@ -22,20 +22,11 @@ struct shard {
 
 struct writer {
     struct pd_vfs *vfs;
-    char *directory;
+    const char *directory;
     const struct pd_catalog *wanted;
     struct shard *shards; /* (count) */
     uint32_t count;
 };
-
-static void free_writer(struct writer *w)
-{
-    for (uint32_t s = 0; w->shards && s < w->count; s++)
-        free(w->shards[s].header);
-    free(w->shards);
-    free(w->directory);
-    free(w);
-}
 
 /* ---- the plan ---- */
 
@@ -151,31 +142,12 @@ static pd_status place_tensors(struct writer *w, struct pd_catalog *wanted, stru
 
 pd_status pd_safetensors_plan(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state, struct pd_error *err)
 {
-    struct writer *w = calloc(1, sizeof *w);
-    if (w) w->directory = strdup(plan->directory);
-    if (!w || !w->directory) {
-        free(w);
-        PD_FAIL(err, PD_NO_MEMORY, "no memory to plan safetensors files");
-    }
-    w->vfs = vfs;
-    w->wanted = plan->wanted;
-    pd_status st = check_wanted(plan->wanted, err);
-    if (!st) st = cut_shards(w, plan->shard_bytes_max ? plan->shard_bytes_max : SHARD_BYTES, err);
-    if (!st) st = place_tensors(w, plan->wanted, err);
-    if (st) {
-        free_writer(w);
-        return st;
-    }
-    *ret_state = w;
-    return PD_OK;
-}
-
-void pd_safetensors_observe(void *state, uint32_t tensor, const void *data, uint64_t bytes)
-{
-    (void)state; /* the format has no checksums */
-    (void)tensor;
-    (void)data;
-    (void)bytes;
+    struct writer *w = *ret_state = calloc(1, sizeof *w);
+    if (!w) PD_FAIL(err, PD_NO_MEMORY, "no memory to plan safetensors files");
+    *w = (struct writer){.vfs = vfs, .directory = plan->directory, .wanted = plan->wanted};
+    PD_TRY(check_wanted(plan->wanted, err));
+    PD_TRY(cut_shards(w, plan->shard_bytes_max ? plan->shard_bytes_max : SHARD_BYTES, err));
+    return place_tensors(w, plan->wanted, err);
 }
 
 /* ---- the end ---- */
@@ -183,12 +155,8 @@ void pd_safetensors_observe(void *state, uint32_t tensor, const void *data, uint
 static pd_status write_header(const struct writer *w, const struct shard *shard, struct pd_error *err)
 {
     char path[PD_FORMATS_PATH_MAX];
-    struct pd_file *file = NULL;
     PD_TRY(pd_formats_path(w->directory, shard->name, path, err));
-    PD_TRY(pd_file_open(w->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
-    const pd_status st = pd_file_write(file, 0, shard->header, shard->header_bytes, err);
-    const pd_status closed = pd_file_close(file, st ? NULL : err);
-    return st ? st : closed;
+    return pd_formats_patch(w->vfs, path, shard->header, shard->header_bytes, err);
 }
 
 static pd_status write_index(const struct writer *w, struct pd_error *err)
@@ -223,6 +191,9 @@ pd_status pd_safetensors_finish(void *state, pd_status mine, struct pd_error *er
         st = write_header(w, &w->shards[s], err);
     if (!st && w->count > 1) st = write_index(w, err);
     if (!st) st = pd_formats_write_texts(w->vfs, w->directory, w->wanted, err);
-    free_writer(w);
+    for (uint32_t s = 0; w->shards && s < w->count; s++)
+        free(w->shards[s].header);
+    free(w->shards);
+    free(w);
     return st;
 }

@@ -14,16 +14,13 @@ static pd_status add_tensor(struct pd_catalog *catalog, const struct pd_torch_ar
                             const char *name, const struct pd_pickle_node *node, struct pd_error *err)
 {
     struct pd_torch_tensor t;
-    struct pd_piece piece = {.file = file};
     uint32_t number = 0;
     pd_status st = pd_torch_tensor(archive, name, node, &t, err);
     if (st == PD_UNSUPPORTED) return pd_catalog_add_unmapped(catalog, err->message, err);
     PD_TRY(st);
     struct pd_foreign_tensor tensor = {.name = (char *)(uintptr_t)name, .element = t.element, .ndim = t.ndim};
     memcpy(tensor.shape, t.shape, sizeof tensor.shape);
-    memcpy(piece.count, t.shape, sizeof piece.count);
-    memcpy(piece.stride, t.stride, sizeof piece.stride);
-    piece.offset = t.offset;
+    const struct pd_piece piece = pd_torch_piece(&t, file);
     st = pd_catalog_add_tensor(catalog, &tensor, &number, err);
     if (st) return pd_error_context(err, st, "%s", archive->path);
     return pd_catalog_add_piece(catalog, number, &piece, err);

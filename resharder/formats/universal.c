@@ -15,25 +15,16 @@ struct universal {
     struct pd_catalog *catalog;
     char directory[PD_FORMATS_PATH_MAX];   /* zero */
     char states_path[PD_FORMATS_PATH_MAX]; /* of the file that knows shapes */
-    struct pd_file *states_file;
-    struct pd_torch_archive states; /* without a pickle: there is no such file */
+    struct pd_torch_archive states;        /* without a pickle: there is no such file */
 };
 
 /* `path`/zero, or that of the directory that `path`/latest_universal names; false: neither is there. */
 static bool find_directory(struct pd_vfs *vfs, const char *path, char ret[PD_FORMATS_PATH_MAX])
 {
-    char latest[PD_FORMATS_PATH_MAX], tagged[PD_FORMATS_PATH_MAX], *tag = NULL;
-    uint64_t bytes = 0;
-    bool is_there = false;
+    char tagged[PD_FORMATS_PATH_MAX];
     if (pd_formats_path(path, "zero", ret, NULL) == PD_OK && pd_formats_is_directory(vfs, ret)) return true;
-    if (pd_formats_path(path, "latest_universal", latest, NULL) ||
-        pd_formats_read_text(vfs, latest, 255, &tag, &bytes, NULL))
-        return false;
-    tag[strcspn(tag, "\r\n")] = '\0';
-    if (pd_formats_path(path, tag, tagged, NULL) == PD_OK && pd_formats_path(tagged, "zero", ret, NULL) == PD_OK)
-        is_there = pd_formats_is_directory(vfs, ret);
-    free(tag);
-    return is_there;
+    return pd_formats_follow(vfs, path, "latest_universal", tagged) && pd_formats_path(tagged, "zero", ret, NULL) == PD_OK &&
+           pd_formats_is_directory(vfs, ret);
 }
 
 /* What came of ZeRO-3 is flat; the states of the model beside `zero` have the shapes. */
@@ -41,14 +32,11 @@ static pd_status open_states(struct universal *u, struct pd_error *err)
 {
     static const char *const names[] = {"mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"};
     char above[PD_FORMATS_PATH_MAX];
-    struct pd_stat stat;
     snprintf(above, sizeof above, "%.*s", (int)(strrchr(u->directory, '/') - u->directory), u->directory);
     for (int i = 0; i < 2; i++) {
         if (!pd_formats_has_file(u->vfs, above, names[i])) continue;
         PD_TRY(pd_formats_path(above, names[i], u->states_path, err));
-        PD_TRY(pd_file_open(u->vfs, u->states_path, PD_OPEN_READ, &u->states_file, err));
-        PD_TRY(pd_file_stat(u->states_file, &stat, err));
-        PD_TRY(pd_torch_open(u->states_file, u->states_path, 0, stat.bytes, &u->states, err));
+        PD_TRY(pd_torch_open_file(u->vfs, u->states_path, &u->states, err));
         const struct pd_pickle_node *root = pd_pickle_root(u->states.pickle);
         struct pd_catalog_counters *c = &u->catalog->counters;
         c->has_step = pd_pickle_is_u64(pd_pickle_member(root, "global_steps"), &c->step);
@@ -76,24 +64,21 @@ static void reshape(const struct universal *u, struct pd_foreign_tensor *tensor)
 }
 
 static pd_status take_tensor(struct universal *u, const char *name, enum pd_kind kind,
-                             const struct pd_torch_archive *archive, uint64_t bytes, struct pd_error *err)
+                             const struct pd_torch_archive *archive, struct pd_error *err)
 {
     const struct pd_pickle_node *root = pd_pickle_root(archive->pickle), *node = pd_pickle_member(root, "param");
     struct pd_torch_tensor t;
-    struct pd_piece piece = {0};
     uint32_t number = 0;
     PD_TRY(pd_torch_tensor(archive, name, node ? node : root, &t, err));
     struct pd_foreign_tensor tensor = {.name = (char *)(uintptr_t)name, .kind = kind, .element = t.element, .ndim = t.ndim};
     memcpy(tensor.shape, t.shape, sizeof tensor.shape);
-    memcpy(piece.count, t.shape, sizeof piece.count);
-    memcpy(piece.stride, t.stride, sizeof piece.stride);
-    piece.offset = t.offset;
+    struct pd_piece piece = pd_torch_piece(&t, 0);
     if (t.ndim == 1 && t.stride[0] <= 1) {
         piece.is_range = true;
         piece.stride[0] = 0;
         reshape(u, &tensor);
     }
-    PD_TRY(pd_catalog_add_file(u->catalog, archive->path, bytes, &piece.file, err));
+    PD_TRY(pd_catalog_add_file(u->catalog, archive->path, archive->zip.end, &piece.file, err));
     const pd_status st = pd_catalog_add_tensor(u->catalog, &tensor, &number, err);
     if (st) return pd_error_context(err, st, "%s", archive->path);
     return pd_catalog_add_piece(u->catalog, number, &piece, err);
@@ -117,17 +102,12 @@ static pd_status take_file(struct universal *u, const char *directory, const cha
         [PD_PARAM] = "fp32.pt", [PD_EXP_AVG] = "exp_avg.pt", [PD_EXP_AVG_SQ] = "exp_avg_sq.pt", [STEP] = "step.pt"};
     char path[PD_FORMATS_PATH_MAX];
     struct pd_torch_archive archive = {0};
-    struct pd_file *file = NULL;
-    struct pd_stat stat;
     if (what != PD_PARAM && !pd_formats_has_file(u->vfs, directory, files[what])) return PD_OK;
     PD_TRY(pd_formats_path(directory, files[what], path, err));
-    PD_TRY(pd_file_open(u->vfs, path, PD_OPEN_READ, &file, err));
-    pd_status st = pd_file_stat(file, &stat, err);
-    if (!st) st = pd_torch_open(file, path, 0, stat.bytes, &archive, err);
-    if (!st && what == STEP) st = take_step(u, name, &archive, err);
-    if (!st && what != STEP) st = take_tensor(u, name, (enum pd_kind)what, &archive, stat.bytes, err);
+    PD_TRY(pd_torch_open_file(u->vfs, path, &archive, err));
+    const pd_status st =
+        what == STEP ? take_step(u, name, &archive, err) : take_tensor(u, name, (enum pd_kind)what, &archive, err);
     pd_torch_close(&archive);
-    pd_file_close_readonly(file);
     return st;
 }
 
@@ -154,7 +134,6 @@ static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd
     if (!st) st = take_parameters(&u, &listing, err);
     pd_listing_deinit(&listing);
     pd_torch_close(&u.states);
-    pd_file_close_readonly(u.states_file);
     return st ? st : pd_formats_add_texts(vfs, path, catalog, err);
 }
 

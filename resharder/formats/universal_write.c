@@ -32,16 +32,6 @@ struct writer {
     struct output *outputs;                                         /* (tensors that are wanted) */
 };
 
-static void free_writer(struct writer *w)
-{
-    for (uint32_t t = 0; w->outputs && t < w->plan->wanted->tensor_count; t++) {
-        pd_torch_output_deinit(&w->outputs[t].archive);
-        free(w->outputs[t].path);
-    }
-    free(w->outputs);
-    free(w);
-}
-
 /* ---- the plan ---- */
 
 static pd_status make_directories(struct writer *w, struct pd_error *err)
@@ -80,19 +70,14 @@ static pd_status place(struct writer *w, uint32_t number, struct pd_error *err)
 
 pd_status pd_universal_plan(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state, struct pd_error *err)
 {
-    struct writer *w = calloc(1, sizeof *w);
+    struct writer *w = *ret_state = calloc(1, sizeof *w);
     if (!w) PD_FAIL(err, PD_NO_MEMORY, "no memory to write a universal checkpoint");
     *w = (struct writer){.vfs = vfs, .plan = plan};
-    pd_status st = make_directories(w, err);
-    if (!st && !(w->outputs = calloc((size_t)plan->wanted->tensor_count + 1, sizeof *w->outputs)))
-        st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory for %u tensors", plan->wanted->tensor_count);
-    for (uint32_t t = 0; !st && t < plan->wanted->tensor_count; t++)
-        st = place(w, t, err);
-    if (st) {
-        free_writer(w);
-        return st;
-    }
-    *ret_state = w;
+    PD_TRY(make_directories(w, err));
+    w->outputs = calloc((size_t)plan->wanted->tensor_count + 1, sizeof *w->outputs);
+    if (!w->outputs) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u tensors", plan->wanted->tensor_count);
+    for (uint32_t t = 0; t < plan->wanted->tensor_count; t++)
+        PD_TRY(place(w, t, err));
     return PD_OK;
 }
 
@@ -233,6 +218,11 @@ pd_status pd_universal_finish(void *state, pd_status mine, struct pd_error *err)
         if (!st && wanted->tensors[t].kind == PD_EXP_AVG) st = write_step(w, wanted->tensors[t].name, err);
     }
     if (!st) st = write_rest(w, err);
-    free_writer(w);
+    for (uint32_t t = 0; w->outputs && t < wanted->tensor_count; t++) {
+        pd_torch_output_deinit(&w->outputs[t].archive);
+        free(w->outputs[t].path);
+    }
+    free(w->outputs);
+    free(w);
     return st;
 }

@@ -100,8 +100,24 @@ pd_status pd_torch_open(struct pd_file *file, const char *path, uint64_t begin, 
     return st;
 }
 
+pd_status pd_torch_open_file(struct pd_vfs *vfs, const char *path, struct pd_torch_archive *ret_archive,
+                             struct pd_error *err)
+{
+    struct pd_file *file = NULL;
+    struct pd_stat stat;
+    PD_TRY(pd_file_open(vfs, path, PD_OPEN_READ, &file, err));
+    pd_status st = pd_file_stat(file, &stat, err);
+    if (!st) st = pd_torch_open(file, path, 0, stat.bytes, ret_archive, err);
+    if (st)
+        pd_file_close_readonly(file);
+    else
+        ret_archive->owned = file;
+    return st;
+}
+
 void pd_torch_close(struct pd_torch_archive *archive)
 {
+    pd_file_close_readonly(archive->owned);
     pd_pickle_free(archive->pickle);
     pd_zip_deinit(&archive->zip);
     *archive = (struct pd_torch_archive){0};
@@ -185,6 +201,14 @@ pd_status pd_torch_tensor(const struct pd_torch_archive *archive, const char *na
     t.offset += first * size;
     *ret_tensor = t;
     return PD_OK;
+}
+
+struct pd_piece pd_torch_piece(const struct pd_torch_tensor *tensor, uint32_t file)
+{
+    struct pd_piece piece = {.file = file, .offset = tensor->offset};
+    memcpy(piece.count, tensor->shape, sizeof piece.count);
+    memcpy(piece.stride, tensor->stride, sizeof piece.stride);
+    return piece;
 }
 
 static double number_of(enum pd_element element, const unsigned char *text)

@@ -8,8 +8,9 @@
 #include "resharder/torch/zip.h"
 
 struct pd_torch_archive {
-    struct pd_file *file; /* borrowed */
-    const char *path;     /* likewise */
+    struct pd_file *file;  /* borrowed, or `owned` */
+    struct pd_file *owned; /* NULL: none */
+    const char *path;      /* borrowed */
     struct pd_zip zip;
     struct pd_pickle *pickle;
 };
@@ -18,6 +19,9 @@ struct pd_torch_archive {
  *   errors  PD_CORRUPT; PD_UNSUPPORTED: big-endian, compressed; PD_IO; PD_NO_MEMORY */
 PD_MUST_USE pd_status pd_torch_open(struct pd_file *file, const char *path, uint64_t begin, uint64_t end,
                                     struct pd_torch_archive *ret_archive, struct pd_error *err);
+/* A file that is one archive: zip.end is its bytes.   path  borrowed until close */
+PD_MUST_USE pd_status pd_torch_open_file(struct pd_vfs *vfs, const char *path, struct pd_torch_archive *ret_archive,
+                                         struct pd_error *err);
 void pd_torch_close(struct pd_torch_archive *archive);
 
 struct pd_torch_tensor {
@@ -31,6 +35,8 @@ struct pd_torch_tensor {
 PD_MUST_USE pd_status pd_torch_tensor(const struct pd_torch_archive *archive, const char *name,
                                       const struct pd_pickle_node *node, struct pd_torch_tensor *ret_tensor,
                                       struct pd_error *err);
+/* The tensor as a box of `file`, a number of the catalog; it starts at 0. */
+struct pd_piece pd_torch_piece(const struct pd_torch_tensor *tensor, uint32_t file);
 /* Of a tensor of one element, or a plain number.   errors  as above; PD_CORRUPT: it is neither */
 PD_MUST_USE pd_status pd_torch_number(const struct pd_torch_archive *archive, const char *name,
                                       const struct pd_pickle_node *node, double *ret, struct pd_error *err);

@@ -222,11 +222,9 @@ static pd_status write_to(struct work *w, const struct pd_format *format, const 
     struct pd_format_plan job = {.directory = directory, .wanted = &wanted, .shard_bytes_max = 3000};
     pd_status st = want_all(&wanted, format, err);
     if (!st) st = format->plan(w->vfs, &job, &plan, err);
-    if (!st) {
-        st = pd_catalog_finish(&wanted, err);
-        if (!st) st = fill(w, format, plan, &wanted, err);
-        st = format->finish(plan, st, err);
-    }
+    if (!st) st = pd_catalog_finish(&wanted, err);
+    if (!st) st = fill(w, format, plan, &wanted, err);
+    if (plan) st = format->finish(plan, st, err);
     pd_catalog_deinit(&wanted);
     return st;
 }
