@@ -27,16 +27,16 @@ PD_MUST_USE pd_status pd_load_steps(const struct pd_loader *l, const struct pd_j
 /* merges (ret_count) malloc'ed, also on failure: the caller frees them. */
 PD_MUST_USE pd_status pd_load_model(const struct pd_loader *l, const struct pd_json_value *model,
                                     struct pd_merge **ret_merges, uint32_t *ret_count, struct pd_error *err);
-/* `joined` is room to work in. PD_INVALID: one of the tokens is not in the vocabulary. */
-PD_MUST_USE pd_status pd_load_merge(const struct pd_vocab *vocab, const char *const halves[2], const size_t bytes[2],
-                                    uint32_t rank, struct pd_string *joined, struct pd_merge *ret_merge,
-                                    struct pd_error *err);
+/* A list of merges; `path` names it in messages. As above.   errors  PD_INVALID: a token is not in the vocabulary */
+PD_MUST_USE pd_status pd_load_merges(const struct pd_vocab *vocab, const struct pd_json_value *list, const char *path,
+                                     struct pd_merge **ret_merges, uint32_t *ret_count, struct pd_error *err);
 /* Appends the step ByteLevel; there is room. */
 PD_MUST_USE pd_status pd_load_byte_level(struct pd_splitter *splitter, bool splits, bool prefix, struct pd_error *err);
 
-/* tokenizer.gguf: the whole of it.   errors  as pd_tokenizer_from_arrays */
-PD_MUST_USE pd_status pd_load_gguf_text(const char *name, const struct pd_json_value *root,
-                                        struct pd_tokenizer **ret_tokenizer, struct pd_error *err);
+/* tokenizer.gguf: the whole of it.
+ *   errors  PD_INVALID: an array is missing or contradicts another; PD_UNSUPPORTED: model or pre is not known */
+PD_MUST_USE pd_status pd_load_gguf(const char *name, const struct pd_json_value *root, struct pd_tokenizer *tokenizer,
+                                   struct pd_error *err);
 
 /* Members; null counts as missing. */
 const struct pd_json_value *pd_load_member(const struct pd_json_value *object, const char *key);

@@ -82,31 +82,34 @@ static const struct gguf_pre *gguf_pre(const char *name)
 /* GGUF metadata as an import lays it beside a checkpoint (tokenizer.gguf): keys without "tokenizer.", as one JSON object. What
  * is absent is what llama.cpp takes then (llama-vocab.cpp): llama and llama-bpe begin with bos, llama puts a space before. */
 
-/* Owned arrays; texts are borrowed from the document. */
-struct owned {
-    struct pd_tokenizer_string *tokens, *merges;
-    float *scores;
-    int32_t *types;
+#define MARK "\xe2\x96\x81"
+enum { UNKNOWN = 2, CONTROL = 3, USER = 4, BYTE = 6 }; /* token types */
+
+struct gguf {
+    const struct pd_json_value *root, *tokens, *scores, *types; /* scores, types (count) or NULL */
+    uint32_t count;
+    bool adds_space; /* llama: before a text */
+    struct pd_tokenizer *tokenizer;
+    struct pd_merge *merges; /* (merge_count) */
+    uint32_t merge_count;
 };
 
-static pd_status take_texts(const char *name, const struct pd_json_value *array, const char *key,
-                            struct pd_tokenizer_string **ret, struct pd_error *err)
+static const char *text_of(const struct gguf *g, uint32_t id)
 {
-    const size_t count = pd_json_count(array);
-    if (!(*ret = calloc(count + 1, sizeof **ret))) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory", name);
-    for (size_t i = 0; i < count; i++) {
-        const char *text = pd_json_text(pd_json_at(array, i));
-        if (!text) PD_FAIL(err, PD_INVALID, "%s: %s[%zu] is no text", name, key, i);
-        (*ret)[i] = (struct pd_tokenizer_string){text, strlen(text)};
-    }
-    return PD_OK;
+    return pd_json_text(pd_json_at(g->tokens, id));
 }
 
-static pd_status take_number(const char *name, const struct pd_json_value *array, size_t i, const char *key, double *ret,
-                             struct pd_error *err)
+/* Of an array that was checked. */
+static double number_of(const struct pd_json_value *array, uint32_t id)
 {
-    if (pd_json_is_number(pd_json_at(array, i), ret) && *ret > -1e9 && *ret < 1e9) return PD_OK;
-    PD_FAIL(err, PD_INVALID, "%s: %s[%zu] is not a valid number", name, key, i);
+    double number = 0;
+    (void)pd_json_is_number(pd_json_at(array, id), &number);
+    return number;
+}
+
+static int type_of(const struct gguf *g, uint32_t id)
+{
+    return g->types ? (int)number_of(g->types, id) : 1;
 }
 
 static int64_t id_of(const struct pd_json_value *root, const char *key)
@@ -122,7 +125,7 @@ static bool flag_of(const struct pd_json_value *root, const char *key, bool abse
 }
 
 /* A key that is neither used below nor about something else than which tokens a text has (ids of padding, of turns, ...). */
-static pd_status check_keys(const char *name, const struct pd_json_value *root, struct pd_error *err)
+static pd_status check_keys(const struct pd_json_value *root, struct pd_error *err)
 {
     static const char known[] = " model pre tokens token_type scores merges bos_token_id eos_token_id unknown_token_id"
                                 " add_bos_token add_eos_token add_space_prefix token_type_count ";
@@ -136,153 +139,60 @@ static pd_status check_keys(const char *name, const struct pd_json_value *root, 
         snprintf(word, sizeof word, " %s ", key + 5);
         if (strstr(known, word) || (pd_json_is_bool(value, &is_on) && !is_on)) continue;
         if (pd_json_is_number(value, &number) && number == 0) continue;
-        PD_FAIL(err, PD_UNSUPPORTED, "%s: tokenizer.%.100s is not supported; name a tokenizer with --tokenizer=PATH", name,
-                key);
+        PD_FAIL(err, PD_UNSUPPORTED, "tokenizer.%.100s is not supported; name a tokenizer with --tokenizer=PATH", key);
     }
     return PD_OK;
 }
 
-static pd_status make(const char *name, const struct pd_json_value *root, struct owned *o,
-                      struct pd_tokenizer **ret_tokenizer, struct pd_error *err)
+/* Numbers are there for every token, or not at all. */
+static pd_status take_numbers(const struct gguf *g, const char *key, const struct pd_json_value **ret, struct pd_error *err)
 {
-    const struct pd_json_value *tokens = pd_json_member(root, "ggml.tokens"), *merges = pd_json_member(root, "ggml.merges");
-    struct pd_tokenizer_arrays a = {.model = pd_json_text(pd_json_member(root, "ggml.model"))};
-    const struct pd_json_value *pre = pd_json_member(root, "ggml.pre");
-    a.pre = pre ? pd_json_text(pre) : NULL;
-    const struct gguf_pre *known = a.pre ? gguf_pre(a.pre) : NULL;
-    const bool is_llama = a.model && strcmp(a.model, "llama") == 0;
-    PD_TRY(check_keys(name, root, err));
-    PD_TRY(take_texts(name, tokens, "ggml.tokens", &o->tokens, err));
-    PD_TRY(take_texts(name, merges, "ggml.merges", &o->merges, err));
-    a.token_count = (uint32_t)pd_json_count(tokens);
-    a.merge_count = (uint32_t)pd_json_count(merges);
-    /* Scores and types are there for every token, or not at all. */
-    uint32_t count = a.token_count;
-    const struct pd_json_value *scores = pd_json_member(root, "ggml.scores"),
-                               *types = pd_json_member(root, "ggml.token_type");
-    double number = 0;
-    if ((scores && pd_json_count(scores) != count) || (types && pd_json_count(types) != count))
-        PD_FAIL(err, PD_INVALID, "%s: ggml.scores or ggml.token_type has not one number a token", name);
-    if (scores) o->scores = calloc((size_t)count + 1, sizeof *o->scores);
-    if (types) o->types = calloc((size_t)count + 1, sizeof *o->types);
-    if ((scores && !o->scores) || (types && !o->types)) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory", name);
-    for (uint32_t i = 0; scores && i < count; i++) {
-        PD_TRY(take_number(name, scores, i, "ggml.scores", &number, err));
-        o->scores[i] = (float)number;
+    const struct pd_json_value *array = *ret = pd_json_member(g->root, key);
+    if (array && pd_json_count(array) != g->count) PD_FAIL(err, PD_INVALID, "%s has not one number a token", key);
+    for (uint32_t i = 0; array && i < g->count; i++) {
+        double number = 0;
+        if (!pd_json_is_number(pd_json_at(array, i), &number) || !(number > -1e9 && number < 1e9))
+            PD_FAIL(err, PD_INVALID, "%s[%u] is not a valid number", key, i);
     }
-    for (uint32_t i = 0; types && i < count; i++) {
-        PD_TRY(take_number(name, types, i, "ggml.token_type", &number, err));
-        o->types[i] = (int32_t)number;
-    }
-    a.tokens = o->tokens, a.merges = o->merges, a.scores = o->scores, a.types = o->types;
-    a.bos = id_of(root, "ggml.bos_token_id");
-    a.eos = id_of(root, "ggml.eos_token_id");
-    a.unknown = id_of(root, "ggml.unknown_token_id");
-    a.add_bos = flag_of(root, "ggml.add_bos_token", a.bos >= 0 && (is_llama || (known && known->adds_bos)));
-    a.add_eos = flag_of(root, "ggml.add_eos_token", false);
-    a.add_space_prefix = flag_of(root, "ggml.add_space_prefix", is_llama);
-    const pd_status st = pd_tokenizer_from_arrays(&a, ret_tokenizer, err);
-    return st ? pd_error_context(err, st, "%s", name) : PD_OK;
+    return PD_OK;
 }
 
-pd_status pd_load_gguf_text(const char *name, const struct pd_json_value *root, struct pd_tokenizer **ret_tokenizer,
-                            struct pd_error *err)
+static pd_status fill_vocab(const struct gguf *g, struct pd_error *err)
 {
-    struct owned o = {0};
-    const pd_status st = make(name, root, &o, ret_tokenizer, err);
-    free(o.tokens);
-    free(o.merges);
-    free(o.scores);
-    free(o.types);
-    return st;
-}
-
-/* ---- arrays ---- */
-
-#define MARK "\xe2\x96\x81"
-enum { UNKNOWN = 2, CONTROL = 3, USER = 4, BYTE = 6 }; /* token types */
-
-struct gguf {
-    const struct pd_tokenizer_arrays *arrays;
-    struct pd_tokenizer *tokenizer;
-    struct pd_merge *merges; /* (merge_count) */
-    uint32_t merge_count;
-};
-
-static int32_t type_of(const struct gguf *g, uint32_t id)
-{
-    return g->arrays->types ? g->arrays->types[id] : 1;
-}
-
-static pd_status fill_vocab(struct gguf *g, struct pd_error *err)
-{
-    const struct pd_tokenizer_arrays *a = g->arrays;
-    for (uint32_t id = 0; id < a->token_count; id++) {
-        const struct pd_tokenizer_string *token = &a->tokens[id];
-        if (pd_unicode_valid_bytes(token->text, token->bytes) != token->bytes || memchr(token->text, 0, token->bytes))
-            PD_FAIL(err, PD_INVALID, "tokenizer.ggml.tokens[%u] is no UTF-8 text", id);
+    struct pd_vocab *vocab = &g->tokenizer->vocab;
+    for (uint32_t id = 0; id < g->count; id++) {
+        const char *text = text_of(g, id);
         pd_status status = PD_OK;
-        if (pd_vocab_find(&g->tokenizer->vocab, token->text, token->bytes) >= 0)
+        if (!text) PD_FAIL(err, PD_INVALID, "ggml.tokens[%u] is no text", id);
+        if (pd_vocab_find(vocab, text, strlen(text)) >= 0)
             status = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "its text is there twice");
-        if (!status) status = pd_vocab_add(&g->tokenizer->vocab, token->text, token->bytes, id, err);
+        if (!status) status = pd_vocab_add(vocab, text, strlen(text), id, err);
         if (status) return pd_error_context(err, status, "tokenizer.ggml.tokens[%u]", id);
     }
     return PD_OK;
 }
 
-static pd_status add_merge(struct gguf *g, struct pd_merge merge, struct pd_error *err)
-{
-    if (!pd_grow(&g->merges, g->merge_count, sizeof *g->merges))
-        PD_FAIL(err, PD_NO_MEMORY, "no memory for %u merges", g->merge_count + 1);
-    g->merges[g->merge_count++] = merge;
-    return PD_OK;
-}
-
 /* ---- gpt2 ---- */
 
-static pd_status fill_merges(struct gguf *g, struct pd_error *err)
-{
-    struct pd_string joined = {0};
-    pd_status status = PD_OK;
-    for (uint32_t i = 0; !status && i < g->arrays->merge_count; i++) {
-        const struct pd_tokenizer_string *line = &g->arrays->merges[i];
-        const char *space = memchr(line->text, ' ', line->bytes);
-        struct pd_merge merge;
-        if (!space) {
-            status = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "not a pair of tokens");
-        } else {
-            const char *halves[2] = {line->text, space + 1};
-            const size_t bytes[2] = {(size_t)(space - line->text), line->bytes - (size_t)(space + 1 - line->text)};
-            status = pd_load_merge(&g->tokenizer->vocab, halves, bytes, i, &joined, &merge, err);
-        }
-        if (!status) status = add_merge(g, merge, err);
-        if (status) pd_error_context(err, status, "tokenizer.ggml.merges[%u]", i);
-    }
-    pd_string_deinit(&joined);
-    return status;
-}
-
-static pd_status fill_gpt2(struct gguf *g, struct pd_error *err)
+static pd_status fill_gpt2(struct gguf *g, const char *pre, const struct gguf_pre *known, struct pd_error *err)
 {
     struct pd_tokenizer *t = g->tokenizer;
-    const char *pre = g->arrays->pre ? g->arrays->pre : "default";
-    const struct gguf_pre *known = gguf_pre(pre);
+    struct pd_splitter *splitter = &t->splitter;
     if (!known)
         PD_FAIL(err, PD_UNSUPPORTED, "tokenizer.ggml.pre: %.40s is not known; name its tokenizer.json with --tokenizer=PATH",
                 pre);
     if (known->nfc) t->normalizer.steps[t->normalizer.count++].kind = PD_NORMALIZE_NFC;
     for (unsigned i = 0; known->words[i]; i++) {
-        struct pd_splitter *splitter = &t->splitter;
-        const char *expression = known->words[i];
         struct pd_split_step *step = &splitter->steps[splitter->count];
         *step = (struct pd_split_step){.kind = PD_SPLIT_MATCHES, .behavior = PD_SPLIT_ISOLATED};
-        PD_TRY(pd_matcher_init(PD_MATCH_REGEX, expression, &step->matcher, err));
+        PD_TRY(pd_matcher_init(PD_MATCH_REGEX, known->words[i], &step->matcher, err));
         splitter->count++;
     }
     t->bpe_options.ignore_merges = known->ignore_merges;
     t->decoder.steps[t->decoder.count++] = (struct pd_decoder_step){.kind = PD_DECODE_BYTE_LEVEL};
-    PD_TRY(pd_load_byte_level(&t->splitter, !known->words[0], false, err));
-    return fill_merges(g, err);
+    PD_TRY(pd_load_byte_level(splitter, !known->words[0], false, err));
+    return pd_load_merges(&t->vocab, pd_json_member(g->root, "ggml.merges"), "tokenizer.ggml.merges", &g->merges,
+                          &g->merge_count, err);
 }
 
 /* ---- llama ---- */
@@ -290,13 +200,15 @@ static pd_status fill_gpt2(struct gguf *g, struct pd_error *err)
 /* Every way to cut a token into two tokens is a merge of its score's rank. */
 static pd_status add_cuts(struct gguf *g, uint32_t id, uint32_t rank, struct pd_error *err)
 {
-    const struct pd_tokenizer_string *token = &g->arrays->tokens[id];
-    for (size_t at = 1; at < token->bytes; at++) {
-        if (((unsigned char)token->text[at] & 0xc0) == 0x80) continue;
-        const int32_t left = pd_vocab_find(&g->tokenizer->vocab, token->text, at);
-        const int32_t right = pd_vocab_find(&g->tokenizer->vocab, token->text + at, token->bytes - at);
+    const char *text = text_of(g, id);
+    for (size_t at = 1; text[0] && text[at]; at++) {
+        if (((unsigned char)text[at] & 0xc0) == 0x80) continue;
+        const int32_t left = pd_vocab_find(&g->tokenizer->vocab, text, at);
+        const int32_t right = pd_vocab_find(&g->tokenizer->vocab, text + at, strlen(text + at));
         if (left < 0 || right < 0) continue;
-        PD_TRY(add_merge(g, (struct pd_merge){(uint32_t)left, (uint32_t)right, rank, id}, err));
+        if (!pd_grow(&g->merges, g->merge_count, sizeof *g->merges))
+            PD_FAIL(err, PD_NO_MEMORY, "no memory for %u merges", g->merge_count + 1);
+        g->merges[g->merge_count++] = (struct pd_merge){(uint32_t)left, (uint32_t)right, rank, id};
     }
     return PD_OK;
 }
@@ -316,12 +228,10 @@ static int by_score(const void *a, const void *b)
 static pd_status rank_tokens(struct gguf *g, struct scored *scored, struct pd_error *err)
 {
     uint32_t count = 0, rank = 0;
-    for (uint32_t id = 0; id < g->arrays->token_count; id++) {
-        const int32_t type = type_of(g, id);
-        if (type == UNKNOWN || type == CONTROL || type == BYTE || g->arrays->tokens[id].bytes > 256) continue;
-        if (g->arrays->scores[id] != g->arrays->scores[id])
-            PD_FAIL(err, PD_INVALID, "tokenizer.ggml.scores[%u] is not a number", id);
-        scored[count++] = (struct scored){g->arrays->scores[id], id};
+    for (uint32_t id = 0; id < g->count; id++) {
+        const int type = type_of(g, id);
+        if (type == UNKNOWN || type == CONTROL || type == BYTE || strlen(text_of(g, id)) > 256) continue;
+        scored[count++] = (struct scored){(float)number_of(g->scores, id), id};
     }
     qsort(scored, count, sizeof *scored, by_score);
     for (uint32_t i = 0; i < count; i++) {
@@ -342,24 +252,23 @@ static pd_status add_normalizer(struct pd_tokenizer *t, enum pd_normalizer_kind 
 
 static pd_status fill_llama(struct gguf *g, struct pd_error *err)
 {
-    struct pd_tokenizer *t = g->tokenizer;
-    if (!g->arrays->scores) PD_FAIL(err, PD_INVALID, "tokenizer.ggml.scores is missing, and model llama needs it");
-    t->bpe_options.byte_fallback = t->bpe_options.fuse_unknown = true;
-    if (g->arrays->unknown >= 0) t->bpe_options.unknown = (int32_t)g->arrays->unknown;
-    if (g->arrays->add_space_prefix) PD_TRY(add_normalizer(t, PD_NORMALIZE_PREPEND, err));
-    PD_TRY(add_normalizer(t, PD_NORMALIZE_REPLACE, err));
-    struct pd_decoder *decoder = &g->tokenizer->decoder;
     static const enum pd_decoder_kind kinds[] = {PD_DECODE_REPLACE, PD_DECODE_BYTE_FALLBACK, PD_DECODE_FUSE,
                                                  PD_DECODE_STRIP};
+    struct pd_tokenizer *t = g->tokenizer;
+    if (!g->scores) PD_FAIL(err, PD_INVALID, "tokenizer.ggml.scores is missing, and model llama needs it");
+    t->bpe_options.byte_fallback = t->bpe_options.fuse_unknown = true;
+    t->bpe_options.unknown = (int32_t)id_of(g->root, "ggml.unknown_token_id");
+    if (g->adds_space) PD_TRY(add_normalizer(t, PD_NORMALIZE_PREPEND, err));
+    PD_TRY(add_normalizer(t, PD_NORMALIZE_REPLACE, err));
     for (unsigned i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-        struct pd_decoder_step *step = &decoder->steps[decoder->count++];
-        *step = (struct pd_decoder_step){.kind = kinds[i], .start = g->arrays->add_space_prefix};
+        struct pd_decoder_step *step = &t->decoder.steps[t->decoder.count++];
+        *step = (struct pd_decoder_step){.kind = kinds[i], .start = g->adds_space};
         if (kinds[i] == PD_DECODE_REPLACE && !(step->content = strdup(" "))) PD_FAIL(err, PD_NO_MEMORY, "no memory");
         if (kinds[i] == PD_DECODE_REPLACE) PD_TRY(pd_matcher_init(PD_MATCH_LITERAL, MARK, &step->matcher, err));
         if (kinds[i] == PD_DECODE_STRIP) PD_TRY(pd_matcher_init(PD_MATCH_LITERAL, " ", &step->matcher, err));
     }
-    struct scored *scored = calloc((size_t)g->arrays->token_count + 1, sizeof *scored);
-    if (!scored) PD_FAIL(err, PD_NO_MEMORY, "no memory for the scores of %u tokens", g->arrays->token_count);
+    struct scored *scored = calloc((size_t)g->count + 1, sizeof *scored);
+    if (!scored) PD_FAIL(err, PD_NO_MEMORY, "no memory for the scores of %u tokens", g->count);
     pd_status status = rank_tokens(g, scored, err);
     free(scored);
     return status;
@@ -367,61 +276,71 @@ static pd_status fill_llama(struct gguf *g, struct pd_error *err)
 
 /* ---- both ---- */
 
-static pd_status add_to_template(const struct gguf *g, bool wanted, int64_t id, const char *key, struct pd_tokens *tokens,
+static pd_status add_to_template(const struct gguf *g, bool wanted, const char *key, struct pd_tokens *tokens,
                                  struct pd_error *err)
 {
+    const int64_t id = id_of(g->root, key);
     const int32_t token = (int32_t)id;
-    if (id >= (int64_t)g->arrays->token_count)
-        PD_FAIL(err, PD_INVALID, "tokenizer.ggml.%s is %lld, and there are %u tokens", key, (long long)id,
-                g->arrays->token_count);
-    if (wanted && id < 0) PD_FAIL(err, PD_INVALID, "tokenizer.ggml.%s is missing, and it is to be added", key);
+    if (id >= (int64_t)g->count)
+        PD_FAIL(err, PD_INVALID, "tokenizer.%s is %lld, and there are %u tokens", key, (long long)id, g->count);
+    if (wanted && id < 0) PD_FAIL(err, PD_INVALID, "tokenizer.%s is missing, and it is to be added", key);
     return wanted ? pd_tokens_add(tokens, &token, 1, err) : PD_OK;
+}
+
+/* Control tokens are special; those that a user defined are found in text too. */
+static pd_status fill_added(const struct gguf *g, struct pd_error *err)
+{
+    struct pd_added *added = &g->tokenizer->added;
+    added->tokens = calloc((size_t)g->count + 1, sizeof *added->tokens);
+    if (!added->tokens) PD_FAIL(err, PD_NO_MEMORY, "no memory for added tokens");
+    for (uint32_t id = 0; id < g->count; id++) {
+        const int type = type_of(g, id);
+        if ((type != CONTROL && type != USER && type != UNKNOWN) || !*text_of(g, id)) continue;
+        if (added->count == PD_LOAD_ADDED_MAX) PD_FAIL(err, PD_INVALID, "more than %u added tokens", PD_LOAD_ADDED_MAX);
+        struct pd_added_token *token = &added->tokens[added->count];
+        *token = (struct pd_added_token){.id = id, .special = type != USER, .content = strdup(text_of(g, id))};
+        if (!token->content) PD_FAIL(err, PD_NO_MEMORY, "no memory for added tokens");
+        added->count++;
+    }
+    return PD_OK;
 }
 
 static pd_status fill(struct gguf *g, struct pd_error *err)
 {
-    const struct pd_tokenizer_arrays *a = g->arrays;
     struct pd_tokenizer *t = g->tokenizer;
-    if (!a->model || !a->tokens || !a->token_count) PD_FAIL(err, PD_INVALID, "tokenizer.ggml.model or .tokens is missing");
-    if (strcmp(a->model, "gpt2") != 0 && strcmp(a->model, "llama") != 0)
-        PD_FAIL(err, PD_UNSUPPORTED, "tokenizer.ggml.model: %.40s is not supported; gpt2 and llama are", a->model);
+    const char *model = pd_json_text(pd_json_member(g->root, "ggml.model"));
+    const struct pd_json_value *named = pd_json_member(g->root, "ggml.pre");
+    const char *pre = named ? pd_json_text(named) : NULL;
+    const struct gguf_pre *known = gguf_pre(pre ? pre : "default");
+    PD_TRY(check_keys(g->root, err));
+    g->tokens = pd_json_member(g->root, "ggml.tokens");
+    g->count = (uint32_t)pd_json_count(g->tokens);
+    if (!model || !g->count) PD_FAIL(err, PD_INVALID, "tokenizer.ggml.model or .tokens is missing");
+    const bool is_llama = strcmp(model, "llama") == 0;
+    if (!is_llama && strcmp(model, "gpt2") != 0)
+        PD_FAIL(err, PD_UNSUPPORTED, "tokenizer.ggml.model: %.40s is not supported; gpt2 and llama are", model);
+    PD_TRY(take_numbers(g, "ggml.scores", &g->scores, err));
+    PD_TRY(take_numbers(g, "ggml.token_type", &g->types, err));
     t->bpe_options.unknown = -1;
-    t->has_decoder = true;
-    PD_TRY(add_to_template(g, false, a->unknown, "unknown_token_id", &t->before, err));
-    PD_TRY(add_to_template(g, a->add_bos, a->bos, "bos_token_id", &t->before, err));
-    PD_TRY(add_to_template(g, a->add_eos, a->eos, "eos_token_id", &t->behind, err));
+    t->has_decoder = t->is_gguf = true;
+    g->adds_space = is_llama && flag_of(g->root, "ggml.add_space_prefix", true);
+    const bool may_begin = is_llama || (pre && known && known->adds_bos),
+               begins = may_begin && id_of(g->root, "ggml.bos_token_id") >= 0;
+    PD_TRY(add_to_template(g, false, "ggml.unknown_token_id", &t->before, err));
+    PD_TRY(add_to_template(g, flag_of(g->root, "ggml.add_bos_token", begins), "ggml.bos_token_id", &t->before, err));
+    PD_TRY(add_to_template(g, flag_of(g->root, "ggml.add_eos_token", false), "ggml.eos_token_id", &t->behind, err));
     PD_TRY(fill_vocab(g, err));
-    /* Control tokens are special; those that a user defined are found in text too. */
-    struct pd_added *added = &g->tokenizer->added;
-    added->tokens = calloc((size_t)g->arrays->token_count + 1, sizeof *added->tokens);
-    if (!added->tokens) PD_FAIL(err, PD_NO_MEMORY, "no memory for added tokens");
-    for (uint32_t id = 0; id < g->arrays->token_count; id++) {
-        const int32_t type = type_of(g, id);
-        if ((type != CONTROL && type != USER && type != UNKNOWN) || !g->arrays->tokens[id].bytes) continue;
-        if (added->count == PD_LOAD_ADDED_MAX) PD_FAIL(err, PD_INVALID, "more than %u added tokens", PD_LOAD_ADDED_MAX);
-        struct pd_added_token *token = &added->tokens[added->count];
-        *token = (struct pd_added_token){.id = id, .special = type != USER};
-        token->content = strndup(g->arrays->tokens[id].text, g->arrays->tokens[id].bytes);
-        if (!token->content) PD_FAIL(err, PD_NO_MEMORY, "no memory for added tokens");
-        added->count++;
-    }
-    PD_TRY(!strcmp(a->model, "gpt2") ? fill_gpt2(g, err) : fill_llama(g, err));
+    PD_TRY(fill_added(g, err));
+    PD_TRY(is_llama ? fill_llama(g, err) : fill_gpt2(g, pre ? pre : "default", known, err));
     return pd_tokenizer_finish(t, g->merges, g->merge_count, err);
 }
 
-pd_status pd_tokenizer_from_arrays(const struct pd_tokenizer_arrays *arrays, struct pd_tokenizer **ret_tokenizer,
-                                   struct pd_error *err)
+pd_status pd_load_gguf(const char *name, const struct pd_json_value *root, struct pd_tokenizer *tokenizer,
+                       struct pd_error *err)
 {
-    struct gguf g = {.arrays = arrays, .tokenizer = calloc(1, sizeof *g.tokenizer)};
-    if (!g.tokenizer) PD_FAIL(err, PD_NO_MEMORY, "no memory for a tokenizer");
-    pd_status status = fill(&g, err);
-    g.tokenizer->is_gguf = true;
-    g.tokenizer->merges = g.merges;
-    g.tokenizer->merge_count = g.merge_count;
-    if (status) {
-        pd_tokenizer_free(g.tokenizer);
-        return status;
-    }
-    *ret_tokenizer = g.tokenizer;
-    return PD_OK;
+    struct gguf g = {.root = root, .tokenizer = tokenizer};
+    const pd_status st = fill(&g, err);
+    tokenizer->merges = g.merges;
+    tokenizer->merge_count = g.merge_count;
+    return st ? pd_error_context(err, st, "%s", name) : PD_OK;
 }

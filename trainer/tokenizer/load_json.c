@@ -270,16 +270,6 @@ static pd_status keep_json(struct pd_tokenizer *tokenizer, const char *json, siz
     return PD_OK;
 }
 
-/* *ret_tokenizer is the caller's to free, also on failure. */
-static pd_status load_whole(const char *name, const struct pd_json_value *root, struct pd_tokenizer **ret_tokenizer,
-                            struct pd_error *err)
-{
-    *ret_tokenizer = calloc(1, sizeof **ret_tokenizer);
-    if (!*ret_tokenizer) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory", name);
-    const struct pd_loader loader = {name, *ret_tokenizer};
-    return load_root(&loader, root, err);
-}
-
 pd_status pd_tokenizer_parse(const char *name, const char *json, size_t bytes, struct pd_tokenizer **ret_tokenizer,
                              struct pd_error *err)
 {
@@ -288,7 +278,6 @@ pd_status pd_tokenizer_parse(const char *name, const char *json, size_t bytes, s
         PD_FAIL(err, PD_INVALID, "%s has %zu bytes; a tokenizer.json has at most %u", name, bytes,
                 PD_TOKENIZER_FILE_BYTES_MAX);
     PD_TRY(pd_json_parse(name, json, bytes, &document, err));
-    struct pd_tokenizer *tokenizer = NULL;
     const struct pd_json_value *root = pd_json_root(document), *inner = pd_json_member(root, "huggingface.json");
     const bool is_gguf = pd_json_member(root, "ggml.model") != NULL;
     if (!is_gguf && inner && pd_json_text(inner)) { /* GGUF's place for a whole tokenizer.json */
@@ -297,7 +286,10 @@ pd_status pd_tokenizer_parse(const char *name, const char *json, size_t bytes, s
         pd_json_document_free(document);
         return status;
     }
-    pd_status status = is_gguf ? pd_load_gguf_text(name, root, &tokenizer, err) : load_whole(name, root, &tokenizer, err);
+    struct pd_tokenizer *tokenizer = calloc(1, sizeof *tokenizer);
+    pd_status status = PD_ALLOCATED(tokenizer, err, "no memory for a tokenizer");
+    if (!status && is_gguf) status = pd_load_gguf(name, root, tokenizer, err);
+    if (!status && !is_gguf) status = load_root(&(struct pd_loader){name, tokenizer}, root, err);
     pd_json_document_free(document);
     if (!status) status = keep_json(tokenizer, json, bytes, err);
     if (status) {

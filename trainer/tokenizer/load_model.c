@@ -22,9 +22,12 @@ static bool halves_of(const struct pd_json_value *merge, const char *halves[2], 
     return true;
 }
 
-pd_status pd_load_merge(const struct pd_vocab *vocab, const char *const halves[2], const size_t bytes[2], uint32_t rank,
-                        struct pd_string *joined, struct pd_merge *ret_merge, struct pd_error *err)
+static pd_status load_merge(const struct pd_vocab *vocab, const struct pd_json_value *value, uint32_t rank,
+                            struct pd_string *joined, struct pd_merge *ret_merge, struct pd_error *err)
 {
+    const char *halves[2];
+    size_t bytes[2];
+    if (!halves_of(value, halves, bytes)) PD_FAIL(err, PD_CORRUPT, "not a pair of tokens");
     const int32_t left = pd_vocab_find(vocab, halves[0], bytes[0]), right = pd_vocab_find(vocab, halves[1], bytes[1]);
     pd_string_cut(joined, 0);
     PD_TRY(pd_string_add(joined, halves[0], bytes[0], err));
@@ -37,21 +40,18 @@ pd_status pd_load_merge(const struct pd_vocab *vocab, const char *const halves[2
     return PD_OK;
 }
 
-static pd_status load_merges(const struct pd_loader *l, const struct pd_json_value *list, struct pd_merge *merges,
-                             uint32_t *ret_count, struct pd_error *err)
+pd_status pd_load_merges(const struct pd_vocab *vocab, const struct pd_json_value *list, const char *path,
+                         struct pd_merge **ret_merges, uint32_t *ret_count, struct pd_error *err)
 {
     struct pd_string joined = {0};
     pd_status status = PD_OK;
+    *ret_merges = calloc(pd_json_count(list) + 1, sizeof **ret_merges);
+    if (!*ret_merges) PD_FAIL(err, PD_NO_MEMORY, "no memory for %s", path);
     for (size_t i = 0; !status && i < pd_json_count(list); i++) {
-        const struct pd_json_value *merge = pd_json_at(list, i);
-        const char *halves[2], *line = pd_json_text(merge);
-        size_t bytes[2];
+        const char *line = pd_json_text(pd_json_at(list, i));
         if (line && !strncmp(line, "#version", 8)) continue;
-        if (halves_of(merge, halves, bytes))
-            status = pd_load_merge(&l->tokenizer->vocab, halves, bytes, *ret_count, &joined, &merges[*ret_count], err);
-        else
-            status = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "not a pair of tokens");
-        if (status) pd_error_context(err, status, "%s: model.merges[%zu]", l->name, i);
+        status = load_merge(vocab, pd_json_at(list, i), *ret_count, &joined, &(*ret_merges)[*ret_count], err);
+        if (status) pd_error_context(err, status, "%s[%zu]", path, i);
         (*ret_count)++;
     }
     pd_string_deinit(&joined);
@@ -107,7 +107,6 @@ pd_status pd_load_model(const struct pd_loader *l, const struct pd_json_value *m
     }
     if (!l->tokenizer->vocab.count) PD_FAIL(err, PD_CORRUPT, "%s: model.vocab is empty", l->name);
     PD_TRY(load_options(l, model, err));
-    *ret_merges = calloc(pd_json_count(list) + 1, sizeof **ret_merges);
-    if (!*ret_merges) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for its merges", l->name);
-    return load_merges(l, list, *ret_merges, ret_count, err);
+    const pd_status st = pd_load_merges(&l->tokenizer->vocab, list, "model.merges", ret_merges, ret_count, err);
+    return st ? pd_error_context(err, st, "%s", l->name) : PD_OK;
 }

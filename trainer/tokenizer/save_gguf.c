@@ -45,19 +45,13 @@ static uint64_t steps_digest(const struct pd_tokenizer *t)
 
 static pd_status is_of_kind(const struct pd_tokenizer *t, const struct kind *kind, bool *ret, struct pd_error *err)
 {
-    static const struct pd_tokenizer_string token = {"a", 1};
-    static const float score = 0;
-    const struct pd_tokenizer_arrays arrays = {.model = kind->model,
-                                               .pre = kind->pre,
-                                               .tokens = &token,
-                                               .scores = &score,
-                                               .token_count = 1,
-                                               .bos = -1,
-                                               .eos = -1,
-                                               .unknown = -1,
-                                               .add_space_prefix = kind->add_space_prefix};
+    char text[256];
     struct pd_tokenizer *probe = NULL;
-    PD_TRY(pd_tokenizer_from_arrays(&arrays, &probe, err));
+    const int bytes = snprintf(text, sizeof text,
+                               "{\"ggml.model\":\"%s\",\"ggml.pre\":\"%s\",\"ggml.tokens\":[\"a\"],\"ggml.scores\":[0],"
+                               "\"ggml.add_space_prefix\":%s}",
+                               kind->model, kind->pre ? kind->pre : "", kind->add_space_prefix ? "true" : "false");
+    PD_TRY(pd_tokenizer_parse(PD_TOKENIZER_GGUF_FILE, text, (size_t)bytes, &probe, err));
     *ret = steps_digest(probe) == steps_digest(t) && probe->bpe_options.byte_fallback == t->bpe_options.byte_fallback &&
            probe->bpe_options.ignore_merges == t->bpe_options.ignore_merges;
     pd_tokenizer_free(probe);

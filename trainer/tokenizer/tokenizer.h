@@ -45,26 +45,7 @@ PD_MUST_USE pd_status pd_tokenizer_parse_with(const char *name, const struct pd_
                                               struct pd_tokenizer **ret_tokenizer, struct pd_error *err);
 void pd_tokenizer_free(struct pd_tokenizer *tokenizer); /* NULL is fine */
 
-/* What GGUF metadata says of a tokenizer (keys tokenizer.ggml.*); all is borrowed until return. */
-struct pd_tokenizer_string {
-    const char *text; /* not terminated */
-    size_t bytes;
-};
-struct pd_tokenizer_arrays {
-    const char *model, *pre;                  /* "gpt2" or "llama"; "llama-bpe", "qwen2", "gpt-2"; NULL: the key is absent */
-    const struct pd_tokenizer_string *tokens; /* (token_count) */
-    const float *scores;                      /* (token_count) llama; else may be NULL */
-    const int32_t *types;                     /* (token_count) 1 normal, 2 unknown, 3 control, 4 user, 5 unused, 6 byte */
-    const struct pd_tokenizer_string *merges; /* (merge_count) "left right"; gpt2 */
-    uint32_t token_count, merge_count;
-    int64_t bos, eos, unknown; /* ids; negative: the key is absent */
-    bool add_bos, add_eos, add_space_prefix;
-};
-/*   errors  PD_INVALID: an array is missing or contradicts another; PD_UNSUPPORTED: model or pre is not known */
-PD_MUST_USE pd_status pd_tokenizer_from_arrays(const struct pd_tokenizer_arrays *arrays, struct pd_tokenizer **ret_tokenizer,
-                                               struct pd_error *err);
-
-/* The other way: a tokenizer as the text of PD_TOKENIZER_GGUF_FILE, from which pd_tokenizer_parse makes one with the same tokens.
+/* A tokenizer as the text of PD_TOKENIZER_GGUF_FILE, from which pd_tokenizer_parse makes one with the same tokens.
  *   vocab     rows of the embedding; ids that have no token become padding
  *   bos, eos  negative: none; those of the template go before
  *   ret_text  malloc'ed

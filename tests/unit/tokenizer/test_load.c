@@ -236,54 +236,33 @@ static void check_tokens(struct pd_tokenizer *t, const char *text, const int32_t
         check_tokens(t, text, expected, sizeof expected / sizeof(int)); \
     } while (0)
 
+static pd_status parse_gguf(const char *text, struct pd_tokenizer **ret_tokenizer)
+{
+    return pd_tokenizer_parse("t.gguf", text, strlen(text), ret_tokenizer, &err);
+}
+
 Test(load, gguf_arrays_of_both_models)
 {
-#define S(text)               \
-    {                         \
-        text, sizeof text - 1 \
-    }
-    static const struct pd_tokenizer_string bytes[] = {S("a"),    S("b"), S("ab"), S("\xc4\xa0"), S("\xc4\xa0\x61"),
-                                                       S("<eos>")};
-    static const struct pd_tokenizer_string merges[] = {S("a b"), S("\xc4\xa0 a")};
-    static const int32_t types[] = {1, 1, 1, 1, 1, 3};
-    struct pd_tokenizer_arrays arrays = {.model = "gpt2",
-                                         .tokens = bytes,
-                                         .types = types,
-                                         .merges = merges,
-                                         .token_count = 6,
-                                         .merge_count = 2,
-                                         .bos = -1,
-                                         .eos = 5,
-                                         .unknown = -1,
-                                         .add_eos = true};
+#define GPT2(pre)                                                                                         \
+    "{\"ggml.model\":\"gpt2\"," pre "\"ggml.tokens\":[\"a\",\"b\",\"ab\",\"\xc4\xa0\",\"\xc4\xa0"         \
+    "a\",\"<eos>\"],"                                                                                     \
+    "\"ggml.token_type\":[1,1,1,1,1,3],\"ggml.merges\":[\"a b\",\"\xc4\xa0 a\"],\"ggml.eos_token_id\":5," \
+    "\"ggml.add_eos_token\":true}"
+#define LLAMA(scores)                                                                                                   \
+    "{\"ggml.model\":\"llama\",\"ggml.tokens\":[\"<unk>\",\"<s>\",\"a\",\"b\",\"c\",\"\xe2\x96\x81\",\"ab\",\"bc\",\"<" \
+    "0x64>\"],"                                                                                                         \
+    "\"ggml.token_type\":[2,3,1,1,1,1,1,1,6]," scores "\"ggml.bos_token_id\":1,\"ggml.unknown_token_id\":0}"
     struct pd_tokenizer *t;
-    cr_assert_eq(pd_tokenizer_from_arrays(&arrays, &t, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(parse_gguf(GPT2(""), &t), PD_OK, "%s", err.message);
     CHECK_TOKENS(t, "ab a<eos>b", 2, 4, 5, 1, 5);
-    arrays.pre = "qwen2";
-    cr_assert_eq(pd_tokenizer_from_arrays(&arrays, &t, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(parse_gguf(GPT2("\"ggml.pre\":\"qwen2\","), &t), PD_OK, "%s", err.message);
     CHECK_TOKENS(t, "ab a", 2, 4, 5);
-    arrays.pre = "chameleon";
-    cr_assert_eq(pd_tokenizer_from_arrays(&arrays, &t, &err), PD_UNSUPPORTED);
+    cr_assert_eq(parse_gguf(GPT2("\"ggml.pre\":\"chameleon\","), &t), PD_UNSUPPORTED);
     cr_assert(strstr(err.message, "chameleon"));
     /* "abc" is b+c first, by score; a second "bc" of the same score is right of it. */
-    static const struct pd_tokenizer_string pieces[] = {S("<unk>"),        S("<s>"), S("a"),  S("b"),     S("c"),
-                                                        S("\xe2\x96\x81"), S("ab"),  S("bc"), S("<0x64>")};
-    static const int32_t kinds[] = {2, 3, 1, 1, 1, 1, 1, 1, 6};
-    static const float scores[] = {0, 0, -5, -5, -5, -5, -2, -1, 0};
-    arrays = (struct pd_tokenizer_arrays){.model = "llama",
-                                          .tokens = pieces,
-                                          .types = kinds,
-                                          .scores = scores,
-                                          .token_count = 9,
-                                          .bos = 1,
-                                          .eos = -1,
-                                          .unknown = 0,
-                                          .add_bos = true,
-                                          .add_space_prefix = true};
-    cr_assert_eq(pd_tokenizer_from_arrays(&arrays, &t, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(parse_gguf(LLAMA("\"ggml.scores\":[0,0,-5,-5,-5,-5,-2,-1,0],"), &t), PD_OK, "%s", err.message);
     CHECK_TOKENS(t, "abc abd", 1, 5, 2, 7, 5, 6, 8);
-    arrays.scores = NULL;
-    cr_assert_eq(pd_tokenizer_from_arrays(&arrays, &t, &err), PD_INVALID);
+    cr_assert_eq(parse_gguf(LLAMA(""), &t), PD_INVALID);
     cr_assert(strstr(err.message, "scores"));
 }
 
