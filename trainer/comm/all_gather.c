@@ -1,7 +1,5 @@
-/* Every rank gets the parts of all.
- *
- * Between threads it is one exchange. Between processes a part comes to each other host once, to the rank of that host in
- * whose column its owner is (hosts.h), straight to its place; that rank passes it on inside. Long parts are cut into chunks,
+/* Every rank gets the parts of all. A part comes to each other host once, to the rank of that host in whose column its owner
+ * is (hosts.h), straight to its place; that rank passes it on inside. Long parts are cut into chunks,
  * hosts into rounds, as in reduce_scatter.c: one exchange carries the outside of a round and the inside of the round before
  * it; and the inside of the last round goes with the outside of the gather that comes behind. */
 #include "ckpt/base/checked.h"
@@ -180,24 +178,11 @@ static void begin_next(struct walk *w, struct next_gather *next)
 
 /* ---- all of it ---- */
 
-static pd_status run_threads(struct walk *w, struct pd_error *err)
-{
-    const struct round all = {.bytes = w->op->part_bytes};
-    const uint32_t mine = w->engine->comm.rank;
-    for (uint32_t p = 0; p < w->engine->comm.size; p++) {
-        if (p == mine) continue;
-        send(w, p, mine, &all);
-        receive(w, p, p, &all);
-    }
-    return pd_exchange_run(w->engine, &w->messages, err);
-}
-
 pd_status pd_all_gather_run(struct pd_progress *engine, const struct pd_comm_op *op, struct pd_error *err)
 {
     struct walk w = walk_of(engine, op);
     const struct pd_claim own = {op->kind, op->part_bytes}, *claim;
     if (engine->comm.size == 1) return PD_OK;
-    if (!engine->transport->is_processes) return run_threads(&w, err);
     if (op->is_begun) {
         claim = &own;
         engine->exchange.sequence++; /* that of the round which was begun */

@@ -1,4 +1,3 @@
-#include "trainer/comm/direct.h"
 #include "trainer/comm/pipe.h"
 #include "trainer/comm/progress.h"
 #include "trainer/comm/staging.h"
@@ -153,9 +152,9 @@ uint64_t pd_comm_bytes(uint32_t size, bool is_processes)
 {
     const struct pd_segment_shape shape = {
         .slots = is_processes && size > PD_COMM_RANKS_PER_HOST ? PD_COMM_RANKS_PER_HOST : size,
-        .pair_bytes = is_processes ? sizeof(struct pd_pipe) : sizeof(struct pd_offer),
-        .mailbox_bytes = is_processes ? pd_staging_units(size) * PD_STAGING_UNIT_BYTES : 0};
-    return pd_progress_bytes(size, is_processes) + pd_segment_share_bytes(&shape);
+        .pair_bytes = sizeof(struct pd_pipe),
+        .mailbox_bytes = pd_staging_units(size) * PD_STAGING_UNIT_BYTES};
+    return pd_progress_bytes(size) + pd_segment_share_bytes(&shape);
 }
 
 /* The group of ckpt/ and resharder/. Its pieces are those of an exchange under another name. */

@@ -31,8 +31,7 @@ struct pd_comm_piece {
 struct pd_comm_memory {
     /* Before an operation starts: what the caller queued on its device has happened. */
     pd_status (*ready)(void *context, struct pd_error *err);
-    /* Has happened on return. Either side is in the host's or the device's memory; between ranks that are threads, `src` may
-     * be another rank's. */
+    /* Has happened on return. Either side is in the host's or the device's memory. */
     pd_status (*copy)(void *context, void *dst, const void *src, uint64_t bytes, struct pd_error *err);
     /* Memory of the host that copies will go through, until unlock; false: it stays as it is, and is not unlocked. From
      * whichever thread carries out an operation. */
@@ -131,8 +130,7 @@ PD_MUST_USE pd_status pd_comm_start(struct pd_comm *comm, struct pd_comm_op *op,
  *                   used up: sums of others may be made in them
  *   all_gather      parts (size, bytes), of which the own is filled -> all of them, the same on every rank
  *
- * Where ranks are processes, (host_count - 1) / host_count of the parts leave a host once, however many ranks it has
- * (trainer/comm/README.md). */
+ * (host_count - 1) / host_count of the parts leave a host once, however many ranks it has (trainer/comm/README.md). */
 PD_MUST_USE pd_status pd_comm_start_reduce_scatter(struct pd_comm *comm, struct pd_comm_op *op, uint64_t *parts,
                                                    uint64_t count, uint64_t *sum, struct pd_error *err);
 PD_MUST_USE pd_status pd_comm_start_all_gather(struct pd_comm *comm, struct pd_comm_op *op, void *parts, uint64_t bytes,

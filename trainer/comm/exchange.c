@@ -1,12 +1,12 @@
 /* One operation:
  *
- *   begin     every peer's cursor is set; bytes to oneself are copied; channels announce what they have
+ *   begin     every peer's cursor is set; bytes to oneself are copied
  *   progress  channels move bytes until nothing is left; without progress the rank sleeps on its bell
- *   end       channels withdraw what was announced
+ *   end       what a failure left on its way to other hosts is taken back
  *
  * It fails when a peer that is still needed is gone. A peer's absence is read before the last look for its bytes, so what a
  * peer sent before it went is received. */
-#include "trainer/comm/progress.h"
+#include "trainer/comm/pipe.h"
 
 #include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
@@ -40,7 +40,7 @@ static void link_clear(struct pd_link *link)
 {
     link->send = link->recv = (struct pd_cursor){0};
     link->is_named = link->is_send_begun = link->is_recv_begun = false;
-    link->has_come = link->is_damaged = false;
+    link->is_damaged = false;
 }
 
 /* Of the peer of a piece, which is one of the exchange from now on. */
@@ -100,7 +100,6 @@ static void links_set(struct pd_progress *engine, const struct pd_messages *m)
     for (uint32_t i = 0; i < x->peer_count; i++)
         link_set(engine, x->peers[i], m, &sum);
     count(engine, &sum);
-    engine->exchange.adds = m->adds;
     engine->exchange.claim = m->claim;
     x->active_count = 0;
     for (uint32_t i = 0; i < x->peer_count; i++) {
@@ -135,7 +134,6 @@ void pd_exchange_add(struct pd_progress *engine, const struct pd_messages *m)
 static pd_status copy_to_self(struct pd_progress *engine, struct pd_error *err)
 {
     struct pd_link *self = &engine->exchange.links[engine->comm.rank];
-    if (engine->exchange.adds) return PD_OK; /* the sum begins with it */
     if (self->send.left != self->recv.left)
         PD_FAIL(err, PD_BUG, "rank %u sends %llu bytes to itself and receives %llu", engine->comm.rank,
                 (unsigned long long)self->send.left, (unsigned long long)self->recv.left);
@@ -240,8 +238,8 @@ static pd_status exchange_loop(struct pd_progress *engine, const struct pd_messa
         uint32_t gone = find_gone(engine);
         bool has_moved;
         has_moved = false;
-        PD_TRY(engine->transport->memory->progress(engine, &has_moved, err));
-        PD_TRY(engine->transport->remote->progress(engine, &has_moved, err));
+        PD_TRY(pd_pipes_progress(engine, &has_moved, err));
+        if (engine->remote.state) PD_TRY(engine->transport->remote->progress(engine, &has_moved, err));
         const bool is_left = links_prune(engine, &has_remote, &has_local);
         if (!has_local && m->inside_ended && !has_ended) {
             const uint64_t sequence = engine->exchange.sequence;
@@ -272,15 +270,13 @@ pd_status pd_exchange_run(struct pd_progress *engine, const struct pd_messages *
     links_set(engine, messages);
     engine->exchange.sequence++;
     engine->exchange.remote_sequence = engine->exchange.sequence + messages->remote_ahead;
-    engine->transport->memory->begin(engine);
-    engine->transport->remote->begin(engine);
+    if (engine->remote.state) engine->transport->remote->begin(engine);
     pd_status st = copy_to_self(engine, err);
     if (!st) st = exchange_loop(engine, messages, &blamed, err);
     uint32_t nobody = 0;
     if (st && blamed != PD_NOBODY) atomic_compare_exchange_strong(&engine->root->blamed, &nobody, blamed + 1);
     /* Told first, so that a peer which is in the way of `end` lets go. */
     if (st) pd_segment_depart(engine->segment, engine->slot, PD_MEMBER_BROKEN, blamed);
-    engine->transport->memory->end(engine);
-    engine->transport->remote->end(engine);
+    if (engine->remote.state) engine->transport->remote->end(engine);
     return st;
 }

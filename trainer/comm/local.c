@@ -1,8 +1,7 @@
-/* Ranks as threads of one process: one memory domain, the direct channel, nobody remote. */
+/* Ranks as threads of one process, which all share memory. */
 #include "ckpt/base/rank.h"
 #include "ckpt/base/thread.h"
 #include "ckpt/base/thread_pool.h"
-#include "trainer/comm/direct.h"
 #include "trainer/comm/progress.h"
 
 #include <stdio.h>
@@ -10,37 +9,9 @@
 
 #define RANK_STACK_BYTES (16u << 20)
 
-static void nobody_begin(struct pd_progress *engine)
-{
-    (void)engine;
-}
-
-static pd_status nobody_progress(struct pd_progress *engine, bool *ret_has_moved, struct pd_error *err)
-{
-    (void)engine, (void)ret_has_moved, (void)err;
-    return PD_OK;
-}
-
-static const struct pd_channel_ops channel_nobody = {
-    .begin = nobody_begin, .progress = nobody_progress, .end = nobody_begin};
-
-static pd_status remote_none(struct pd_progress *engine, struct pd_error *err)
-{
-    (void)engine, (void)err;
-    return PD_OK;
-}
-
 static const struct pd_comm_ops local_ops = {.name = "local", PD_PROGRESS_SLOTS, .free = pd_progress_free};
 
-static const struct pd_comm_transport transport_local = {
-    .ops = &local_ops,
-    .memory = &pd_channel_direct,
-    .remote = &channel_nobody,
-    .pair_bytes = sizeof(struct pd_offer),
-    .is_processes = false,
-    .remote_new = remote_none,
-    .remote_free = nobody_begin,
-};
+static const struct pd_comm_transport transport_local = {.ops = &local_ops};
 
 struct local_rank {
     struct pd_progress *engine;

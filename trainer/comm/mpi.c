@@ -13,7 +13,6 @@
 #include "ckpt/base/log.h"
 #include "ckpt/base/pretended_host.h"
 #include "ckpt/base/rank.h"
-#include "trainer/comm/pipe.h"
 #include "trainer/comm/progress.h"
 #include "trainer/comm/staging.h"
 
@@ -104,7 +103,7 @@ static uint32_t chunk_count(const struct remote *remote)
     return 2 * remote->lane_count * LANE_CHUNKS;
 }
 
-static pd_status remote_new(struct pd_progress *engine, struct pd_error *err)
+static pd_status remote_open(struct pd_progress *engine, struct pd_error *err)
 {
     if (!has_remote_members(engine)) return PD_OK;
     if (engine->id >= (uint32_t)mpi_tag_max / OPERATIONS)
@@ -133,7 +132,7 @@ static pd_status remote_new(struct pd_progress *engine, struct pd_error *err)
     return PD_OK;
 }
 
-static void remote_free(struct pd_progress *engine)
+static void remote_close(struct pd_progress *engine)
 {
     remote_release(engine->remote.state);
     engine->remote.state = NULL;
@@ -159,7 +158,6 @@ static void side_begin(struct pd_progress *engine, struct side *side)
 static void remote_begin(struct pd_progress *engine)
 {
     struct remote *remote = engine->remote.state;
-    if (!remote) return;
     side_begin(engine, &remote->sides[0]);
     side_begin(engine, &remote->sides[1]);
 }
@@ -306,7 +304,7 @@ static pd_status side_progress(struct pd_progress *engine, struct side *side, st
 
 static bool is_idle(const struct remote *remote)
 {
-    return !remote || (remote->sides[0].count == 0 && remote->sides[1].count == 0);
+    return remote->sides[0].count == 0 && remote->sides[1].count == 0;
 }
 
 static pd_status remote_progress(struct pd_progress *engine, bool *ret_has_moved, struct pd_error *err)
@@ -354,7 +352,8 @@ static void remote_end(struct pd_progress *engine)
     pthread_mutex_unlock(&mpi_lock);
 }
 
-static const struct pd_channel_ops channel_remote = {.begin = remote_begin, .progress = remote_progress, .end = remote_end};
+static const struct pd_remote_ops remote_ops = {
+    .open = remote_open, .close = remote_close, .begin = remote_begin, .progress = remote_progress, .end = remote_end};
 
 /* MPI_Finalize waits for every rank, for ever. So it is called only when all have come to this point, also after a failure
  * of which all have learnt: a process that leaves MPI out ends the job in mpirun's words instead of ours. A rank that fails
@@ -395,15 +394,7 @@ bool pd_comm_mpi_is_over(void)
 
 static const struct pd_comm_ops mpi_ops = {.name = "mpi", PD_PROGRESS_SLOTS, .free = mpi_free};
 
-static const struct pd_comm_transport transport_mpi = {
-    .ops = &mpi_ops,
-    .memory = &pd_channel_pipe,
-    .remote = &channel_remote,
-    .pair_bytes = sizeof(struct pd_pipe),
-    .is_processes = true,
-    .remote_new = remote_new,
-    .remote_free = remote_free,
-};
+static const struct pd_comm_transport transport_mpi = {.ops = &mpi_ops, .remote = &remote_ops, .is_processes = true};
 
 /* What two processes have in common when they share memory and a local file system. */
 struct place {

@@ -7,8 +7,20 @@
 #define RING_BYTES_MAX (UINT64_C(1) << 20)
 
 struct pipe_head {
-    uint64_t sequence, bytes;
+    uint64_t sequence, bytes, cuts;
 };
+
+/* A digest of the lengths of a device's pieces; 0: they are the host's. What NCCL could not send is found without a GPU, too. */
+static uint64_t cuts_of(struct pd_cursor walk)
+{
+    uint64_t digest = 0;
+    while (walk.memory && walk.left) {
+        const uint64_t bytes = walk.pieces[walk.index].bytes;
+        digest = (digest ^ bytes) * UINT64_C(0x100000001b3);
+        pd_cursor_advance(&walk, bytes);
+    }
+    return digest;
+}
 
 struct ring {
     struct pd_pipe *pipe;
@@ -105,7 +117,7 @@ static pd_status send_some(struct pd_progress *engine, struct pd_link *link, boo
     const uint64_t pad = padding(&ring.pipe->written);
     if (!link->is_send_begun && ring_room(&ring) >= pad + sizeof(struct pipe_head)) {
         skip(&ring.pipe->written, pad);
-        struct pipe_head head = {.sequence = engine->exchange.sequence, .bytes = link->send.left};
+        struct pipe_head head = {engine->exchange.sequence, link->send.left, cuts_of(link->send)};
         struct pd_comm_piece piece = {.data = &head, .bytes = sizeof head};
         struct pd_cursor cursor = head_cursor(&piece);
         PD_TRY(ring_put(&ring, &cursor, sizeof head, err));
@@ -129,7 +141,13 @@ static pd_status receive_head(struct pd_progress *engine, uint32_t peer, struct 
     struct pd_cursor cursor = head_cursor(&piece);
     PD_TRY(ring_take(ring, &cursor, sizeof head, err));
     link->is_recv_begun = true;
-    if (head.sequence == engine->exchange.sequence && head.bytes == link->recv.left) return PD_OK;
+    const uint64_t cuts = cuts_of(link->recv);
+    if (head.sequence == engine->exchange.sequence && head.bytes == link->recv.left) {
+        if (!cuts || !head.cuts || cuts == head.cuts) return PD_OK;
+        PD_FAIL(err, PD_BUG, "operation %llu: rank %u cuts its %llu bytes otherwise than rank %u, which receives them",
+                (unsigned long long)head.sequence, engine->members[peer].world, (unsigned long long)head.bytes,
+                engine->members[engine->comm.rank].world);
+    }
     PD_FAIL(err, PD_BUG, "operation %llu: rank %u expects %llu bytes of rank %u, which sends %llu in its operation %llu",
             (unsigned long long)engine->exchange.sequence, engine->members[engine->comm.rank].world,
             (unsigned long long)link->recv.left, engine->members[peer].world, (unsigned long long)head.bytes,
@@ -158,7 +176,7 @@ static pd_status receive_some(struct pd_progress *engine, uint32_t peer, bool *r
     return PD_OK;
 }
 
-static pd_status pipe_progress(struct pd_progress *engine, bool *ret_has_moved, struct pd_error *err)
+pd_status pd_pipes_progress(struct pd_progress *engine, bool *ret_has_moved, struct pd_error *err)
 {
     for (uint32_t i = 0; i < engine->exchange.active_count; i++) {
         struct pd_link *link = &engine->exchange.links[engine->exchange.active[i]];
@@ -168,15 +186,3 @@ static pd_status pipe_progress(struct pd_progress *engine, bool *ret_has_moved, 
     }
     return PD_OK;
 }
-
-/* A stream holds copies only: there is nothing to announce and nothing to withdraw. */
-static void pipe_nothing(struct pd_progress *engine)
-{
-    (void)engine;
-}
-
-const struct pd_channel_ops pd_channel_pipe = {
-    .begin = pipe_nothing,
-    .progress = pipe_progress,
-    .end = pipe_nothing,
-};

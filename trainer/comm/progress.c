@@ -4,6 +4,7 @@
 #include "ckpt/base/rank.h"
 #include "ckpt/base/thread.h"
 #include "ckpt/base/trace.h"
+#include "trainer/comm/pipe.h"
 #include "trainer/comm/staging.h"
 
 #include <signal.h>
@@ -53,23 +54,23 @@ static struct parts parts_of(uint32_t size)
     return p;
 }
 
-uint64_t pd_progress_bytes(uint32_t size, bool is_processes)
+uint64_t pd_progress_bytes(uint32_t size)
 {
-    return parts_of(size).end + pd_staging_room_bytes(size, is_processes);
+    return parts_of(size).end + pd_staging_room_bytes(size);
 }
 
 struct pd_segment_shape pd_progress_shape(const struct pd_comm_transport *transport, uint32_t size, uint32_t slots)
 {
     return (struct pd_segment_shape){.slots = slots,
                                      .is_processes = transport->is_processes,
-                                     .pair_bytes = transport->pair_bytes,
-                                     .mailbox_bytes = transport->is_processes ? pd_staging_mailbox_bytes(size, slots) : 0};
+                                     .pair_bytes = sizeof(struct pd_pipe),
+                                     .mailbox_bytes = pd_staging_mailbox_bytes(size, slots)};
 }
 
-static struct pd_progress *engine_allocate(uint32_t size, bool is_processes)
+static struct pd_progress *engine_allocate(uint32_t size)
 {
     struct parts parts = parts_of(size);
-    const uint64_t room_bytes = pd_staging_room_bytes(size, is_processes);
+    const uint64_t room_bytes = pd_staging_room_bytes(size);
     uint8_t *base = calloc(1, parts.end);
     struct pd_progress *engine = (struct pd_progress *)base;
     if (!engine) return NULL;
@@ -102,10 +103,11 @@ static uint64_t bytes_of(const struct pd_comm_op *op)
     return bytes + op->part_bytes;
 }
 
+/* Threads have the mailboxes in common, and who is done first would unlock them for all. */
 static uint64_t mailbox_bytes(const struct pd_progress *engine)
 {
     const struct pd_segment_shape *shape = &engine->segment->shape;
-    return shape->slots > 1 ? shape->slots * shape->mailbox_bytes : 0;
+    return shape->slots > 1 && shape->is_processes ? shape->slots * shape->mailbox_bytes : 0;
 }
 
 static const char the_operation[] = "an operation";
@@ -120,7 +122,7 @@ static void lock_staging(struct pd_progress *engine, const struct pd_comm_memory
     engine->is_mailbox_locked = bytes && memory->lock(memory->context, engine->segment->mailboxes, bytes);
     engine->is_remote_locked =
         engine->remote.staging && memory->lock(memory->context, engine->remote.staging, engine->remote.staging_bytes);
-    engine->is_room_locked = bytes && memory->lock(memory->context, engine->room, engine->room_bytes);
+    engine->is_room_locked = engine->room && memory->lock(memory->context, engine->room, engine->room_bytes);
 }
 
 static void unlock_staging(struct pd_progress *engine)
@@ -293,10 +295,10 @@ pd_status pd_progress_new(const struct pd_comm_transport *transport, struct pd_p
                           uint32_t size, const struct pd_member_info *members, struct pd_segment *segment,
                           struct pd_progress **ret_engine, struct pd_error *err)
 {
-    struct pd_progress *engine = engine_allocate(size, transport->is_processes);
+    struct pd_progress *engine = engine_allocate(size);
     if (!engine) PD_FAIL(err, PD_NO_MEMORY, "a communicator of %u ranks", size);
     engine->comm = (struct pd_comm){.ops = transport->ops, .rank = rank, .size = size};
-    engine->comm.bytes = pd_progress_bytes(size, transport->is_processes) + pd_segment_share_bytes(&segment->shape);
+    engine->comm.bytes = pd_progress_bytes(size) + pd_segment_share_bytes(&segment->shape);
     engine->transport = transport;
     engine->id = id;
     engine->next_id = id + 1;
@@ -321,7 +323,7 @@ pd_status pd_progress_new(const struct pd_comm_transport *transport, struct pd_p
     pthread_cond_init(&engine->done, NULL);
     family_join(engine, root);
     if (root) engine->comm.is_background = root->comm.is_background;
-    pd_status st = transport->remote_new(engine, err);
+    pd_status st = transport->remote ? transport->remote->open(engine, err) : PD_OK;
     if (!st) st = thread_start(engine, err);
     if (st) {
         engine->segment = NULL; /* stays the caller's */
@@ -395,7 +397,7 @@ void pd_progress_free(struct pd_comm *comm)
     if (engine->is_thread_running) pthread_join(engine->thread, NULL);
     family_leave(engine);
     unlock_staging(engine);
-    engine->transport->remote_free(engine);
+    if (engine->remote.state) engine->transport->remote->close(engine);
     pd_segment_free(engine->segment);
     pthread_cond_destroy(&engine->work);
     pthread_cond_destroy(&engine->done);

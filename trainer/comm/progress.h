@@ -32,12 +32,14 @@ struct pd_link {
     struct pd_cursor send, recv;
     bool is_named;                     /* it is one of the exchange's peers */
     bool is_send_begun, is_recv_begun; /* the channel's own */
-    bool has_come;                     /* it offers its part of a sum, and waits for others as this rank does */
     bool is_damaged;                   /* a test wants a bit of what arrives to be another */
     bool awaits_claim;                 /* the peer's has not come */
 };
 
-struct pd_channel_ops {
+/* The channel to ranks whose memory is not shared; pipes go to the others. */
+struct pd_remote_ops {
+    pd_status (*open)(struct pd_progress *, struct pd_error *); /* adds what it takes to comm.bytes */
+    void (*close)(struct pd_progress *);
     void (*begin)(struct pd_progress *);
     /* Moves what can be moved without waiting. */
     pd_status (*progress)(struct pd_progress *, bool *ret_has_moved, struct pd_error *);
@@ -48,12 +50,8 @@ struct pd_channel_ops {
 /* What differs between threads and processes. */
 struct pd_comm_transport {
     const struct pd_comm_ops *ops;
-    const struct pd_channel_ops *memory; /* to peers with a slot */
-    const struct pd_channel_ops *remote; /* to the others */
-    uint64_t pair_bytes;
+    const struct pd_remote_ops *remote; /* NULL: all ranks share memory */
     bool is_processes;
-    pd_status (*remote_new)(struct pd_progress *, struct pd_error *); /* adds what it takes to comm.bytes */
-    void (*remote_free)(struct pd_progress *);
 };
 
 struct pd_member_info {
@@ -75,8 +73,8 @@ struct pd_messages {
     uint32_t send_count, recv_count;
     const struct pd_comm_memory *inner, *outer, *arriving; /* of what goes to ranks of this host, to others, of what comes;
                                                               NULL: the host's */
-    bool adds;         /* uint64 that arrive are added to what is there; `arriving` is NULL then, but between threads */
-    const char *fault; /* the place where a test damages a message; NULL: none */
+    bool adds;                    /* uint64 that arrive are added to what is there, in the host's memory */
+    const char *fault;            /* the place where a test damages a message; NULL: none */
     const struct pd_claim *claim; /* NULL: all have agreed */
     /* Called once nothing is left between ranks that share memory, which other ranks do not delay, and again when what it has
      * added by pd_exchange_add is done. NULL: nothing is to be done then. */
@@ -92,13 +90,12 @@ struct pd_exchange {
     uint32_t peer_count, active_count;
     uint64_t sequence;            /* exchanges begun */
     uint64_t remote_sequence;     /* the same of ranks on other hosts, where it may be ahead */
-    bool adds;                    /* of the messages */
-    const struct pd_claim *claim; /* likewise */
+    const struct pd_claim *claim; /* of the messages */
 };
 
 /* Written by the transport alone. */
 struct pd_remote {
-    void *state;      /* of transport->remote */
+    void *state;      /* of transport->remote; NULL: this rank shares the memory of all */
     uint8_t *staging; /* (staging_bytes) of its own pages; NULL: none */
     uint64_t staging_bytes;
 };
@@ -160,7 +157,7 @@ static inline struct pd_progress *pd_progress_of(struct pd_comm *comm)
 }
 
 /* Memory of a rank's place in a communicator of `size` ranks, without the shared segment and what a transport adds. */
-uint64_t pd_progress_bytes(uint32_t size, bool is_processes);
+uint64_t pd_progress_bytes(uint32_t size);
 /* The segment of `slots` of `size` members. */
 struct pd_segment_shape pd_progress_shape(const struct pd_comm_transport *transport, uint32_t size, uint32_t slots);
 

@@ -1,6 +1,4 @@
-/* The sum of a part goes to its owner.
- *
- * Between threads it is one exchange whose receiver reads the parts of all (direct.c). Between processes it goes host by host:
+/* The sum of a part goes to its owner, host by host:
  *
  *   inside   the ranks of a host divide the parts of a round: the one whose column a part is in (hosts.h) adds what the others
  *            send it to its own, in place
@@ -175,25 +173,6 @@ static void add_outside(struct walk *w, const struct round *r)
     }
 }
 
-static pd_status run_threads(struct pd_progress *engine, const struct pd_comm_op *op, struct pd_error *err)
-{
-    const uint32_t size = engine->comm.size;
-    for (uint32_t p = 0; p < size; p++) {
-        engine->sends[p] = (struct pd_comm_piece){p, op->parts + p * op->part_bytes, op->part_bytes};
-        engine->recvs[p] = (struct pd_comm_piece){p, op->sum, op->part_bytes};
-    }
-    const struct pd_messages messages = {.sends = engine->sends,
-                                         .send_count = size,
-                                         .recvs = engine->recvs,
-                                         .recv_count = size,
-                                         .inner = op->memory,
-                                         .outer = op->memory,
-                                         .arriving = op->memory,
-                                         .adds = true,
-                                         .fault = fault};
-    return pd_exchange_run(engine, &messages, err);
-}
-
 static pd_status copy_own(struct pd_progress *engine, const struct pd_comm_op *op, struct pd_error *err)
 {
     const uint8_t *own = op->parts + engine->comm.rank * op->part_bytes;
@@ -205,7 +184,6 @@ static pd_status copy_own(struct pd_progress *engine, const struct pd_comm_op *o
 pd_status pd_reduce_scatter_run(struct pd_progress *engine, const struct pd_comm_op *op, struct pd_error *err)
 {
     if (engine->comm.size == 1) return op->part_bytes ? copy_own(engine, op, err) : PD_OK;
-    if (!engine->transport->is_processes) return run_threads(engine, op, err);
     struct walk w = walk_of(engine, op);
     const struct pd_claim own = {op->kind, op->part_bytes}, *claim;
     PD_TRY(pd_collective_agree(engine, &own, &claim, err));

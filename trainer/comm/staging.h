@@ -1,4 +1,4 @@
-/* How the staging memory of one rank in one communicator of processes is divided. It is a function of the communicator's
+/* How the staging memory of one rank in one communicator is divided. It is a function of the communicator's
  * size alone, wherever its ranks run, so that a plan needs to know no hosts.
  *
  *   units    one a peer, PD_STAGING_UNITS_MAX at most
@@ -9,7 +9,6 @@
  */
 #pragma once
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #define PD_STAGING_UNIT_BYTES (UINT64_C(1) << 20)
@@ -33,10 +32,7 @@ static inline uint64_t pd_staging_mailbox_bytes(uint32_t size, uint32_t slots)
     return (pd_staging_units(size) - pd_staging_lanes(size, slots)) * PD_STAGING_UNIT_BYTES;
 }
 
-#define PD_STAGING_THREAD_ROOM_BYTES (UINT64_C(128) << 10) /* threads read one another's parts: a piece, twice */
-
-static inline uint64_t pd_staging_room_bytes(uint32_t size, bool is_processes)
+static inline uint64_t pd_staging_room_bytes(uint32_t size)
 {
-    if (size < 2) return 0;
-    return is_processes ? pd_staging_units(size) * PD_STAGING_UNIT_BYTES / 2 : PD_STAGING_THREAD_ROOM_BYTES;
+    return pd_staging_units(size) * PD_STAGING_UNIT_BYTES / 2;
 }

@@ -51,25 +51,6 @@ Test(local, random_exchanges_arrive_byte_for_byte)
     }
 }
 
-static _Atomic uint64_t yields;
-int __real_sched_yield(void);
-int __wrap_sched_yield(void);
-
-int __wrap_sched_yield(void)
-{
-    atomic_fetch_add(&yields, 1);
-    return __real_sched_yield();
-}
-
-/* Where ranks are more than cores each turn that one gives away costs the others' time slices. */
-Test(local, nobody_gives_up_its_core_for_what_has_been_taken)
-{
-    struct pd_error err;
-    uint64_t seed = 3;
-    expect_ok(pd_comm_run_local(5, 1, exchanges_main, &seed, &err), &err);
-    cr_assert_eq(yields, 0, "%llu yields", (unsigned long long)yields);
-}
-
 static pd_status large_main(struct pd_comm *comm, void *context, struct pd_error *err)
 {
     return exercise_exchanges(comm, *(uint64_t *)context, 12, 6000000, err);
@@ -350,8 +331,8 @@ Test(local, counts_that_differ_are_a_bug_with_a_name)
         struct pd_error err;
         bool which = is_gather;
         cr_assert_eq(pd_comm_run_local(3, 1, other_count_main, &which, &err), PD_BUG);
-        cr_assert(strstr(err.message, " 8000 ") && strstr(err.message, " 8008 ") && strstr(err.message, "of rank "), "%s",
-                  err.message);
+        cr_assert(strstr(err.message, "begins a collective") && strstr(err.message, " 8000") && strstr(err.message, " 8008"),
+                  "%s", err.message);
     }
 }
 

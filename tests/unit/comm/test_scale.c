@@ -41,28 +41,17 @@ static void nothing(struct pd_progress *engine)
     (void)engine;
 }
 
-static pd_status nothing_moves(struct pd_progress *engine, bool *ret_has_moved, struct pd_error *err)
+/* It is asked for all peers, those of the same host too. */
+static pd_status count_open(struct pd_progress *engine, struct pd_error *err)
 {
-    (void)engine, (void)ret_has_moved, (void)err;
+    (void)err;
+    engine->remote.state = &counted;
     return PD_OK;
 }
 
-static pd_status no_remote(struct pd_progress *engine, struct pd_error *err)
-{
-    (void)engine, (void)err;
-    return PD_OK;
-}
-
-static const struct pd_channel_ops channel_counting = {count_begin, count_progress, nothing};
-static const struct pd_channel_ops channel_empty = {nothing, nothing_moves, nothing};
+static const struct pd_remote_ops counting = {count_open, nothing, count_begin, count_progress, nothing};
 static const struct pd_comm_ops ops = {.name = "counting", PD_PROGRESS_SLOTS, .free = pd_progress_free};
-static const struct pd_comm_transport transport = {.ops = &ops,
-                                                   .memory = &channel_counting,
-                                                   .remote = &channel_empty,
-                                                   .pair_bytes = 64,
-                                                   .is_processes = true,
-                                                   .remote_new = no_remote,
-                                                   .remote_free = nothing};
+static const struct pd_comm_transport transport = {.ops = &ops, .remote = &counting, .is_processes = true};
 
 static void expect_ok(pd_status st, const struct pd_error *err)
 {

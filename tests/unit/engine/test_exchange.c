@@ -129,17 +129,18 @@ Test(exchange, sequence_ranks_send_what_is_planned)
     check_bytes("sp: 8, zero_stage: 0, recompute: full", 8, "virtual_sp: 8", 8, sequence_bytes);
 }
 
-/* The head is the first of SETS that travel, block 1 the third. */
+/* The head is the first of the sets that travel, and comes in three messages as the embedding does; block 1 is the fifth of nine. */
 Test(exchange, damage_at_the_same_place_ends_the_run)
 {
+    enum { MESSAGES = 9 };
     static struct job job;
     struct pd_error err;
     char faults[128];
-    snprintf(faults, sizeof faults, "comm.reduce_scatter.flip@1:3,comm.reduce_scatter.flip@1:%d", SETS + 3);
+    snprintf(faults, sizeof faults, "comm.reduce_scatter.flip@1:5,comm.reduce_scatter.flip@1:%d", MESSAGES + 5);
     cr_assert_neq(run(&job, "exchange: step", 2, faults, &err), PD_OK);
     cr_assert_not_null(strstr(err.message, "gradients of block 1 arrived damaged twice"), "%s", err.message);
     cr_assert_not_null(strstr(err.message, "rank 1 "), "%s", err.message);
-    snprintf(faults, sizeof faults, "comm.reduce_scatter.flip@1:3,comm.reduce_scatter.flip@1:%d", SETS + 4);
+    snprintf(faults, sizeof faults, "comm.reduce_scatter.flip@1:5,comm.reduce_scatter.flip@1:%d", MESSAGES + 6);
     cr_assert_eq(run(&job, "exchange: step", 2, faults, &err), PD_OK, "%s", err.message);
     cr_assert_eq(job.recomputed, 2);
 }
