@@ -4,7 +4,7 @@
  *
  * Backward reads x and dout once: a block takes a band of rows, some of them at a time in shared memory. From there it makes
  * their dx and adds them to the weights' gradients of the band, a chain a column; the bands are added up by `join`. Rows too
- * long for shared memory are read twice, by `weights` and `backward`.
+ * long for shared memory are read where they are.
  *
  * Heads are rotated between the norm and memory: forward_heads has both halves of a pair in one thread, backward turns dout
  * back in shared memory. */
@@ -14,7 +14,6 @@
 #define ROWS 8u /* of a block */
 #define WIDE 8
 #define COLUMNS 16u
-#define LINES 64u
 
 /* What is fetched of an element; `other` is the weight or rstd. */
 struct terms {
@@ -132,78 +131,6 @@ template <enum pd_dtype D, int N> static __global__ void forward_heads(struct pd
     }
 }
 
-/* ---- backward of rows that are too long for shared memory, which heads are not ---- */
-
-template <enum pd_dtype D, int N>
-PD_DEVICE void put_dx(const struct pd_norm &n, const norm_row &r, float mean, float rstd, float minus_mean_g,
-                      float minus_mean_gx)
-{
-    for (uint64_t i = r.lane * N; i < r.columns; i += PD_LANES * N) {
-        float x[N], w[N], g[N], residual[N];
-        pd_get_n<D, N>(n.x, r.at + i, x);
-        pd_get_n<D, N>(n.weight, i, w);
-        pd_get_n<D, N>(n.dout, r.at + i, g);
-        if (n.dresidual) pd_get_n<D, N>(n.dresidual, r.at + i, residual);
-        for (int j = 0; j < N; j++) {
-            const float t = __fmaf_rn((x[j] - mean) * rstd, minus_mean_gx, g[j] * w[j] + minus_mean_g);
-            x[j] = __fmaf_rn(t, rstd, n.dresidual ? residual[j] : 0.0f);
-        }
-        pd_put_n<D, N>(n.dx, r.at + i, x);
-    }
-}
-
-/* dx may be x, dout or dresidual: a row is summed before any of it is written, and sixteen threads are in one warp. */
-template <enum pd_dtype D, int N> static __global__ void backward(struct pd_norm n)
-{
-    uint64_t row;
-    const norm_row r = row_of(n, &row);
-    const float count = static_cast<float>(n.columns);
-    const float mean = n.mean && row < n.rows ? n.mean[row] : 0.0f, rstd = row < n.rows ? n.rstd[row] : 0.0f;
-    float sum = 0.0f, sum_x = 0.0f;
-    const auto load = [&](uint64_t i) {
-        return terms{pd_get<D>(n.dout, r.at + i), pd_get<D>(n.x, r.at + i), pd_get<D>(n.weight, i)};
-    };
-    pd_in_order<8>(r.lane, r.columns, PD_LANES, load, [&](const terms &t) {
-        const float g = t.dout * t.other;
-        sum = sum + g;
-        sum_x = __fmaf_rn(g, (t.x - mean) * rstd, sum_x);
-    });
-    sum = pd_lanes_sum(sum);
-    sum_x = pd_lanes_sum(sum_x);
-    const float mean_g = n.mean ? __fdiv_rn(sum, count) : 0.0f;
-    put_dx<D, N>(n, r, mean, rstd, -mean_g, -__fdiv_rn(sum_x, count));
-}
-
-template <enum pd_dtype D> static __global__ void __launch_bounds__(COLUMNS *LINES) weights(struct pd_norm n)
-{
-    PD_SHARED(float, sums, [2][LINES][COLUMNS]);
-    const unsigned line = threadIdx.y, lane = threadIdx.x;
-    const uint64_t column = static_cast<uint64_t>(blockIdx.x) * COLUMNS + lane;
-    float dweight = 0.0f, dbias = 0.0f;
-    if (column < n.columns) {
-        const auto load = [&](uint64_t row) {
-            const uint64_t at = row * n.columns + column;
-            const float mean = n.mean ? n.mean[row] : 0.0f;
-            return terms{pd_get<D>(n.dout, at), pd_get<D>(n.x, at) - mean, n.rstd[row]};
-        };
-        pd_in_order<8>(line, n.rows, LINES, load, [&](const terms &t) {
-            dweight = __fmaf_rn(t.dout, t.x * t.other, dweight);
-            dbias = dbias + t.dout;
-        });
-    }
-    sums[0][line][lane] = dweight;
-    sums[1][line][lane] = dbias;
-    for (unsigned half = LINES / 2; half >= 1; half /= 2) {
-        __syncthreads();
-        if (line >= half) continue;
-        sums[0][line][lane] += sums[0][line + half][lane];
-        sums[1][line][lane] += sums[1][line + half][lane];
-    }
-    if (line != 0 || column >= n.columns) return;
-    n.dweight[column] = sums[0][0][lane];
-    if (n.dbias) n.dbias[column] = sums[1][0][lane];
-}
-
 /* ---- backward in one pass ---- */
 
 #define AT_ONCE_MAX 16u   /* rows in shared memory: a block has sixteen lanes for as many */
@@ -242,7 +169,7 @@ template <enum pd_dtype D> PD_DEVICE void stage(void *to, const void *from, uint
     }
 }
 
-/* What lies in shared memory. */
+/* What lies in shared memory, or of rows that are too long in the operands. */
 struct staged {
     unsigned char *dout, *x, *weight;
     uint32_t stride; /* elements from row to row */
@@ -305,33 +232,30 @@ PD_DEVICE void put_staged_dx(const struct pd_norm &n, const staged &s, const sta
     }
 }
 
-/* Column threadIdx.x of every PD_THREADS. */
-template <enum pd_dtype D, int K>
-PD_DEVICE void add_weights(const struct pd_norm &n, const staged &s, const staged_row *rows, uint32_t count,
-                           float (&dweight)[K], float (&dbias)[K])
+template <enum pd_dtype D>
+PD_DEVICE void add_column(const staged &s, const staged_row *rows, uint32_t count, uint32_t c, float *dweight, float *dbias)
 {
-#pragma unroll
-    for (int k = 0; k < K; k++) {
-        const uint32_t c = k * PD_THREADS + threadIdx.x;
-        for (uint32_t r = 0; c < n.columns && r < count; r++) {
-            const float d = pd_get<D>(s.dout, r * s.stride + c), x = pd_get<D>(s.x, r * s.stride + c);
-            dweight[k] = __fmaf_rn(d, (x - rows[r].mean) * rows[r].rstd, dweight[k]);
-            dbias[k] = dbias[k] + d;
-        }
+    for (uint32_t r = 0; r < count; r++) {
+        const float d = pd_get<D>(s.dout, r * s.stride + c), x = pd_get<D>(s.x, r * s.stride + c);
+        *dweight = __fmaf_rn(d, (x - rows[r].mean) * rows[r].rstd, *dweight);
+        if (dbias) *dbias = *dbias + d;
     }
 }
 
-template <enum pd_dtype D>
-PD_DEVICE void stage_rows(const struct pd_norm &n, const staged &s, staged_row *rows, uint64_t first, uint32_t count,
-                          bool wide)
+PD_DEVICE void find_rows(const struct pd_norm &n, staged_row *rows, uint64_t first, uint32_t count)
 {
-    constexpr uint32_t bytes = D == PD_F32 ? 4 : 2;
-    const uint32_t columns = static_cast<uint32_t>(n.columns);
     if (threadIdx.x < count) {
         const uint64_t row = first + threadIdx.x, kept = kept_row(n, row);
         rows[threadIdx.x] = {row_at(n, row), kept, n.mean ? n.mean[row] : 0.0f, n.rstd[kept], 0.0f, 0.0f};
     }
     __syncthreads();
+}
+
+template <enum pd_dtype D>
+PD_DEVICE void stage_rows(const struct pd_norm &n, const staged &s, const staged_row *rows, uint32_t count, bool wide)
+{
+    constexpr uint32_t bytes = D == PD_F32 ? 4 : 2;
+    const uint32_t columns = static_cast<uint32_t>(n.columns);
     for (uint32_t r = 0; r < count; r++) {
         stage<D>(s.dout + r * s.stride * bytes, n.dout, rows[r].at, columns, wide);
         stage<D>(s.x + r * s.stride * bytes, n.x, rows[r].kept * columns, columns, wide);
@@ -341,8 +265,9 @@ PD_DEVICE void stage_rows(const struct pd_norm &n, const staged &s, staged_row *
     __syncthreads();
 }
 
-/* partials: (bands, 2, columns) with a bias, else (bands, columns). dx may be x, dout or dresidual: rows are in shared memory
- * before any of theirs is written. */
+/* partials: (bands, 2, columns) with a bias, else (bands, columns). dx may be x, dout or dresidual: what reads all of a row comes
+ * before any of it is written. A thread adds up K columns in registers, every PD_THREADS one of them; K 0: rows are too long for
+ * shared memory, and sums go on in `partials`. */
 template <enum pd_dtype D, int K>
 static __global__ void __launch_bounds__(PD_THREADS)
     backward_bands(const struct pd_norm n, const bands b, float *partials, const bool wide)
@@ -351,24 +276,37 @@ static __global__ void __launch_bounds__(PD_THREADS)
     PD_SHARED_DYNAMIC(shared);
     PD_SHARED(staged_row, rows, [AT_ONCE_MAX]);
     const uint32_t columns = static_cast<uint32_t>(n.columns), stride = (columns + PAD + 7) / 8 * 8;
-    const staged s = {shared, shared + b.at_once * stride * bytes, shared + 2 * b.at_once * stride * bytes, stride};
+    staged s = {shared, shared + b.at_once * stride * bytes, shared + 2 * b.at_once * stride * bytes, stride};
     const uint64_t begin = blockIdx.x * b.rows, end = begin + b.rows < n.rows ? begin + b.rows : n.rows;
-    float dweight[K] = {}, dbias[K] = {};
-    stage<D>(s.weight, n.weight, 0, columns, wide);
+    float *const to = partials + static_cast<uint64_t>(blockIdx.x) * columns * (n.dbias ? 2 : 1);
+    float dweight[K ? K : 1] = {}, dbias[K ? K : 1] = {};
+    if (K) stage<D>(s.weight, n.weight, 0, columns, wide);
+    for (uint32_t c = threadIdx.x; !K && c < columns * (n.dbias ? 2 : 1); c += PD_THREADS)
+        to[c] = 0.0f;
     for (uint64_t first = begin; first < end; first += b.at_once) {
         const uint32_t count = end - first < b.at_once ? static_cast<uint32_t>(end - first) : b.at_once;
         __syncthreads();
-        stage_rows<D>(n, s, rows, first, count, wide);
+        find_rows(n, rows, first, count);
+        if (K)
+            stage_rows<D>(n, s, rows, count, wide);
+        else
+            s = {(unsigned char *)n.dout + first * columns * bytes, (unsigned char *)n.x + first * columns * bytes,
+                 (unsigned char *)n.weight, columns};
         if (K == 1 && n.positions) turn_back<D>(n, s, first, count);
         sum_rows<D>(n, s, rows, count);
+#pragma unroll
+        for (int k = 0; k < K; k++) {
+            const uint32_t c = k * PD_THREADS + threadIdx.x;
+            if (c < columns) add_column<D>(s, rows, count, c, &dweight[k], &dbias[k]);
+        }
+        for (uint32_t c = threadIdx.x; !K && c < columns; c += PD_THREADS)
+            add_column<D>(s, rows, count, c, to + c, n.dbias ? to + columns + c : nullptr);
         __syncthreads();
         if (wide)
             put_staged_dx<D, WIDE>(n, s, rows, count);
         else
             put_staged_dx<D, 1>(n, s, rows, count);
-        add_weights<D, K>(n, s, rows, count, dweight, dbias);
     }
-    float *to = partials + static_cast<uint64_t>(blockIdx.x) * columns * (n.dbias ? 2 : 1);
 #pragma unroll
     for (int k = 0; k < K; k++) {
         const uint32_t c = k * PD_THREADS + threadIdx.x;
@@ -397,32 +335,35 @@ static __global__ void join(const struct pd_norm n, const uint32_t count, const 
     if (line == 0 && column < n.columns) (blockIdx.y ? n.dbias : n.dweight)[column] = sums[0][lane];
 }
 
-/* From sizes alone; false: rows are too long. */
-static bool bands_of(const struct pd_norm *n, bands *ret_bands)
+static bool is_too_long(const struct pd_norm *n)
 {
-    const uint64_t bytes = n->dtype == PD_F32 ? 4 : 2, row = (n->columns + PAD + 7) / 8 * 8 * bytes;
-    uint64_t at_once = (SHARED_AIM - (row < SHARED_AIM ? row : SHARED_AIM)) / (2 * row);
-    if (n->columns > EACH_MAX * PD_THREADS || 3 * row > PD_SHARED_EVERYWHERE - sizeof(staged_row) * AT_ONCE_MAX)
-        return false;
+    const uint64_t row = (n->columns + PAD + 7) / 8 * 8 * pd_dtype_bytes(n->dtype);
+    return n->columns > EACH_MAX * PD_THREADS || 3 * row > PD_SHARED_EVERYWHERE - sizeof(staged_row) * AT_ONCE_MAX;
+}
+
+/* From sizes alone. */
+static bands bands_of(const struct pd_norm *n)
+{
+    const uint64_t row = (n->columns + PAD + 7) / 8 * 8 * pd_dtype_bytes(n->dtype), all = n->rows ? n->rows : 1;
+    uint64_t at_once = is_too_long(n) ? AT_ONCE_MAX : (SHARED_AIM - (row < SHARED_AIM ? row : SHARED_AIM)) / (2 * row);
     at_once = at_once < 1 ? 1 : at_once < AT_ONCE_MAX ? at_once : AT_ONCE_MAX;
+    bands b;
     const uint64_t shorter = 2048 / (n->columns ? n->columns : 1);
     uint64_t most = BANDS_MAX * (shorter < 1 ? 1 : shorter < 4 ? shorter : 4);
     const uint64_t held = PD_CUDA_NORM_WORKSPACE_MAX / (2 * sizeof(float) * (n->columns ? n->columns : 1));
     if (most > held) most = held;
-    const uint64_t wanted = (n->rows + AT_ONCE_MAX - 1) / AT_ONCE_MAX, count = wanted < most ? wanted : most;
-    if (count == 0) return false;
-    ret_bands->rows = (n->rows + count - 1) / count;
-    ret_bands->count = static_cast<uint32_t>((n->rows + ret_bands->rows - 1) / ret_bands->rows);
-    const uint64_t rounds = (ret_bands->rows + at_once - 1) / at_once;
-    ret_bands->at_once = static_cast<uint32_t>((ret_bands->rows + rounds - 1) / rounds);
-    ret_bands->shared_bytes = static_cast<uint32_t>((2 * ret_bands->at_once + 1) * row);
-    return true;
+    const uint64_t wanted = (all + AT_ONCE_MAX - 1) / AT_ONCE_MAX, count = wanted < most ? wanted : most;
+    b.rows = (all + count - 1) / count;
+    b.count = static_cast<uint32_t>((all + b.rows - 1) / b.rows);
+    const uint64_t rounds = (b.rows + at_once - 1) / at_once;
+    b.at_once = static_cast<uint32_t>((b.rows + rounds - 1) / rounds);
+    b.shared_bytes = is_too_long(n) ? PAD : static_cast<uint32_t>((2 * b.at_once + 1) * row);
+    return b;
 }
 
 uint64_t pd_cuda_norm_workspace_bytes(const struct pd_norm *n)
 {
-    bands b;
-    return bands_of(n, &b) ? b.count * n->columns * (n->dbias ? 2 : 1) * sizeof(float) : 0;
+    return bands_of(n).count * n->columns * (n->dbias ? 2 : 1) * sizeof(float);
 }
 
 template <enum pd_dtype D>
@@ -430,10 +371,11 @@ static pd_status launch_bands(void *stream, const struct pd_norm *n, const bands
                               pd_error *err)
 {
     const uint64_t each = (n->columns + PD_THREADS - 1) / PD_THREADS;
-    const auto kernel = each <= 1    ? backward_bands<D, 1>
-                        : each <= 4  ? backward_bands<D, 4>
-                        : each <= 16 ? backward_bands<D, 16>
-                                     : backward_bands<D, EACH_MAX>;
+    const auto kernel = is_too_long(n) ? backward_bands<D, 0>
+                        : each <= 1    ? backward_bands<D, 1>
+                        : each <= 4    ? backward_bands<D, 4>
+                        : each <= 16   ? backward_bands<D, 16>
+                                       : backward_bands<D, EACH_MAX>;
     PD_TRY(
         pd_cuda_launch(err, "backward_bands", kernel, b.count, PD_THREADS, b.shared_bytes, stream, *n, b, partials, wide));
     return PD_LAUNCH(err, join, dim3(pd_blocks(n->columns, COLUMNS), n->dbias ? 2 : 1), dim3(COLUMNS, LINES_OF_BANDS), 0,
@@ -458,25 +400,13 @@ pd_status pd_cuda_norm_forward(void *stream, const struct pd_norm *n, struct pd_
     });
 }
 
-/* Rows too long for shared memory. Columns first: dx may overwrite dout or x. */
-static pd_status backward_twice(void *stream, const struct pd_norm *n, bool aligned, struct pd_error *err)
-{
-    const unsigned blocks = pd_blocks(n->rows, ROWS), threads = ROWS * PD_LANES;
-    PD_WITH_DTYPE(n->dtype, D, {
-        PD_TRY(PD_LAUNCH(err, weights<D>, pd_blocks(n->columns, COLUMNS), dim3(COLUMNS, LINES), 0, stream, *n));
-        if (aligned) return PD_LAUNCH(err, (backward<D, WIDE>), blocks, threads, 0, stream, *n);
-        return PD_LAUNCH(err, (backward<D, 1>), blocks, threads, 0, stream, *n);
-    });
-}
-
 pd_status pd_cuda_norm_backward(void *stream, const struct pd_norm *n, struct pd_cuda_workspace workspace,
                                 struct pd_error *err)
 {
     const bool aligned =
         rows_are_aligned(n) && pd_is_16_aligned(n->dout) && pd_is_16_aligned(n->dresidual) && pd_is_16_aligned(n->dx);
-    bands b;
+    const bands b = bands_of(n);
     PD_CHECK(n->heads == 0 || n->columns <= PD_THREADS);
-    if (!bands_of(n, &b)) return backward_twice(stream, n, aligned, err);
     PD_CHECK(workspace.bytes >= pd_cuda_norm_workspace_bytes(n));
     PD_WITH_DTYPE(n->dtype, D, return launch_bands<D>(stream, n, b, static_cast<float *>(workspace.data), aligned, err));
 }
