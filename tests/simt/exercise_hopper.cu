@@ -16,15 +16,15 @@ static __global__ void hopper(const enum exercise_hopper how, const hopper_maps 
 {
     PD_SHARED_DYNAMIC(shared);
     hopper_tiles &t = pd_wide_tiles<hopper_tiles>(shared);
-    const pd_wide_source a = {&maps.a, nullptr, 64, 64, 0, 0}, b = {&maps.b, nullptr, 128, 64, 0, 0};
+    const pd_wide_source a = {&maps.a, 0, 0}, b = {&maps.b, 0, 0};
     if (threadIdx.x == 0 && how != HOPPER_NO_INIT) pd_barrier_init(&t.full, 1);
     if (threadIdx.x == 0 && how == HOPPER_NO_FENCE_BEFORE_COPY) t.a.data[70] = 0x3f80;
     __syncthreads();
     if (threadIdx.x < PD_WARPGROUP) {
         if (threadIdx.x >= 32) return;
-        pd_wide_load(t.a, a, 0, &t.full, true);
-        pd_wide_load(t.b, b, 0, &t.full, true);
-        if (how != HOPPER_NO_ARRIVAL) pd_wide_filled(&t.full, 3 * PD_BOX_BYTES, true);
+        pd_wide_load(t.a, a, 0, &t.full);
+        pd_wide_load(t.b, b, 0, &t.full);
+        if (how != HOPPER_NO_ARRIVAL) pd_wide_filled(&t.full, 3 * PD_BOX_BYTES);
         return;
     }
     float x[16][4], y[8][4];

@@ -97,7 +97,7 @@ static void *narrow(void *from, size_t element, size_t rows, size_t columns, siz
 }
 
 /* Waiting terms of the tree over query heads that there is room for; 0: as many as are asked for. */
-static uint64_t workspace_terms;
+static uint64_t workspace_rows; /* of terms of all query heads; 0: as much as is asked for */
 
 /* Kernels on tensor cores: of mma.sync, and of compute capability 9.0, backward in two passes and in one. */
 static const char *const ways[] = {"mma", "wgmma", "onepass"};
@@ -118,10 +118,7 @@ static void call(struct pd_math *math, const struct pd_attention *a)
     }
     uint32_t begun = 0;
     struct pd_cuda_workspace workspace = {NULL, pd_cuda_attention_workspace_bytes(a), &begun};
-    const char *way = getenv("PERDURE_ATTENTION");
-    const uint64_t tile = way && (strcmp(way, "wgmma") == 0 || strcmp(way, "onepass") == 0) ? 128 : 64;
-    const uint64_t positions = a->head_size == 64 ? tile : 16, row = a->head_size == 64 ? 64 : a->head_size + 1;
-    if (workspace_terms) workspace.bytes = workspace_terms * 2 * positions * row * sizeof(float);
+    if (workspace_rows) workspace.bytes = workspace_rows * 2 * a->heads * a->head_size * sizeof(float);
     if (workspace.bytes) workspace.data = unset(workspace.bytes);
     MUST(pd_cuda_attention_forward(NULL, a, workspace, &err));
     MUST(pd_cuda_attention_backward(NULL, a, workspace, &err));
@@ -291,8 +288,8 @@ Test(attention, on_tensor_cores_agrees_with_float64)
         }
 }
 
-/* Blocks and threads in other orders, rows that do not lie on 16 bytes. */
-Test(attention, has_the_same_bits_in_any_order_and_alignment)
+/* Blocks and threads in other orders, rows that lie farther apart. */
+Test(attention, has_the_same_bits_in_any_order_and_place)
 {
     static const struct shape shapes[] = {{2, 130, 4, 2, 64, true}, {1, 70, 3, 1, 128, false}, {1, 50, 4, 1, 20, true}};
     for (size_t i = 0; i < 3 * WAYS; i++) {
@@ -302,7 +299,7 @@ Test(attention, has_the_same_bits_in_any_order_and_alignment)
         for (uint64_t order = 1; order < 4; order++) {
             if (!test_has_turn(i + order, 3)) continue;
             simt_set_order(order * order);
-            struct result got = attend_share(NULL, &p, (struct share){0, p.s.heads, order == 1 ? 0 : 3, false});
+            struct result got = attend_share(NULL, &p, (struct share){0, p.s.heads, order == 1 ? 0 : 8, false});
             check_same(&p, &want, &got, "another order");
             result_free(&got);
         }
@@ -326,7 +323,7 @@ Test(attention, backward_in_one_pass_has_the_bits_of_two)
         for (size_t order = 0; order < 3; order++) {
             if (!test_has_turn(i + order, 3)) continue;
             simt_set_order(orders[order]);
-            struct result got = attend_share(NULL, &p, (struct share){0, p.s.heads, order == 1 ? 3 : 0, false});
+            struct result got = attend_share(NULL, &p, (struct share){0, p.s.heads, order == 1 ? 8 : 0, false});
             check_same(&p, &want, &got, "one pass");
             result_free(&got);
         }
@@ -363,7 +360,7 @@ Test(attention, keys_beyond_the_end_have_no_weight)
     }
 }
 
-/* A sequence alone, and one block of threads that goes through all items of the keys pass. */
+/* A sequence alone, and terms of one sequence at a time. */
 Test(attention, of_many_sequences_is_that_of_each)
 {
     for (size_t i = 0; i < 3; i++) {
@@ -372,10 +369,10 @@ Test(attention, of_many_sequences_is_that_of_each)
         struct problem all = problem_new((struct shape){3, t, 6, 2, d, true}, PD_BF16, 0, 17), one = all;
         one.s.sequences = 1;
         struct result want = attend(NULL, &all);
-        workspace_terms = 2;
+        workspace_rows = t + 1;
         struct result narrow_one = attend(NULL, &all);
         check_same(&all, &want, &narrow_one, "with little workspace");
-        workspace_terms = 0;
+        workspace_rows = 0;
         const size_t q = (size_t)2 * t * 6 * d * e, kv = (size_t)2 * t * 2 * d * e;
         one.q.data = (char *)all.q.data + q, one.dout.data = (char *)all.dout.data + q;
         one.k.data = (char *)all.k.data + kv, one.v.data = (char *)all.v.data + kv;
@@ -391,34 +388,33 @@ Test(attention, of_many_sequences_is_that_of_each)
     }
 }
 
-/* Terms of query heads that a second kernel adds up, beside blocks that add them up themselves, for which less workspace asks:
- * trees of 7 and of 12 heads, chunks, a rank's heads that begin and end inside key-value heads, odd rows. */
+/* Terms of query heads of a few keys at a time: trees of 7 and of 12 heads, chunks, a rank's heads that begin and end inside
+ * key-value heads. */
 static const struct by_heads {
     struct shape s;
     uint32_t chunk;
     struct share share;
-    uint64_t levels; /* terms that wait at a time */
-} by_heads[] = {{{2, 70, 14, 2, 64, true}, 0, {0, 14, 0, false}, 2},
-                {{1, 30, 12, 1, 128, false}, 5, {0, 12, 3, false}, 4},
-                {{1, 66, 12, 3, 64, true}, 3, {3, 9, 0, true}, 3},
-                {{1, 20, 9, 1, 20, false}, 0, {2, 9, 1, true}, 3}};
+} by_heads[] = {{{2, 70, 14, 2, 64, true}, 0, {0, 14, 0, false}},
+                {{1, 30, 12, 1, 128, false}, 5, {0, 12, 8, false}},
+                {{1, 66, 12, 3, 64, true}, 3, {3, 9, 0, true}},
+                {{1, 20, 9, 1, 20, false}, 0, {2, 9, 1, true}}};
 
-Test(attention, by_query_head_has_the_bits_of_blocks_that_add_up)
+Test(attention, a_few_keys_at_a_time_have_the_bits_of_all)
 {
     for (size_t i = 0; i < WAYS * (sizeof by_heads / sizeof *by_heads); i++) {
         const struct by_heads *c = &by_heads[i / WAYS];
         struct problem p = problem_new(c->s, i / WAYS == 1 ? PD_F16 : PD_BF16, c->chunk, 23 + i);
         use(ways[i % WAYS]);
-        workspace_terms = c->levels * (c->s.d == 128 ? 8 : 1); /* call() counts 16 positions of these */
         struct result want = attend_share(NULL, &p, c->share);
-        workspace_terms = 0;
+        workspace_rows = c->s.length / 3;
         for (uint64_t order = 0; order < 3; order++) {
             if (!test_has_turn(i + order, 3)) continue;
             simt_set_order(order);
             struct result got = attend_share(NULL, &p, c->share);
-            check_same(&p, &want, &got, "by query head");
+            check_same(&p, &want, &got, "a few keys at a time");
             result_free(&got);
         }
+        workspace_rows = 0;
         simt_set_order(0);
         result_free(&want);
         problem_free(&p);

@@ -23,7 +23,7 @@ template <int D> struct forward_state {
 };
 
 template <enum pd_dtype T, int D>
-static __global__ void __launch_bounds__(PD_ATTENTION_THREADS) attention_forward_tiles(const pd_attention a, const bool wide)
+static __global__ void __launch_bounds__(PD_ATTENTION_THREADS) attention_forward_tiles(const pd_attention a)
 {
     PD_SHARED_DYNAMIC(shared);
     forward_tiles<D> &t = *reinterpret_cast<forward_tiles<D> *>(shared);
@@ -37,10 +37,10 @@ static __global__ void __launch_bounds__(PD_ATTENTION_THREADS) attention_forward
     const pd_attention_span seen = pd_attention_keys_seen(a, item.sequence, r, count, KEYS);
     const uint32_t own = warp * 32;
     forward_state<D> s;
-    pd_tile_load<D, QUERIES>(t.q, (const uint16_t *)a.q + row * a.ld_qkv + item.head * D, a.ld_qkv, count, wide);
+    pd_tile_load<D, QUERIES>(t.q, (const uint16_t *)a.q + row * a.ld_qkv + item.head * D, a.ld_qkv, count);
     if (seen.begin < seen.end) {
         uint32_t keys = pd_attention_count(a.key_length, seen.begin, KEYS);
-        pd_tile_load<D, KEYS>(t.k, k + (uint64_t)seen.begin * KEYS * a.ld_kv, a.ld_kv, keys, wide);
+        pd_tile_load<D, KEYS>(t.k, k + (uint64_t)seen.begin * KEYS * a.ld_kv, a.ld_kv, keys);
     }
     pd_cp_async_commit();
 #pragma unroll
@@ -52,8 +52,7 @@ static __global__ void __launch_bounds__(PD_ATTENTION_THREADS) attention_forward
         float x[2][KEYS / 8][4];
         pd_cp_async_wait<0>();
         __syncthreads();
-        pd_tile_load<D, KEYS>(t.v, v + (uint64_t)kb * KEYS * a.ld_kv, a.ld_kv, pd_attention_count(a.key_length, kb, KEYS),
-                              wide);
+        pd_tile_load<D, KEYS>(t.v, v + (uint64_t)kb * KEYS * a.ld_kv, a.ld_kv, pd_attention_count(a.key_length, kb, KEYS));
         pd_cp_async_commit();
         pd_fragments_zero(x);
         pd_tile_scores<T, D>(x, t.q, own, t.k);
@@ -61,7 +60,7 @@ static __global__ void __launch_bounds__(PD_ATTENTION_THREADS) attention_forward
         __syncthreads();
         if (kb + 1 < seen.end) {
             uint32_t keys = pd_attention_count(a.key_length, kb + 1, KEYS);
-            pd_tile_load<D, KEYS>(t.k, k + (uint64_t)(kb + 1) * KEYS * a.ld_kv, a.ld_kv, keys, wide);
+            pd_tile_load<D, KEYS>(t.k, k + (uint64_t)(kb + 1) * KEYS * a.ld_kv, a.ld_kv, keys);
         }
         pd_cp_async_commit();
         const bool cut = pd_attention_cut(a, item.sequence, r, count, kb * KEYS, KEYS);
@@ -78,15 +77,14 @@ static __global__ void __launch_bounds__(PD_ATTENTION_THREADS) attention_forward
     __syncthreads();
 #pragma unroll
     for (uint32_t m = 0; m < 2; m++)
-        pd_softmax_finish<T, D>(a, s.rows[m], s.o[m], s.max[m], s.sum[m], t.q + (own + 16 * m) * D, wide);
+        pd_softmax_finish<T, D>(a, s.rows[m], s.o[m], s.max[m], s.sum[m], t.q + (own + 16 * m) * D);
 }
 
 template <enum pd_dtype T, int D> static pd_status forward_launch(void *stream, const pd_attention *a, pd_error *err)
 {
     const uint64_t tiles = (a->length + QUERIES - 1) / QUERIES, items = tiles * a->sequences * a->heads;
-    const bool wide = pd_operands_are_wide(a, NULL) && (!a->last_part || pd_is_wide(a->out, D));
     return PD_LAUNCH(err, (attention_forward_tiles<T, D>), static_cast<unsigned>(items), PD_ATTENTION_THREADS,
-                     sizeof(forward_tiles<D>), stream, *a, wide);
+                     sizeof(forward_tiles<D>), stream, *a);
 }
 
 pd_status pd_attention_tiles_forward(void *stream, const struct pd_attention *a, struct pd_cuda_workspace,

@@ -13,9 +13,9 @@ struct pd_attention_item {
  * half of an H100's, beside what is read once. */
 #define PD_ATTENTION_CACHED (24u << 20)
 
-/* Tiles of queries of a query head; tiles of keys of a key-value head, with all its query heads; of keys, with one query
- * head, whose gradient stays a term of its own; the last, where the tile before has its turn first. */
-enum pd_attention_items { PD_ITEMS_OF_QUERIES, PD_ITEMS_OF_KEYS, PD_ITEMS_OF_TERMS, PD_ITEMS_OF_TURNS };
+/* Tiles of queries of a query head; tiles of keys that a query head reads; the latter, where the tile before has its turn
+ * first. */
+enum pd_attention_items { PD_ITEMS_OF_QUERIES, PD_ITEMS_OF_KEYS, PD_ITEMS_OF_TURNS };
 
 /* Tiles of keys of heads that are together, at least: three for each multiprocessor of an H100, so that those with long work
  * of the last heads have begun long before the end. */
@@ -42,66 +42,35 @@ PD_DEVICE uint64_t pd_attention_together(const struct pd_attention &a, uint64_t 
 PD_DEVICE pd_attention_item pd_attention_item_of(const struct pd_attention &a, uint64_t item, uint32_t tiles,
                                                  enum pd_attention_items of)
 {
-    const uint32_t heads = of == PD_ITEMS_OF_KEYS ? a.kv_heads : a.heads;
-    const uint64_t all = (uint64_t)a.sequences * heads, together = pd_attention_together(a, all, tiles, of);
+    const uint64_t all = (uint64_t)a.sequences * a.heads, together = pd_attention_together(a, all, tiles, of);
     const uint64_t begin = item / (together * tiles) * together, rest = item - begin * tiles;
     const uint64_t count = all - begin < together ? all - begin : together, which = begin + rest % count;
     const uint32_t tile = (uint32_t)(rest / count);
-    return {(uint32_t)(which / heads), (uint32_t)(which % heads), of == PD_ITEMS_OF_QUERIES ? tiles - 1 - tile : tile};
+    return {(uint32_t)(which / a.heads), (uint32_t)(which % a.heads), of == PD_ITEMS_OF_QUERIES ? tiles - 1 - tile : tile};
 }
 
-/* Whether an item of the keys pass has several query heads, whose gradients it adds up. Else it has one: where a part is not the
- * last the chain of each query head is kept. */
-static inline bool pd_attention_has_tree(const struct pd_attention *a)
-{
-    return a->last_part && a->heads > a->kv_heads;
-}
-
-/* What one item is about: `count` keys from `row` of the arrays, query heads [begin, end); a warp has 16 keys from `own`. */
+/* What one item is about: `count` keys from `row` of the arrays; a warp has 16 keys from `own`. */
 struct pd_keys_place {
-    uint32_t sequence, kv, begin, end, tile, count, own;
+    uint32_t sequence, kv, head, tile, count, own;
     uint64_t row;
 };
 
-/* Of tiles of `keys` keys. has_tree: a constant, where registers are few. */
+/* Of tiles of `keys` keys. */
 PD_DEVICE pd_keys_place pd_keys_place_of(const struct pd_attention &a, uint64_t i, uint32_t keys, uint32_t own,
-                                         bool has_tree, enum pd_attention_items of_terms = PD_ITEMS_OF_TERMS)
+                                         enum pd_attention_items of = PD_ITEMS_OF_KEYS)
 {
     const uint32_t tiles = (a.key_length + keys - 1) / keys;
-    const pd_attention_item item = pd_attention_item_of(a, i, tiles, has_tree ? PD_ITEMS_OF_KEYS : of_terms);
-    const uint32_t kv = has_tree ? item.head : (item.head + a.group_offset) / a.group;
+    const pd_attention_item item = pd_attention_item_of(a, i, tiles, of);
     return {item.sequence,
-            kv,
-            has_tree ? pd_attention_heads_begin(a, kv) : item.head,
-            has_tree ? pd_attention_heads_end(a, kv) : item.head + 1,
+            (item.head + a.group_offset) / a.group,
+            item.head,
             item.tile,
             pd_attention_count(a.key_length, item.tile, keys),
             own,
             (uint64_t)item.sequence * a.key_length + item.tile * keys};
 }
 
-/* Of a keys pass whose blocks of threads go through items of `keys` keys of one head, `term_bytes` a term: how many blocks
- * run with this workspace, each going through several items where they are few; and the workspace for as many as help.
- * 264 is two for each of the 132 multiprocessors of an H100: the workspace does not grow with the tokens. */
-#define PD_ATTENTION_BLOCKS_MAX 264u
 static inline uint64_t pd_attention_keys_items(const struct pd_attention *a, uint32_t keys)
 {
-    return ((uint64_t)a->key_length + keys - 1) / keys * a->sequences * (pd_attention_has_tree(a) ? a->kv_heads : a->heads);
-}
-
-static inline uint64_t pd_attention_keys_blocks(const struct pd_attention *a, uint32_t keys, uint64_t term_bytes,
-                                                uint64_t workspace_bytes)
-{
-    const uint64_t items = pd_attention_keys_items(a, keys), each = pd_attention_waiting(a) * term_bytes;
-    if (!pd_attention_has_tree(a)) return items;
-    PD_CHECK(workspace_bytes >= each);
-    return items < workspace_bytes / each ? items : workspace_bytes / each;
-}
-
-static inline uint64_t pd_attention_keys_workspace(const struct pd_attention *a, uint32_t keys, uint64_t term_bytes,
-                                                   uint64_t blocks)
-{
-    const uint64_t items = pd_attention_keys_items(a, keys);
-    if (!pd_attention_has_tree(a)) return 0;
-    return pd_attention_waiting(a) * term_bytes * (items < blocks ? items : blocks);
+    return ((uint64_t)a->key_length + keys - 1) / keys * a->sequences * a->heads;
 }

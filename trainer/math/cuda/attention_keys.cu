@@ -1,5 +1,4 @@
-/* Causal attention, backward, on tensor cores: dK and dV where the key is, see attention_pair.h. A block of threads goes
- * through the query heads of its item, one after the other, see attention_sums.h. */
+/* Causal attention, backward, on tensor cores: dK and dV where the key is, see attention_pair.h. */
 #include "trainer/math/cuda/attention_pair.h"
 #include "trainer/math/cuda/attention_sums.h"
 
@@ -54,19 +53,13 @@ PD_DEVICE void keys_gradients(const keys_rows &rows, uint32_t from, float c, uin
         }
 }
 
-/* Where the walk over (head, query tile) is. */
-struct keys_walk {
-    uint32_t head, tile;
-};
-
 template <int D>
-PD_DEVICE void keys_fetch(const pd_attention &a, uint32_t sequence, const keys_walk &at, uint16_t (&tiles)[2][PD_PAIR * D],
-                          bool wide)
+PD_DEVICE void keys_fetch(const pd_attention &a, const pd_keys_place &p, uint32_t tile, uint16_t (&tiles)[2][PD_PAIR * D])
 {
-    const uint64_t row = (uint64_t)sequence * a.length, ld_out = (uint64_t)a.heads * D, ld[2] = {a.ld_qkv, ld_out};
-    const uint16_t *const src[2] = {(const uint16_t *)a.q + row * a.ld_qkv + at.head * D,
-                                    (const uint16_t *)a.dout + row * ld_out + at.head * D};
-    pd_pair_load<D>(tiles, src, ld, at.tile, a.length, wide);
+    const uint64_t row = (uint64_t)p.sequence * a.length, ld_out = (uint64_t)a.heads * D, ld[2] = {a.ld_qkv, ld_out};
+    const uint16_t *const src[2] = {(const uint16_t *)a.q + row * a.ld_qkv + p.head * D,
+                                    (const uint16_t *)a.dout + row * ld_out + p.head * D};
+    pd_pair_load<D>(tiles, src, ld, tile, a.length);
 }
 
 template <enum pd_dtype T, int D>
@@ -95,90 +88,50 @@ PD_DEVICE void keys_step(const pd_attention &a, const pd_keys_place &p, uint32_t
     }
 }
 
-template <enum pd_dtype T, int D, bool TREE>
-PD_DEVICE void keys_item(const pd_attention &a, const pd_keys_place &p, keys_tiles<D> &t, const keys_waiting &waiting,
-                         bool wide)
-{
-    const pd_attention_span seeing = pd_attention_queries_seeing(a, p.sequence, p.tile * PD_PAIR, p.count, PD_PAIR);
-    const uint32_t begin = p.begin, end = p.end;
-    const uint64_t ld[2] = {a.ld_kv, a.ld_kv}, at = (p.row - p.tile * PD_PAIR) * a.ld_kv + p.kv * D;
-    const uint16_t *const stays[2] = {(const uint16_t *)a.k + at, (const uint16_t *)a.v + at};
-    const bool any = seeing.begin < seeing.end;
-    pd_attention_tree tree;
-    keys_sums<D> sums;
-    uint32_t stage = 0;
-    tree.depth = 0;
-    __syncthreads();
-    pd_pair_load<D>(t.pair.stays, stays, ld, p.tile, a.key_length, wide);
-    if (any) keys_fetch<D>(a, p.sequence, {begin, seeing.begin}, t.pair.passes[0], wide);
-    pd_cp_async_commit();
-    if (any) keys_row_put(keys_row_get(a, p.sequence, begin, seeing.begin), t.rows[0]);
-    for (uint32_t head = begin; head < end; head++) {
-        pd_fragments_zero(sums.dk);
-        pd_fragments_zero(sums.dv);
-        if (!a.first_part) keys_carry<D>(a, p, head, sums, true);
-        for (uint32_t tile = seeing.begin; tile < seeing.end; tile++, stage ^= 1) {
-            const bool over = tile + 1 == seeing.end, more = !over || head + 1 < end;
-            const keys_walk next = {over ? head + 1 : head, over ? seeing.begin : tile + 1};
-            keys_row row = {INFINITY, 0.0f, 0};
-            pd_cp_async_wait<0>();
-            __syncthreads();
-            if (more) keys_fetch<D>(a, p.sequence, next, t.pair.passes[stage ^ 1], wide);
-            pd_cp_async_commit();
-            if (more) row = keys_row_get(a, p.sequence, next.head, next.tile);
-            keys_step<T, D>(a, p, tile, t, stage, sums);
-            if (more) keys_row_put(row, t.rows[stage ^ 1]);
-        }
-        if constexpr (TREE)
-            keys_grow<D>(a, p.kv, head, end, tree, sums, waiting);
-        else if (!a.last_part)
-            keys_carry<D>(a, p, head, sums, false);
-    }
-    pd_cp_async_wait<0>();
-    __syncthreads();
-    if (a.last_part) keys_finish<T, D>(a, p, sums, t.pair.stays[0] + p.own * D, t.pair.stays[1] + p.own * D, wide);
-}
-
-/* waiting: `levels` terms a block of threads. */
-template <enum pd_dtype T, int D, bool TREE>
-static __global__ void __launch_bounds__(PD_ATTENTION_THREADS)
-    attention_keys_tiles(const pd_attention a, const uint64_t items, float *waiting, const uint32_t levels, const bool wide)
+template <enum pd_dtype T, int D>
+static __global__ void __launch_bounds__(PD_ATTENTION_THREADS) attention_keys_tiles(const pd_attention a)
 {
     PD_SHARED_DYNAMIC(shared);
     keys_tiles<D> &t = *reinterpret_cast<keys_tiles<D> *>(shared);
-    waiting += (uint64_t)blockIdx.x * levels * (2 * PD_PAIR * D);
-    const keys_waiting places = {reinterpret_cast<float4 *>(waiting), PD_ATTENTION_THREADS, threadIdx.x};
-    uint64_t i = blockIdx.x;
-    do
-        keys_item<T, D, TREE>(a, pd_keys_place_of(a, i, PD_PAIR, threadIdx.x / 32 * 16, TREE), t, places, wide);
-    while (TREE && (i += gridDim.x) < items); /* else a block an item */
+    const pd_keys_place p = pd_keys_place_of(a, blockIdx.x, PD_PAIR, threadIdx.x / 32 * 16);
+    const pd_attention_span seeing = pd_attention_queries_seeing(a, p.sequence, p.tile * PD_PAIR, p.count, PD_PAIR);
+    const uint64_t ld[2] = {a.ld_kv, a.ld_kv}, at = (p.row - p.tile * PD_PAIR) * a.ld_kv + p.kv * D;
+    const uint16_t *const stays[2] = {(const uint16_t *)a.k + at, (const uint16_t *)a.v + at};
+    const bool any = seeing.begin < seeing.end;
+    keys_sums<D> sums;
+    pd_pair_load<D>(t.pair.stays, stays, ld, p.tile, a.key_length);
+    if (any) keys_fetch<D>(a, p, seeing.begin, t.pair.passes[0]);
+    pd_cp_async_commit();
+    if (any) keys_row_put(keys_row_get(a, p.sequence, p.head, seeing.begin), t.rows[0]);
+    pd_fragments_zero(sums.dk);
+    pd_fragments_zero(sums.dv);
+    if (!a.first_part) keys_carry<D>(a, p, sums, true);
+    for (uint32_t tile = seeing.begin, stage = 0; tile < seeing.end; tile++, stage ^= 1) {
+        const bool more = tile + 1 < seeing.end;
+        keys_row row = {INFINITY, 0.0f, 0};
+        pd_cp_async_wait<0>();
+        __syncthreads();
+        if (more) keys_fetch<D>(a, p, tile + 1, t.pair.passes[stage ^ 1]);
+        pd_cp_async_commit();
+        if (more) row = keys_row_get(a, p.sequence, p.head, tile + 1);
+        keys_step<T, D>(a, p, tile, t, stage, sums);
+        if (more) keys_row_put(row, t.rows[stage ^ 1]);
+    }
+    pd_cp_async_wait<0>();
+    __syncthreads();
+    if (a.last_part)
+        keys_finish<T, D>(a, p, sums, t.pair.stays[0] + p.own * D, t.pair.stays[1] + p.own * D);
+    else
+        keys_carry<D>(a, p, sums, false);
 }
 
-static uint64_t term_bytes(const struct pd_attention *a)
+template <enum pd_dtype T, int D> static pd_status keys_launch(void *stream, const pd_attention *a, pd_error *err)
 {
-    return 2 * PD_PAIR * (uint64_t)a->head_size * sizeof(float);
+    return PD_LAUNCH(err, (attention_keys_tiles<T, D>), static_cast<unsigned>(pd_attention_keys_items(a, PD_PAIR)),
+                     PD_ATTENTION_THREADS, sizeof(keys_tiles<D>), stream, *a);
 }
 
-uint64_t pd_attention_tiles_workspace(const struct pd_attention *a)
+pd_status pd_attention_tiles_keys(void *stream, const struct pd_attention *a, struct pd_cuda_workspace, struct pd_error *err)
 {
-    return pd_attention_keys_workspace(a, PD_PAIR, term_bytes(a), PD_ATTENTION_BLOCKS_MAX);
-}
-
-template <enum pd_dtype T, int D>
-static pd_status keys_launch(void *stream, const pd_attention *a, struct pd_cuda_workspace workspace, pd_error *err)
-{
-    const uint64_t blocks = pd_attention_keys_blocks(a, PD_PAIR, term_bytes(a), workspace.bytes);
-    const auto kernel = pd_attention_has_tree(a) ? attention_keys_tiles<T, D, true> : attention_keys_tiles<T, D, false>;
-    const uint32_t levels = a->last_part ? pd_attention_waiting(a) : 0;
-    const bool wide = pd_operands_are_wide(a, a->dout) &&
-                      (!a->last_part || (pd_is_wide(a->dk, a->ld_dkv) && pd_is_wide(a->dv, a->ld_dkv)));
-    return pd_cuda_launch(err, "attention_keys_tiles", kernel, static_cast<unsigned>(blocks), PD_ATTENTION_THREADS,
-                          sizeof(keys_tiles<D>), stream, *a, pd_attention_keys_items(a, PD_PAIR),
-                          static_cast<float *>(workspace.data), levels, wide);
-}
-
-pd_status pd_attention_tiles_keys(void *stream, const struct pd_attention *a, struct pd_cuda_workspace workspace,
-                                  struct pd_error *err)
-{
-    return PD_OF_TILES(a, keys_launch, stream, a, workspace, err);
+    return PD_OF_TILES(a, keys_launch, stream, a, err);
 }

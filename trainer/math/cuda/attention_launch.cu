@@ -4,6 +4,7 @@
 #include "ckpt/base/checked.h"
 #include "trainer/math/cuda/architectures.h"
 #include "trainer/math/cuda/attention_items.h"
+#include "trainer/math/cuda/element.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,13 +31,11 @@ typedef pd_status pass(void *stream, const struct pd_attention *resolved, struct
                        struct pd_error *err);
 struct kernels {
     pass *forward, *queries, *keys;
-    uint64_t (*workspace)(const struct pd_attention *resolved);
 };
 
-#define KERNELS(name)                                                                             \
-    {                                                                                             \
-        pd_attention_##name##_forward, pd_attention_##name##_queries, pd_attention_##name##_keys, \
-            pd_attention_##name##_workspace                                                       \
+#define KERNELS(name)                                                                            \
+    {                                                                                            \
+        pd_attention_##name##_forward, pd_attention_##name##_queries, pd_attention_##name##_keys \
     }
 #if defined(PD_SIMT) || defined(PERDURE_HAVE_SM_90A)
 #define WGMMA KERNELS(wgmma)
@@ -145,48 +144,104 @@ static pd_status find(const struct pd_attention *resolved, const struct kernels 
                 resolved->group, PD_ATTENTION_GROUP_MAX);
     PD_TRY(choose(resolved, capability_here(), &which, err));
     *ret_kernels = &kernels_of[which];
+    if (which == PD_ATTENTION_PLAIN) return PD_OK;
+    /* Tiles are copied by 16 bytes: heads of 64 and 128 lie so in arrays that do. */
+    const void *const all[] = {resolved->q,    resolved->k,  resolved->v,  resolved->out,
+                               resolved->dout, resolved->dq, resolved->dk, resolved->dv};
+    for (const void *data : all)
+        PD_CHECK(pd_is_16_aligned(data));
+    PD_CHECK((resolved->ld_qkv | resolved->ld_kv | resolved->ld_dq | resolved->ld_dkv) % 8 == 0);
     return PD_OK;
 }
 
 /* ---- the keys pass ---- */
 
-/* Where a key-value head has several query heads and its tiles are fewer than an H100 has multiprocessors, query heads are
- * items of their own: their terms are written, and a second kernel adds them up. README.md counts what that is worth. */
-#define TERMS_KEYS 128u
-#define TERMS_ITEMS 132u
+/* Where a key-value head has several query heads, each of them leaves a term of its gradient, and pd_attention_join adds terms
+ * up. Of a whole sequence they lie in the workspace, as many keys at a time as fit. */
 #define TERMS_BYTES_MAX (128ull << 20)
+#define TERMS_KEYS 128u /* a multiple of what a block of threads has */
 
-/* Of dk and of dv. */
-static uint64_t terms_each(const struct pd_attention *a)
+static bool has_terms(const struct pd_attention *a)
 {
-    return (uint64_t)a->sequences * a->key_length * a->heads * a->head_size;
+    return a->last_part && a->heads > a->kv_heads;
 }
 
-static bool terms_help(const struct pd_attention *a)
+/* Of one key in one sequence, dk and dv. */
+static uint64_t term_bytes(const struct pd_attention *a)
 {
-    return pd_attention_has_tree(a) && pd_attention_keys_items(a, TERMS_KEYS) < TERMS_ITEMS;
+    return 2 * (uint64_t)a->heads * a->head_size * sizeof(float);
 }
 
-/* Of a whole sequence. Parts have memory of their own for what a query head has so far. */
 static uint64_t terms_bytes(const struct pd_attention *a)
 {
-    const uint64_t bytes = 2 * terms_each(a) * sizeof(float);
-    return terms_help(a) && bytes <= TERMS_BYTES_MAX ? bytes : 0;
+    return has_terms(a) ? a->sequences * (uint64_t)a->key_length * term_bytes(a) : 0;
 }
 
-static pd_status run_keys(const struct kernels *kernels, void *stream, const struct pd_attention *r, bool parts,
-                          struct pd_cuda_workspace workspace, struct pd_error *err)
+/* Bytes that make room for some keys at least. */
+static uint64_t slice_bytes(const struct pd_attention *a)
 {
-    struct pd_attention terms = *r;
-    if (!terms_help(r)) return kernels->keys(stream, r, workspace, err);
-    if (!parts) {
-        if (!terms_bytes(r) || workspace.bytes < terms_bytes(r)) return kernels->keys(stream, r, workspace, err);
-        terms.dk_acc = static_cast<float *>(workspace.data);
-        terms.dv_acc = terms.dk_acc + terms_each(r);
-    }
+    const uint64_t least = term_bytes(a) * TERMS_KEYS, most = TERMS_BYTES_MAX > least ? TERMS_BYTES_MAX : least;
+    return terms_bytes(a) < most ? terms_bytes(a) : most;
+}
+
+static void *shift(const void *data, uint64_t elements, uint64_t element_bytes)
+{
+    return static_cast<char *>(const_cast<void *>(data)) + elements * element_bytes;
+}
+
+/* Sequences from `sequence` on, `count` of them, and of their keys those from `key` on. */
+static struct pd_attention slice_of(const struct pd_attention *a, uint32_t sequence, uint32_t count, uint32_t key,
+                                    uint32_t keys)
+{
+    const uint64_t bytes = pd_dtype_bytes(a->dtype), kv_bytes = a->kv_partial ? sizeof(float) : bytes;
+    const uint64_t row = static_cast<uint64_t>(sequence) * a->length,
+                   key_row = sequence * static_cast<uint64_t>(a->key_length) + key;
+    struct pd_attention s = *a;
+    s.sequences = count;
+    s.key_start += key;
+    s.key_length = keys;
+    s.q = shift(a->q, row * a->ld_qkv, bytes);
+    s.dout = shift(a->dout, row * a->heads * a->head_size, bytes);
+    s.lse += row * a->heads;
+    s.delta += row * a->heads;
+    if (a->first) s.first += row;
+    s.k = shift(a->k, key_row * a->ld_kv, bytes);
+    s.v = shift(a->v, key_row * a->ld_kv, bytes);
+    s.dk = shift(a->dk, key_row * a->ld_dkv, kv_bytes);
+    s.dv = shift(a->dv, key_row * a->ld_dkv, kv_bytes);
+    return s;
+}
+
+static pd_status run_terms(const struct kernels *kernels, void *stream, struct pd_attention terms,
+                           struct pd_cuda_workspace workspace, struct pd_error *err)
+{
     terms.last_part = false;
     PD_TRY(kernels->keys(stream, &terms, workspace, err));
     return pd_attention_join(stream, &terms, err);
+}
+
+/* Parts have memory of their own for what a query head has so far. */
+static pd_status run_keys(const struct kernels *kernels, void *stream, const struct pd_attention *r, bool parts,
+                          struct pd_cuda_workspace workspace, struct pd_error *err)
+{
+    if (!has_terms(r)) return kernels->keys(stream, r, workspace, err);
+    if (parts) return run_terms(kernels, stream, *r, workspace, err);
+    const uint64_t rows = workspace.bytes / term_bytes(r);
+    uint32_t keys = rows < r->key_length ? static_cast<uint32_t>(rows) : r->key_length;
+    if (keys < r->key_length && keys > TERMS_KEYS) keys -= keys % TERMS_KEYS;
+    PD_CHECK(keys > 0);
+    const uint32_t together = keys < r->key_length ? 1 : static_cast<uint32_t>(pd_min_u64(rows / keys, r->sequences));
+    for (uint32_t sequence = 0; sequence < r->sequences; sequence += together)
+        for (uint32_t key = 0; key < r->key_length; key += keys) {
+            const uint32_t left = r->sequences - sequence, keys_left = r->key_length - key;
+            struct pd_attention terms =
+                slice_of(r, sequence, left < together ? left : together, key, keys_left < keys ? keys_left : keys);
+            terms.dk_acc = static_cast<float *>(workspace.data);
+            terms.dv_acc =
+                terms.dk_acc + static_cast<uint64_t>(terms.sequences) * terms.key_length * r->heads * r->head_size;
+            PD_TRY(run_terms(kernels, stream, terms, workspace, err));
+        }
+    return PD_OK;
 }
 
 /* ---- one pass ---- */
@@ -194,15 +249,10 @@ static pd_status run_keys(const struct kernels *kernels, void *stream, const str
 /* Sums of dQ on their way, and the terms of query heads. Where it would be more than this, two passes have the same bits. */
 #define ONCE_BYTES_MAX (384ull << 20)
 
-static uint64_t once_terms_bytes(const struct pd_attention *a)
-{
-    return pd_attention_has_tree(a) ? 2 * terms_each(a) * sizeof(float) : 0;
-}
-
 /* Of a whole sequence; 0: two passes. */
 static uint64_t once_bytes(const struct pd_attention *a)
 {
-    const uint64_t bytes = once_terms_bytes(a) + ONCE(_workspace)(a);
+    const uint64_t bytes = terms_bytes(a) + ONCE(_workspace)(a);
     return build_has_wgmma && is_once_asked_for() && has_tiles(a) && bytes <= ONCE_BYTES_MAX ? bytes : 0;
 }
 
@@ -210,10 +260,10 @@ static pd_status run_once(void *stream, const struct pd_attention *r, struct pd_
                           struct pd_error *err)
 {
     struct pd_attention terms = *r;
-    const uint64_t bytes = once_terms_bytes(r);
+    const uint64_t bytes = terms_bytes(r);
     if (!bytes) return ONCE()(stream, r, workspace, err);
     terms.dk_acc = static_cast<float *>(workspace.data);
-    terms.dv_acc = terms.dk_acc + terms_each(r);
+    terms.dv_acc = terms.dk_acc + bytes / 2 / sizeof(float);
     terms.last_part = false;
     workspace.data = static_cast<unsigned char *>(workspace.data) + bytes;
     PD_TRY(ONCE()(stream, &terms, workspace, err));
@@ -230,16 +280,11 @@ pd_status pd_cuda_attention_counter(void *stream, struct pd_cuda_workspace works
     return PD_LAUNCH(err, attention_counter, 1, 1, 0, stream, workspace.begun);
 }
 
-/* Enough for any device, so that it may be asked before there is one; and for parts, whatever their place. */
+/* Enough for any device, so that it may be asked before there is one. Parts need none. */
 uint64_t pd_cuda_attention_workspace_bytes(const struct pd_attention *a)
 {
-    const bool parts = a->key_length > 0;
-    struct pd_attention r = pd_attention_resolve(a, parts);
-    r.last_part = true;
-    const uint64_t terms = parts ? 0 : terms_bytes(&r);
-    if (!has_tiles(&r) || strcmp(asked_for(), "plain") == 0) return pd_max_u64(terms, pd_attention_plain_workspace(&r));
-    const uint64_t wgmma = build_has_wgmma ? kernels_of[PD_ATTENTION_WGMMA].workspace(&r) : 0;
-    return pd_max_u64(pd_max_u64(terms, parts ? 0 : once_bytes(&r)), pd_max_u64(pd_attention_tiles_workspace(&r), wgmma));
+    const struct pd_attention r = pd_attention_resolve(a, false);
+    return a->key_length > 0 ? 0 : pd_max_u64(slice_bytes(&r), once_bytes(&r));
 }
 
 pd_status pd_cuda_attention_forward(void *stream, const struct pd_attention *attention, struct pd_cuda_workspace workspace,

@@ -24,12 +24,12 @@ using pd_pair_scores = float[1][PD_PAIR_PIECES][4];
 /* One tile of two arrays with rows ld[i] apart. */
 template <int D>
 PD_DEVICE void pd_pair_load(uint16_t (&tiles)[2][PD_PAIR * D], const uint16_t *const (&src)[2], const uint64_t (&ld)[2],
-                            uint32_t tile, uint32_t length, bool wide)
+                            uint32_t tile, uint32_t length)
 {
     uint32_t count = pd_attention_count(length, tile, PD_PAIR);
 #pragma unroll
     for (uint32_t i = 0; i < 2; i++)
-        pd_tile_load<D, PD_PAIR>(tiles[i], src[i] + (uint64_t)tile * PD_PAIR * ld[i], ld[i], count, wide);
+        pd_tile_load<D, PD_PAIR>(tiles[i], src[i] + (uint64_t)tile * PD_PAIR * ld[i], ld[i], count);
 }
 
 /* S and dP of this warp's 16 rows of what stays. */

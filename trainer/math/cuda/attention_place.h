@@ -101,56 +101,15 @@ PD_DEVICE uint64_t pd_attention_tree_key(const struct pd_attention &a, uint32_t 
 #define PD_ATTENTION_LEVELS_MAX 8u
 #define PD_ATTENTION_GROUP_MAX 64u
 
-/* Terms wait in memory until their neighbour in the tree is there; the newest stays with its threads. Same places and same
- * order as the CPU's (cpu_attention_tree.h): the pair below meets higher up in the tree than the pair above. */
-struct pd_attention_tree {
-    uint64_t keys[PD_ATTENTION_LEVELS_MAX];
-    uint32_t depth;
-};
-
-/* Whether the topmost waiting term is added to the newest, `key`, before a term `next` comes. */
-PD_DEVICE bool pd_attention_tree_joins(const pd_attention_tree &tree, uint64_t key, uint64_t next)
-{
-    return tree.depth > 0 && (tree.keys[tree.depth - 1] ^ key) < (key ^ next);
-}
-
-/* The newest term is `head`'s: join(level) adds the one that waits there to it; afterwards it waits, by wait(level), or all
- * heads are in it. */
-template <typename JOIN, typename WAIT>
-PD_DEVICE void pd_attention_tree_grow(const pd_attention &a, uint32_t kv, uint32_t head, uint32_t end,
-                                      pd_attention_tree &tree, const JOIN &join, const WAIT &wait)
-{
-    const bool last = head + 1 == end;
-    uint64_t key = pd_attention_tree_key(a, kv, head), next = last ? 0 : pd_attention_tree_key(a, kv, head + 1);
-    while (last ? tree.depth > 0 : pd_attention_tree_joins(tree, key, next)) {
-        tree.depth--;
-        join(tree.depth);
-        key = tree.keys[tree.depth];
-    }
-    if (last) return;
-    wait(tree.depth);
-    tree.keys[tree.depth++] = key;
-}
-
-/* Terms that wait at a time: floor(log2(heads)), and one more where heads lie across a border of chunks. */
-static inline uint32_t pd_attention_waiting(const struct pd_attention *a)
-{
-    uint32_t levels = a->head_chunk < a->heads ? 1 : 0;
-    for (uint32_t heads = a->group < a->heads ? a->group : a->heads; heads > 1; heads /= 2)
-        levels++;
-    return levels;
-}
-
-/* Ways to compute one thing, and the bytes of their keys pass. Tensor cores: bf16 and fp16 with heads of 64 and 128, of which
- * wgmma is compute capability 9.0's. */
+/* Ways to compute one thing. Tensor cores: bf16 and fp16 with heads of 64 and 128, of which wgmma is compute capability 9.0's.
+ * The keys pass makes dk and dv of one query head; where key-value heads have several, terms that pd_attention_join adds up. */
 #define PD_ATTENTION_PASS(name, pass)                                                         \
     pd_status pd_attention_##name##_##pass(void *stream, const struct pd_attention *resolved, \
                                            struct pd_cuda_workspace workspace, struct pd_error *err);
 #define PD_ATTENTION_WAY(name)       \
     PD_ATTENTION_PASS(name, forward) \
     PD_ATTENTION_PASS(name, queries) \
-    PD_ATTENTION_PASS(name, keys)    \
-    uint64_t pd_attention_##name##_workspace(const struct pd_attention *resolved);
+    PD_ATTENTION_PASS(name, keys)
 PD_ATTENTION_WAY(tiles)
 PD_ATTENTION_WAY(wgmma)
 PD_ATTENTION_WAY(plain)

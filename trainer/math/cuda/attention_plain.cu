@@ -186,48 +186,9 @@ static __global__ void __launch_bounds__(PD_PLAIN_THREADS) attention_delta_plain
     if (i < sums && threadIdx.x % 16 == 0) delta_put(a, i, sum);
 }
 
-struct delta_eight {
-    float dout[8], out[8];
-};
-
-/* The same 16 lanes, 8 of them a thread: heads of a multiple of 16, from 16 bytes. */
-template <enum pd_dtype T>
-static __global__ void __launch_bounds__(PD_PLAIN_THREADS) attention_delta_wide(const pd_attention a, const uint64_t sums)
-{
-    const uint64_t i = ((uint64_t)blockIdx.x * PD_PLAIN_THREADS + threadIdx.x) / 2;
-    const uint64_t begin = (i < sums ? i : 0) * a.head_size;
-    float lane[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
-    pd_in_order<4>(
-        begin + threadIdx.x % 2 * 8, begin + a.head_size, 16,
-        [&](uint64_t at) {
-            delta_eight eight;
-            pd_get_n<T, 8>(a.dout, at, eight.dout);
-            pd_get_n<T, 8>(a.out, at, eight.out);
-            return eight;
-        },
-        [&](const delta_eight &eight) {
-#pragma unroll
-            for (uint32_t l = 0; l < 8; l++)
-                lane[l] = __fmaf_rn(eight.dout[l], eight.out[l], lane[l]);
-        });
-#pragma unroll
-    for (uint32_t l = 0; l < 8; l++)
-        lane[l] = __fadd_rn(lane[l], __shfl_xor_sync(PD_WARP_ALL, lane[l], 1));
-#pragma unroll
-    for (uint32_t other = 4; other > 0; other /= 2)
-#pragma unroll
-        for (uint32_t l = 0; l < other; l++)
-            lane[l] = __fadd_rn(lane[l], lane[l + other]);
-    if (i < sums && threadIdx.x % 2 == 0) delta_put(a, i, lane[0]);
-}
-
 pd_status pd_attention_plain_delta(void *stream, const struct pd_attention *a, struct pd_error *err)
 {
     const uint64_t sums = (uint64_t)a->sequences * a->length * a->heads;
-    if (a->head_size % 16 == 0 && pd_is_16_aligned(a->dout) && pd_is_16_aligned(a->out))
-        PD_WITH_DTYPE(a->dtype, T,
-                      return PD_LAUNCH(err, attention_delta_wide<T>, pd_blocks(sums * 2, PD_PLAIN_THREADS), PD_PLAIN_THREADS,
-                                       0, stream, *a, sums));
     PD_WITH_DTYPE(a->dtype, T,
                   return PD_LAUNCH(err, attention_delta_plain<T>, pd_blocks(sums * 16, PD_PLAIN_THREADS), PD_PLAIN_THREADS,
                                    0, stream, *a, sums));

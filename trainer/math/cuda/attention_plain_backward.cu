@@ -128,38 +128,27 @@ pd_status pd_attention_plain_queries(void *stream, const struct pd_attention *a,
 
 /* ---- dK, dV ---- */
 
-/* dK and dV lie one after the other; a waiting term is a copy of them. */
-PD_DEVICE void keys_grow(const pd_attention &a, uint32_t kv, uint32_t head, uint32_t end, pd_attention_tree &tree,
-                         float *sums, float *waiting)
-{
-    const uint32_t floats = 2 * STAYING * pd_plain_row(a.head_size);
-    const auto join = [&](uint32_t level) {
-        for (uint32_t i = threadIdx.x; i < floats; i += PD_PLAIN_THREADS)
-            sums[i] = __fadd_rn(waiting[(uint64_t)level * floats + i], sums[i]);
-    };
-    const auto wait = [&](uint32_t level) {
-        for (uint32_t i = threadIdx.x; i < floats; i += PD_PLAIN_THREADS)
-            waiting[(uint64_t)level * floats + i] = sums[i];
-    };
-    __syncthreads();
-    pd_attention_tree_grow(a, kv, head, end, tree, join, wait);
-}
-
 template <enum pd_dtype T, uint32_t PASSING>
-PD_DEVICE void keys_of_head(const pd_attention &a, const pd_keys_place &p, const space<PASSING> &s, uint32_t head,
-                            const pd_attention_span &seeing)
+static __global__ void __launch_bounds__(PD_PLAIN_THREADS) attention_keys_plain(const pd_attention a)
 {
-    const uint32_t d = a.head_size, carried = a.first_part ? 0 : p.count;
-    const uint64_t ld = (uint64_t)a.heads * d, acc = p.row * ld + head * d, row = (uint64_t)p.sequence * a.length;
-    __syncthreads();
+    PD_SHARED_DYNAMIC(shared);
+    const uint32_t d = a.head_size;
+    const space<PASSING> s = space_of<PASSING>(reinterpret_cast<float *>(shared), d);
+    const pd_keys_place p = pd_keys_place_of(a, blockIdx.x, STAYING, 0);
+    const pd_attention_span seeing = pd_attention_queries_seeing(a, p.sequence, p.tile * STAYING, p.count, PASSING);
+    const uint32_t carried = a.first_part ? 0 : p.count;
+    const uint64_t ld = (uint64_t)a.heads * d, acc = p.row * ld + p.head * d, row = (uint64_t)p.sequence * a.length;
+    const uint64_t key = p.row * a.ld_kv + p.kv * d, at = p.row * a.ld_dkv + p.kv * d;
+    pd_plain_load<T>(s.stays[0], STAYING, a.k, key, a.ld_kv, p.count, d);
+    pd_plain_load<T>(s.stays[1], STAYING, a.v, key, a.ld_kv, p.count, d);
     pd_plain_load<PD_F32>(s.sums[0], STAYING, a.dk_acc, acc, ld, carried, d);
     pd_plain_load<PD_F32>(s.sums[1], STAYING, a.dv_acc, acc, ld, carried, d);
     for (uint32_t tile = seeing.begin; tile < seeing.end; tile++) {
         const uint32_t r = tile * PASSING, count = pd_attention_count(a.length, tile, PASSING);
         __syncthreads();
-        pd_plain_load<T>(s.passes[0], PASSING, a.q, (row + r) * a.ld_qkv + head * d, a.ld_qkv, count, d);
-        pd_plain_load<T>(s.passes[1], PASSING, a.dout, (row + r) * ld + head * d, ld, count, d);
-        states_load(a, s, p.sequence, head, r);
+        pd_plain_load<T>(s.passes[0], PASSING, a.q, (row + r) * a.ld_qkv + p.head * d, a.ld_qkv, count, d);
+        pd_plain_load<T>(s.passes[1], PASSING, a.dout, (row + r) * ld + p.head * d, ld, count, d);
+        states_load(a, s, p.sequence, p.head, r);
         __syncthreads();
         for (uint32_t i = threadIdx.x; i < STAYING * PASSING; i += PD_PLAIN_THREADS)
             pair(a, s, p.sequence, i / PASSING, i % PASSING, r + i % PASSING, p.tile * STAYING + i / PASSING, i % PASSING);
@@ -167,19 +156,11 @@ PD_DEVICE void keys_of_head(const pd_attention &a, const pd_keys_place &p, const
         apply<PASSING>(s.sums[0], s.ds, s.passes[0], d);
         apply<PASSING>(s.sums[1], s.p, s.passes[1], d);
     }
-    if (a.last_part) return;
     __syncthreads();
-    pd_plain_store<PD_F32>(s.sums[0], a.dk_acc, acc, ld, p.count, d, nullptr, 1.0f);
-    pd_plain_store<PD_F32>(s.sums[1], a.dv_acc, acc, ld, p.count, d, nullptr, 1.0f);
-}
-
-template <enum pd_dtype T, uint32_t PASSING>
-PD_DEVICE void keys_finish(const pd_attention &a, const pd_keys_place &p, const space<PASSING> &s)
-{
-    const uint32_t d = a.head_size;
-    const uint64_t at = p.row * a.ld_dkv + p.kv * d;
-    __syncthreads();
-    if (a.kv_partial) {
+    if (!a.last_part) {
+        pd_plain_store<PD_F32>(s.sums[0], a.dk_acc, acc, ld, p.count, d, nullptr, 1.0f);
+        pd_plain_store<PD_F32>(s.sums[1], a.dv_acc, acc, ld, p.count, d, nullptr, 1.0f);
+    } else if (a.kv_partial) {
         pd_plain_store<PD_F32>(s.sums[0], a.dk, at, a.ld_dkv, p.count, d, nullptr, 1.0f);
         pd_plain_store<PD_F32>(s.sums[1], a.dv, at, a.ld_dkv, p.count, d, nullptr, 1.0f);
     } else {
@@ -188,62 +169,16 @@ PD_DEVICE void keys_finish(const pd_attention &a, const pd_keys_place &p, const 
     }
 }
 
-template <enum pd_dtype T, uint32_t PASSING>
-PD_DEVICE void keys_item(const pd_attention &a, const pd_keys_place &p, const space<PASSING> &s, float *waiting)
+template <uint32_t PASSING> static pd_status keys_launch(void *stream, const struct pd_attention *a, struct pd_error *err)
 {
-    const uint32_t d = a.head_size;
-    const uint64_t at = p.row * a.ld_kv + p.kv * d;
-    const pd_attention_span seeing = pd_attention_queries_seeing(a, p.sequence, p.tile * STAYING, p.count, PASSING);
-    pd_attention_tree tree;
-    tree.depth = 0;
-    __syncthreads();
-    pd_plain_load<T>(s.stays[0], STAYING, a.k, at, a.ld_kv, p.count, d);
-    pd_plain_load<T>(s.stays[1], STAYING, a.v, at, a.ld_kv, p.count, d);
-    for (uint32_t head = p.begin; head < p.end; head++) {
-        keys_of_head<T>(a, p, s, head, seeing);
-        if (a.last_part) keys_grow(a, p.kv, head, p.end, tree, s.sums[0], waiting);
-    }
-    if (a.last_part) keys_finish<T>(a, p, s);
-}
-
-/* waiting: `levels` terms a block of threads. */
-template <enum pd_dtype T, uint32_t PASSING>
-static __global__ void __launch_bounds__(PD_PLAIN_THREADS)
-    attention_keys_plain(const pd_attention a, const uint64_t items, const bool has_tree, float *waiting,
-                         const uint32_t levels)
-{
-    PD_SHARED_DYNAMIC(shared);
-    const space<PASSING> s = space_of<PASSING>(reinterpret_cast<float *>(shared), a.head_size);
-    waiting += (uint64_t)blockIdx.x * levels * (2 * STAYING * pd_plain_row(a.head_size));
-    for (uint64_t i = blockIdx.x; i < items; i += gridDim.x)
-        keys_item<T>(a, pd_keys_place_of(a, i, STAYING, 0, has_tree), s, waiting);
-}
-
-static uint64_t term_bytes(const struct pd_attention *a)
-{
-    return 2 * STAYING * ((uint64_t)a->head_size + 1) * sizeof(float);
-}
-
-uint64_t pd_attention_plain_workspace(const struct pd_attention *a)
-{
-    return pd_attention_keys_workspace(a, STAYING, term_bytes(a), PD_ATTENTION_BLOCKS_MAX);
-}
-
-template <uint32_t PASSING>
-static pd_status keys_launch(void *stream, const struct pd_attention *a, struct pd_cuda_workspace workspace,
-                             struct pd_error *err)
-{
-    const uint64_t blocks = pd_attention_keys_blocks(a, STAYING, term_bytes(a), workspace.bytes);
-    const uint32_t levels = a->last_part ? pd_attention_waiting(a) : 0;
     PD_WITH_DTYPE(a->dtype, T,
-                  return PD_LAUNCH(err, (attention_keys_plain<T, PASSING>), static_cast<unsigned>(blocks), PD_PLAIN_THREADS,
-                                   space_bytes(a->head_size, PASSING), stream, *a, pd_attention_keys_items(a, STAYING),
-                                   pd_attention_has_tree(a), static_cast<float *>(workspace.data), levels));
+                  return PD_LAUNCH(err, (attention_keys_plain<T, PASSING>),
+                                   static_cast<unsigned>(pd_attention_keys_items(a, STAYING)), PD_PLAIN_THREADS,
+                                   space_bytes(a->head_size, PASSING), stream, *a));
 }
 
-pd_status pd_attention_plain_keys(void *stream, const struct pd_attention *a, struct pd_cuda_workspace workspace,
-                                  struct pd_error *err)
+pd_status pd_attention_plain_keys(void *stream, const struct pd_attention *a, struct pd_cuda_workspace, struct pd_error *err)
 {
-    return a->head_size > PD_PLAIN_LONG ? keys_launch<PASSING_OF(PD_ATTENTION_HEAD_MAX)>(stream, a, workspace, err)
-                                        : keys_launch<PASSING_OF(PD_PLAIN_LONG)>(stream, a, workspace, err);
+    return a->head_size > PD_PLAIN_LONG ? keys_launch<PASSING_OF(PD_ATTENTION_HEAD_MAX)>(stream, a, err)
+                                        : keys_launch<PASSING_OF(PD_PLAIN_LONG)>(stream, a, err);
 }

@@ -29,7 +29,7 @@ PD_DEVICE void queries_gradients(const pd_attention &a, const queries_rows &rows
 }
 
 template <enum pd_dtype T, int D>
-static __global__ void __launch_bounds__(PD_ATTENTION_THREADS) attention_queries_tiles(const pd_attention a, const bool wide)
+static __global__ void __launch_bounds__(PD_ATTENTION_THREADS) attention_queries_tiles(const pd_attention a)
 {
     PD_SHARED_DYNAMIC(shared);
     pd_pair_tiles<D> &t = *reinterpret_cast<pd_pair_tiles<D> *>(shared);
@@ -46,8 +46,8 @@ static __global__ void __launch_bounds__(PD_ATTENTION_THREADS) attention_queries
     const pd_attention_span seen = pd_attention_keys_seen(a, item.sequence, r, count, PD_PAIR);
     float dq[1][D / 8][4];
     queries_rows rows;
-    pd_pair_load<D>(t.stays, stays, ld_stays, item.tile, a.length, wide);
-    if (seen.begin < seen.end) pd_pair_load<D>(t.passes[0], passes, ld_passes, seen.begin, a.key_length, wide);
+    pd_pair_load<D>(t.stays, stays, ld_stays, item.tile, a.length);
+    if (seen.begin < seen.end) pd_pair_load<D>(t.passes[0], passes, ld_passes, seen.begin, a.key_length);
     pd_cp_async_commit();
     rows.own = pd_query_rows_of(a, item.sequence, item.head, r, count, own);
     pd_dq_start<D>(a, rows.own, dq[0], rows.lse2, rows.delta);
@@ -55,7 +55,7 @@ static __global__ void __launch_bounds__(PD_ATTENTION_THREADS) attention_queries
         pd_pair_scores s, dp;
         pd_cp_async_wait<0>();
         __syncthreads();
-        if (kb + 1 < seen.end) pd_pair_load<D>(t.passes[stage ^ 1], passes, ld_passes, kb + 1, a.key_length, wide);
+        if (kb + 1 < seen.end) pd_pair_load<D>(t.passes[stage ^ 1], passes, ld_passes, kb + 1, a.key_length);
         pd_cp_async_commit();
         pd_pair_products<T, D>(s, dp, t.stays, t.passes[stage]);
         if (pd_attention_cut(a, item.sequence, r, count, kb * PD_PAIR, PD_PAIR))
@@ -66,15 +66,14 @@ static __global__ void __launch_bounds__(PD_ATTENTION_THREADS) attention_queries
     }
     pd_cp_async_wait<0>();
     __syncthreads();
-    pd_dq_finish<T, D>(a, rows.own, dq[0], t.stays[0] + own * D, wide);
+    pd_dq_finish<T, D>(a, rows.own, dq[0], t.stays[0] + own * D);
 }
 
 template <enum pd_dtype T, int D> static pd_status queries_launch(void *stream, const pd_attention *a, pd_error *err)
 {
     const uint64_t tiles = (a->length + PD_PAIR - 1) / PD_PAIR, items = tiles * a->sequences * a->heads;
-    const bool wide = pd_operands_are_wide(a, a->dout) && (!a->last_part || pd_is_wide(a->dq, a->ld_dq));
     return PD_LAUNCH(err, (attention_queries_tiles<T, D>), static_cast<unsigned>(items), PD_ATTENTION_THREADS,
-                     sizeof(pd_pair_tiles<D>), stream, *a, wide);
+                     sizeof(pd_pair_tiles<D>), stream, *a);
 }
 
 pd_status pd_attention_tiles_queries(void *stream, const struct pd_attention *a, struct pd_cuda_workspace,

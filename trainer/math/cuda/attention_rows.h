@@ -94,7 +94,7 @@ template <int N> PD_DEVICE void pd_softmax_rescale(float (&o)[N][4], const float
 /* Of the last part out and lse, else what the next part goes on from. tile: rows of shared memory that are this warp's. */
 template <enum pd_dtype T, int D>
 PD_DEVICE void pd_softmax_finish(const pd_attention &a, const pd_query_rows &p, const float (&o)[D / 8][4],
-                                 const float (&max)[2], float (&sum)[2], uint16_t *tile, bool wide)
+                                 const float (&max)[2], float (&sum)[2], uint16_t *tile)
 {
     const uint64_t ld = (uint64_t)a.heads * D, lse = ((uint64_t)p.sequence * a.heads + p.head) * a.length + p.row;
     float scale[2];
@@ -114,7 +114,7 @@ PD_DEVICE void pd_softmax_finish(const pd_attention &a, const pd_query_rows &p, 
         }
     }
     if (a.last_part)
-        pd_fragments_store<T, D>(o, scale, tile, 0, (uint16_t *)a.out + p.q_row * ld + p.head * D, ld, p.count, wide);
+        pd_fragments_store<T, D>(o, scale, tile, 0, (uint16_t *)a.out + p.q_row * ld + p.head * D, ld, p.count);
     else
         pd_fragments_put<D>(o, a.acc + p.q_row * ld + p.head * D, ld, 0, p.count);
 }
@@ -139,14 +139,12 @@ PD_DEVICE void pd_dq_start(const pd_attention &a, const pd_query_rows &p, float 
 }
 
 template <enum pd_dtype T, int D>
-PD_DEVICE void pd_dq_finish(const pd_attention &a, const pd_query_rows &p, const float (&dq)[D / 8][4], uint16_t *tile,
-                            bool wide)
+PD_DEVICE void pd_dq_finish(const pd_attention &a, const pd_query_rows &p, const float (&dq)[D / 8][4], uint16_t *tile)
 {
     const uint64_t ld = (uint64_t)a.heads * D;
     const float scale[2] = {a.scale, a.scale};
     if (a.last_part)
-        pd_fragments_store<T, D>(dq, scale, tile, 0, (uint16_t *)a.dq + p.q_row * a.ld_dq + p.head * D, a.ld_dq, p.count,
-                                 wide);
+        pd_fragments_store<T, D>(dq, scale, tile, 0, (uint16_t *)a.dq + p.q_row * a.ld_dq + p.head * D, a.ld_dq, p.count);
     else
         pd_fragments_put<D>(dq, a.dq_acc + p.q_row * ld + p.head * D, ld, 0, p.count);
 }

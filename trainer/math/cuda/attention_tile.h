@@ -27,26 +27,16 @@ template <int D> PD_DEVICE uint32_t pd_tile_at(uint32_t row, uint32_t chunk)
     return row * D + ((chunk ^ (row & 7u)) * 8u);
 }
 
-/* (count, D) with rows ld apart -> tile (ROWS, D), zeros beyond count. `wide`: rows lie on 16 bytes. Not there before a
- * commit and a wait. */
-template <int D, uint32_t ROWS>
-PD_DEVICE void pd_tile_load(uint16_t *tile, const uint16_t *src, uint64_t ld, uint32_t count, bool wide)
+/* (count, D) with rows ld apart, on 16 bytes -> tile (ROWS, D), zeros beyond count. Not there before a commit and a wait. */
+template <int D, uint32_t ROWS> PD_DEVICE void pd_tile_load(uint16_t *tile, const uint16_t *src, uint64_t ld, uint32_t count)
 {
     constexpr uint32_t chunks = D / 8, step = PD_ATTENTION_THREADS / chunks; /* rows a round, a multiple of 8 */
     const uint32_t row = threadIdx.x / chunks, chunk = threadIdx.x % chunks;
     uint16_t *to = tile + pd_tile_at<D>(row, chunk);
     const uint16_t *from = src + row * ld + chunk * 8;
-    if (wide) {
 #pragma unroll
-        for (uint32_t i = 0; i < ROWS / step; i++)
-            pd_cp_async16(to + i * step * D, from + i * step * ld, row + i * step < count);
-        return;
-    }
-#pragma unroll 1
-    for (uint32_t i = 0; i < ROWS / step * 8; i++) {
-        const uint32_t r = i / 8 * step;
-        to[r * D + i % 8] = row + r < count ? from[r * ld + i % 8] : 0;
-    }
+    for (uint32_t i = 0; i < ROWS / step; i++)
+        pd_cp_async16(to + i * step * D, from + i * step * ld, row + i * step < count);
 }
 
 /* Where this lane points for an ldmatrix of four pieces, two by two: rows from `row`, a multiple of 8, and 16 columns from
@@ -151,7 +141,7 @@ PD_DEVICE uint32_t pd_fragment_column()
  * [row, row + 16) are this warp's own and no longer read. */
 template <enum pd_dtype T, int D>
 PD_DEVICE void pd_fragments_store(const float (&c)[D / 8][4], const float (&scale)[2], uint16_t *tile, uint32_t row,
-                                  uint16_t *dst, uint64_t ld, uint32_t count, bool wide)
+                                  uint16_t *dst, uint64_t ld, uint32_t count)
 {
     constexpr uint32_t chunks = D / 8;
     uint32_t column = pd_fragment_column(), lane = threadIdx.x & 31u;
@@ -165,14 +155,7 @@ PD_DEVICE void pd_fragments_store(const float (&c)[D / 8][4], const float (&scal
     __syncwarp();
     for (uint32_t i = lane; i < 16 * chunks; i += 32) {
         uint32_t r = row + i / chunks, chunk = i % chunks;
-        const uint16_t *from = tile + pd_tile_at<D>(r, chunk);
-        uint16_t *to = dst + r * ld + chunk * 8;
-        if (r >= count) continue;
-        if (wide)
-            *(uint4 *)to = *(const uint4 *)from;
-        else
-            for (uint32_t j = 0; j < 8; j++)
-                to[j] = from[j];
+        if (r < count) *(uint4 *)(dst + r * ld + chunk * 8) = *(const uint4 *)(tile + pd_tile_at<D>(r, chunk));
     }
 }
 
@@ -207,18 +190,6 @@ PD_DEVICE void pd_fragments_get(float (&c)[D / 8][4], const float *src, uint64_t
             c[n][2 * half + 1] = there ? from[8 * n + 1] : 0.0f;
         }
     }
-}
-
-static inline bool pd_is_wide(const void *data, uint64_t ld)
-{
-    return (uintptr_t)data % 16 == 0 && ld % 8 == 0;
-}
-
-/* What every pass reads; dout: NULL in forward. */
-static inline bool pd_operands_are_wide(const struct pd_attention *a, const void *dout)
-{
-    return pd_is_wide(a->q, a->ld_qkv) && pd_is_wide(a->k, a->ld_kv) && pd_is_wide(a->v, a->ld_kv) &&
-           pd_is_wide(dout, (uint64_t)a->heads * a->head_size);
 }
 
 /* launch<T, D>(arguments) of the dtype and the head size of a. */

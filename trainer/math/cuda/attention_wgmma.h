@@ -115,47 +115,29 @@ template <int D> PD_DEVICE void pd_wide_rows(uint32_t (&a)[D / 16][4], const pd_
 
 /* ---- the warp that brings tiles ---- */
 
-/* Rows of one head of every sequence. */
+/* One head of one sequence. */
 struct pd_wide_source {
     const pd_tensor_map *map;
-    const uint16_t *data; /* used where rows do not lie on 16 bytes */
-    uint64_t ld;
-    uint32_t length, sequence, column;
+    uint32_t sequence, column;
 };
 
-/* Rows from `row` on -> tile, zeros beyond the end; by a whole warp. Narrow: the bytes are there when this returns. */
+/* Rows from `row` on -> tile, zeros beyond the end; by a whole warp. */
 template <int D, uint32_t ROWS>
-PD_DEVICE void pd_wide_load(pd_wide_tile<D, ROWS> &tile, const pd_wide_source &s, uint32_t row, uint64_t *full, bool wide)
+PD_DEVICE void pd_wide_load(pd_wide_tile<D, ROWS> &tile, const pd_wide_source &s, uint32_t row, uint64_t *full)
 {
-    const uint32_t lane = threadIdx.x & 31u;
-    if (wide) {
-        if (lane != 0) return;
+    if ((threadIdx.x & 31u) != 0) return;
 #pragma unroll
-        for (uint32_t i = 0; i < D / 64 * (ROWS / 64); i++) {
-            const uint32_t half = i / (ROWS / 64), down = i % (ROWS / 64) * 64;
-            pd_box_load(tile.data + i * (64 * 64), s.map, s.column + 64 * half, row + down, s.sequence, full);
-        }
-        return;
-    }
-#pragma unroll 1
-    for (uint32_t i = lane; i < ROWS * D; i += 32) {
-        const uint32_t r = i / D, column = i % D, chunk = column % 64 / 8;
-        const uint64_t at = ((uint64_t)s.sequence * s.length + row + r) * s.ld + s.column + column;
-        tile.data[column / 64 * (ROWS * 64) + r * 64 + ((chunk ^ (r & 7u)) * 8) + column % 8] =
-            row + r < s.length ? s.data[at] : 0;
+    for (uint32_t i = 0; i < D / 64 * (ROWS / 64); i++) {
+        const uint32_t half = i / (ROWS / 64), down = i % (ROWS / 64) * 64;
+        pd_box_load(tile.data + i * (64 * 64), s.map, s.column + 64 * half, row + down, s.sequence, full);
     }
 }
 
 /* All loads of a stage have been asked for: `bytes` of them in all. By a whole warp. */
-PD_DEVICE void pd_wide_filled(uint64_t *full, uint32_t bytes, bool wide)
+PD_DEVICE void pd_wide_filled(uint64_t *full, uint32_t bytes)
 {
-    if (!wide) pd_async_fence();
     __syncwarp();
-    if ((threadIdx.x & 31u) != 0) return;
-    if (wide)
-        pd_barrier_arrive_expect(full, bytes);
-    else
-        pd_barrier_arrive(full);
+    if ((threadIdx.x & 31u) == 0) pd_barrier_arrive_expect(full, bytes);
 }
 
 /* ---- the warps that multiply ---- */

@@ -131,37 +131,10 @@ struct pd_wide_maps {
     pd_tensor_map q, k, v, dout;
 };
 
-/* Of a head in one sequence. */
-template <int D>
-PD_DEVICE pd_wide_source pd_wide_q(const pd_attention &a, const pd_wide_maps &maps, uint32_t sequence, uint32_t head)
-{
-    return {&maps.q, (const uint16_t *)a.q, a.ld_qkv, a.length, sequence, head * D};
-}
-
-template <int D>
-PD_DEVICE pd_wide_source pd_wide_dout(const pd_attention &a, const pd_wide_maps &maps, uint32_t sequence, uint32_t head)
-{
-    return {&maps.dout, (const uint16_t *)a.dout, (uint64_t)a.heads * D, a.length, sequence, head * D};
-}
-
-template <int D>
-PD_DEVICE pd_wide_source pd_wide_k(const pd_attention &a, const pd_wide_maps &maps, uint32_t sequence, uint32_t kv)
-{
-    return {&maps.k, (const uint16_t *)a.k, a.ld_kv, a.key_length, sequence, kv * D};
-}
-
-template <int D>
-PD_DEVICE pd_wide_source pd_wide_v(const pd_attention &a, const pd_wide_maps &maps, uint32_t sequence, uint32_t kv)
-{
-    return {&maps.v, (const uint16_t *)a.v, a.ld_kv, a.key_length, sequence, kv * D};
-}
-
-/* dout: NULL in forward. Not wide: there are none. */
-static inline pd_status pd_wide_maps_make(const pd_attention *a, const void *dout, bool wide, pd_wide_maps *maps,
-                                          struct pd_error *err)
+/* dout: NULL in forward. */
+static inline pd_status pd_wide_maps_make(const pd_attention *a, const void *dout, pd_wide_maps *maps, struct pd_error *err)
 {
     const uint64_t queries = (uint64_t)a->heads * a->head_size, keys = (uint64_t)a->kv_heads * a->head_size;
-    if (!wide) return PD_OK;
     PD_TRY(pd_tensor_map_make(&maps->q, a->q, queries, a->ld_qkv, a->length, a->sequences, err));
     PD_TRY(pd_tensor_map_make(&maps->k, a->k, keys, a->ld_kv, a->key_length, a->sequences, err));
     PD_TRY(pd_tensor_map_make(&maps->v, a->v, keys, a->ld_kv, a->key_length, a->sequences, err));
@@ -196,22 +169,20 @@ static inline uint64_t pd_wide_items(const pd_attention *a)
     return ((uint64_t)a->length + PD_STAY - 1) / PD_STAY * a->sequences * a->heads;
 }
 
-/* kernel(a, maps, queue, more..., wide) on at most blocks_max blocks. dout: NULL in forward. */
+/* kernel(a, maps, queue, more...). dout: NULL in forward. */
 template <typename KERNEL, typename... MORE>
 pd_status pd_wide_launch(struct pd_error *err, const char *name, KERNEL kernel, size_t tiles_bytes, void *stream,
-                         const pd_attention *a, const void *dout, bool wide, uint64_t items, uint64_t blocks_max,
-                         uint32_t *begun, MORE... more)
+                         const pd_attention *a, const void *dout, uint64_t items, uint32_t *begun, MORE... more)
 {
     pd_wide_maps maps = {};
     uint32_t blocks;
     PD_CHECK(begun && items < UINT32_MAX / 2);
     PD_TRY(pd_multiprocessors(&blocks, err));
-    PD_TRY(pd_wide_maps_make(a, dout, wide, &maps, err));
-    const uint64_t most = items < blocks_max ? items : blocks_max;
-    if (most < blocks) blocks = static_cast<uint32_t>(most);
+    PD_TRY(pd_wide_maps_make(a, dout, &maps, err));
+    if (items < blocks) blocks = static_cast<uint32_t>(items);
     const pd_wide_queue queue = {begun, static_cast<uint32_t>(items)};
     return pd_cuda_launch(err, name, kernel, blocks, (PD_CONSUMERS + 1) * PD_WARPGROUP, tiles_bytes + 1024, stream, *a, maps,
-                          queue, more..., wide);
+                          queue, more...);
 }
 
 /* See pd_attention_cut. */

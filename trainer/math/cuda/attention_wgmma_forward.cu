@@ -28,26 +28,25 @@ static_assert(sizeof(forward_tiles<128>) <= PD_WIDE_SHARED && sizeof(forward_til
 
 /* The first K before Q, whose place is free later. */
 template <int D>
-PD_DEVICE void forward_produce(const pd_attention &a, const pd_wide_maps &maps, const pd_wide_place &p,
-                               pd_wide_progress &done, forward_tiles<D> &t, bool wide)
+PD_DEVICE void forward_produce(const pd_wide_maps &maps, const pd_wide_place &p, pd_wide_progress &done, forward_tiles<D> &t)
 {
-    const pd_wide_source q = pd_wide_q<D>(a, maps, p.sequence, p.head), k = pd_wide_k<D>(a, maps, p.sequence, p.kv);
-    const pd_wide_source v = pd_wide_v<D>(a, maps, p.sequence, p.kv);
+    const pd_wide_source q = {&maps.q, p.sequence, p.head * D}, k = {&maps.k, p.sequence, p.kv * D};
+    const pd_wide_source v = {&maps.v, p.sequence, p.kv * D};
     pd_ring &ring = done.ring;
     for (uint32_t kb = p.seen.begin; kb < p.seen.end; kb++) {
         pd_barrier_wait(&t.k_empty[ring.stage], ring.parity ^ 1);
-        pd_wide_load(t.k[ring.stage], k, kb * KEYS, &t.k_full[ring.stage], wide);
-        pd_wide_filled(&t.k_full[ring.stage], KEYS * D * 2, wide);
+        pd_wide_load(t.k[ring.stage], k, kb * KEYS, &t.k_full[ring.stage]);
+        pd_wide_filled(&t.k_full[ring.stage], KEYS * D * 2);
         if (kb == p.seen.begin) {
             pd_barrier_wait(&t.q_empty, done.round ^ 1);
             for (uint32_t i = 0; i < PD_CONSUMERS; i++)
-                pd_wide_load(t.q[i], q, p.row + 64 * i, &t.q_full, wide);
-            pd_wide_filled(&t.q_full, PD_CONSUMERS * 64 * D * 2, wide);
+                pd_wide_load(t.q[i], q, p.row + 64 * i, &t.q_full);
+            pd_wide_filled(&t.q_full, PD_CONSUMERS * 64 * D * 2);
             done.round ^= 1;
         }
         pd_barrier_wait(&t.v_empty[ring.stage], ring.parity ^ 1);
-        pd_wide_load(t.v[ring.stage], v, kb * KEYS, &t.v_full[ring.stage], wide);
-        pd_wide_filled(&t.v_full[ring.stage], KEYS * D * 2, wide);
+        pd_wide_load(t.v[ring.stage], v, kb * KEYS, &t.v_full[ring.stage]);
+        pd_wide_filled(&t.v_full[ring.stage], KEYS * D * 2);
         pd_ring_next<forward_stages<D>>(ring);
     }
 }
@@ -120,7 +119,7 @@ template <int D> PD_DEVICE void forward_pass_by(uint32_t steps, uint32_t group, 
 
 template <enum pd_dtype T, int D>
 PD_DEVICE void forward_consume(const pd_attention &a, const pd_wide_place &p, uint32_t group, pd_wide_progress &done,
-                               forward_tiles<D> &t, bool wide)
+                               forward_tiles<D> &t)
 {
     const pd_attention_span own = forward_own_steps(a, p, group);
     forward_state<D> s;
@@ -144,40 +143,33 @@ PD_DEVICE void forward_consume(const pd_attention &a, const pd_wide_place &p, ui
             pd_wide_emptied(&t.v_empty[last.stage]);
         });
     forward_pass_by(p.seen.end - own.end, group, done.ring, t);
-    pd_softmax_finish<T, D>(a, pd_wide_own_of(a, p), s.o, s.max, s.sum, pd_wide_scratch(t.out[group]), wide);
+    pd_softmax_finish<T, D>(a, pd_wide_own_of(a, p), s.o, s.max, s.sum, pd_wide_scratch(t.out[group]));
 }
 
 template <enum pd_dtype T, int D>
 static __global__ void __launch_bounds__((PD_CONSUMERS + 1) * PD_WARPGROUP, 1)
-    attention_forward_wgmma(const pd_attention a, const __grid_constant__ pd_wide_maps maps, const pd_wide_queue queue,
-                            const bool wide)
+    attention_forward_wgmma(const pd_attention a, const __grid_constant__ pd_wide_maps maps, const pd_wide_queue queue)
 {
     PD_SHARED_DYNAMIC(shared);
     forward_tiles<D> &t = pd_wide_tiles<forward_tiles<D>>(shared);
     pd_wide_progress done = {0, {0, 0}};
-    const auto produce = [&](uint32_t i) { forward_produce<D>(a, maps, pd_wide_place_of<KEYS>(a, i), done, t, wide); };
+    const auto produce = [&](uint32_t i) { forward_produce<D>(maps, pd_wide_place_of<KEYS>(a, i), done, t); };
     const auto consume = [&](pd_wide_hand &hand) {
         const uint32_t group = pd_consumer();
         pd_turns_begin(group);
         pd_wide_take(queue, hand,
-                     [&](uint32_t i) { forward_consume<T, D>(a, pd_wide_place_of<KEYS>(a, i), group, done, t, wide); });
+                     [&](uint32_t i) { forward_consume<T, D>(a, pd_wide_place_of<KEYS>(a, i), group, done, t); });
         pd_turns_end(group);
     };
     constexpr uint32_t barriers = 1 + 2 * forward_stages<D>;
     pd_wide_block(queue, &t.q_full, barriers, &t.q_empty, barriers, produce, consume);
 }
 
-static bool forward_is_wide(const pd_attention *a)
-{
-    return pd_operands_are_wide(a, NULL) && (!a->last_part || pd_is_wide(a->out, a->head_size));
-}
-
 template <enum pd_dtype T, int D>
 static pd_status forward_launch(void *stream, const pd_attention *a, struct pd_cuda_workspace workspace, pd_error *err)
 {
-    const bool wide = forward_is_wide(a);
     return pd_wide_launch(err, "attention_forward_wgmma", attention_forward_wgmma<T, D>, sizeof(forward_tiles<D>), stream, a,
-                          NULL, wide, pd_wide_items(a), UINT64_MAX, workspace.begun);
+                          NULL, pd_wide_items(a), workspace.begun);
 }
 
 pd_status pd_attention_wgmma_forward(void *stream, const struct pd_attention *a, struct pd_cuda_workspace workspace,

@@ -1,14 +1,10 @@
 /* Causal attention, backward, dK and dV where the key is, for compute capability 9.0: the formulas of attention_pair.h. A
- * warpgroup has 64 keys of one head and goes through the query heads of its item, one after the other, see
- * attention_sums.h; tiles of 64 queries go by. A step:
+ * warpgroup has 64 keys, as one query head reads them; tiles of 64 queries go by. A step:
  *
  *   S^T = K Q^T, dP^T = V dO^T; P from S while dP is made; dV += P dO on its way while dS is made; dK += dS Q
  *
  * Rows of K and V are in registers where there is room, so that S and dP read shared memory for Q and dO alone. */
 #include "trainer/math/cuda/attention_wgmma_pair.h"
-
-#define CONSUMER_THREADS (PD_CONSUMERS * PD_WARPGROUP)
-#define BLOCKS_MAX 132u /* multiprocessors of an H100, one block each */
 
 template <int D> struct keys_tiles {
     static constexpr uint32_t stages = D == 64 ? 3 : 2;
@@ -54,14 +50,12 @@ PD_DEVICE void keys_step(const pd_attention &a, const pd_keys_place &p, uint32_t
     pd_wide_emptied(&t.empty[stage]);
 }
 
-template <enum pd_dtype T, int D, bool TREE>
+template <enum pd_dtype T, int D>
 PD_DEVICE void keys_consume(const pd_attention &a, const pd_keys_place &p, uint32_t group, pd_wide_progress &done,
-                            keys_tiles<D> &t, const keys_waiting &waiting, bool wide)
+                            keys_tiles<D> &t)
 {
     const pd_attention_span seeing = pd_attention_queries_seeing(a, p.sequence, p.tile * KEYS, p.count, QUERIES);
-    pd_attention_tree tree;
     keys_state<D> s;
-    tree.depth = 0;
     s.group = group;
     pd_barrier_wait(&t.stays_full, done.round);
     done.round ^= 1;
@@ -69,67 +63,42 @@ PD_DEVICE void keys_consume(const pd_attention &a, const pd_keys_place &p, uint3
         pd_wide_rows<D>(s.k, t.k[group]);
         pd_wide_rows<D>(s.v, t.v[group]);
     }
-    for (uint32_t head = p.begin; head < p.end; head++) {
-        pd_fragments_zero(s.sums.dk);
-        pd_fragments_zero(s.sums.dv);
-        if (!a.first_part) keys_carry<D>(a, p, head, s.sums, true);
-        for (uint32_t tile = seeing.begin; tile < seeing.end; tile++) {
-            keys_step<T, D>(a, p, tile, done.ring, t, s);
-            pd_ring_next<keys_tiles<D>::stages>(done.ring);
-        }
-        if (head + 1 == p.end) pd_wide_emptied(&t.stays_empty);
-        if constexpr (TREE)
-            keys_grow<D>(a, p.kv, head, p.end, tree, s.sums, waiting);
-        else if (!a.last_part)
-            keys_carry<D>(a, p, head, s.sums, false);
+    pd_fragments_zero(s.sums.dk);
+    pd_fragments_zero(s.sums.dv);
+    if (!a.first_part) keys_carry<D>(a, p, s.sums, true);
+    for (uint32_t tile = seeing.begin; tile < seeing.end; tile++) {
+        keys_step<T, D>(a, p, tile, done.ring, t, s);
+        pd_ring_next<keys_tiles<D>::stages>(done.ring);
     }
-    __syncwarp();
-    if (a.last_part) keys_finish<T, D>(a, p, s.sums, pd_wide_scratch(t.dk[group]), pd_wide_scratch(t.dv[group]), wide);
+    pd_wide_emptied(&t.stays_empty);
+    if (a.last_part)
+        keys_finish<T, D>(a, p, s.sums, pd_wide_scratch(t.dk[group]), pd_wide_scratch(t.dv[group]));
+    else
+        keys_carry<D>(a, p, s.sums, false);
 }
 
-/* waiting: `levels` terms a block of threads. */
-template <enum pd_dtype T, int D, bool TREE>
+template <enum pd_dtype T, int D>
 static __global__ void __launch_bounds__(PD_WIDE_THREADS, 1)
-    attention_keys_wgmma(const pd_attention a, const __grid_constant__ pd_wide_maps maps, const pd_wide_queue queue,
-                         float *waiting, const uint32_t levels, const bool wide)
+    attention_keys_wgmma(const pd_attention a, const __grid_constant__ pd_wide_maps maps, const pd_wide_queue queue)
 {
     PD_SHARED_DYNAMIC(shared);
     keys_tiles<D> &t = pd_wide_tiles<keys_tiles<D>>(shared);
     pd_wide_progress done = {0, {0, 0}};
-    const auto produce = [&](uint32_t i) { keys_produce<D>(a, maps, pd_keys_place_of(a, i, KEYS, 0, TREE), done, t, wide); };
+    const auto produce = [&](uint32_t i) { keys_produce<D>(a, maps, pd_keys_place_of(a, i, KEYS, 0), done, t); };
     const auto consume = [&](pd_wide_hand &hand) {
-        const uint32_t thread = threadIdx.x - PD_WARPGROUP, group = pd_consumer();
-        float *const own = waiting + (uint64_t)blockIdx.x * levels * (2 * KEYS * D);
-        const keys_waiting places = {reinterpret_cast<float4 *>(own), CONSUMER_THREADS, thread};
-        pd_wide_take(queue, hand, [&](uint32_t i) {
-            keys_consume<T, D, TREE>(a, pd_keys_place_of(a, i, KEYS, thread / 32 * 16, TREE), group, done, t, places, wide);
-        });
+        const uint32_t group = pd_consumer(), own = (threadIdx.x / 32 - 4) * 16;
+        pd_wide_take(queue, hand,
+                     [&](uint32_t i) { keys_consume<T, D>(a, pd_keys_place_of(a, i, KEYS, own), group, done, t); });
     };
     pd_wide_block(queue, &t.stays_full, 1 + keys_tiles<D>::stages, &t.stays_empty, 1 + keys_tiles<D>::stages, produce,
                   consume);
 }
 
-static uint64_t term_bytes(const struct pd_attention *a)
-{
-    return 2 * KEYS * (uint64_t)a->head_size * sizeof(float);
-}
-
-uint64_t pd_attention_wgmma_workspace(const struct pd_attention *a)
-{
-    return pd_attention_keys_workspace(a, KEYS, term_bytes(a), BLOCKS_MAX);
-}
-
 template <enum pd_dtype T, int D>
 static pd_status keys_launch(void *stream, const pd_attention *a, struct pd_cuda_workspace workspace, pd_error *err)
 {
-    const uint64_t blocks_max = pd_attention_keys_blocks(a, KEYS, term_bytes(a), workspace.bytes);
-    const auto kernel = pd_attention_has_tree(a) ? attention_keys_wgmma<T, D, true> : attention_keys_wgmma<T, D, false>;
-    const uint32_t levels = a->last_part ? pd_attention_waiting(a) : 0;
-    const bool wide = pd_operands_are_wide(a, a->dout) &&
-                      (!a->last_part || (pd_is_wide(a->dk, a->ld_dkv) && pd_is_wide(a->dv, a->ld_dkv)));
-    return pd_wide_launch(err, "attention_keys_wgmma", kernel, sizeof(keys_tiles<D>), stream, a, a->dout, wide,
-                          pd_attention_keys_items(a, KEYS), blocks_max, workspace.begun,
-                          static_cast<float *>(workspace.data), levels);
+    return pd_wide_launch(err, "attention_keys_wgmma", attention_keys_wgmma<T, D>, sizeof(keys_tiles<D>), stream, a, a->dout,
+                          pd_attention_keys_items(a, KEYS), workspace.begun);
 }
 
 pd_status pd_attention_wgmma_keys(void *stream, const struct pd_attention *a, struct pd_cuda_workspace workspace,

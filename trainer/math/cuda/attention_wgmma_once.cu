@@ -45,7 +45,7 @@ PD_DEVICE once_share once_share_of(const pd_attention &a, const pd_keys_place &p
                                    uint32_t box, const once_turns &turns)
 {
     const uint32_t tiles = (a.length + QUERIES - 1) / QUERIES;
-    const uint64_t head = (uint64_t)p.sequence * a.heads + p.begin, share = (head * tiles + tile) * (D / 64) + box;
+    const uint64_t head = (uint64_t)p.sequence * a.heads + p.head, share = (head * tiles + tile) * (D / 64) + box;
     return {turns.sums + share * (SHARE_FLOATS / 4) + threadIdx.x % PD_WARPGROUP,
             turns.counts + share * 4 + threadIdx.x / 32 % 4, p.tile - first_key / KEYS, p.tile == tile * QUERIES / KEYS};
 }
@@ -78,14 +78,13 @@ PD_DEVICE void once_leave(const once_share &share, const float (&dq)[8][4])
 
 template <enum pd_dtype T, int D>
 PD_DEVICE void once_finish(const pd_attention &a, const pd_keys_place &p, uint32_t tile, uint32_t box,
-                           const float (&dq)[8][4], uint16_t *scratch, bool wide)
+                           const float (&dq)[8][4], uint16_t *scratch)
 {
     const uint32_t row = tile * QUERIES + threadIdx.x / 32 % 4 * 16;
     const float scale[2] = {a.scale, a.scale};
-    const uint64_t at = ((uint64_t)p.sequence * a.length + row) * a.ld_dq + p.begin * D + box * 64;
+    const uint64_t at = ((uint64_t)p.sequence * a.length + row) * a.ld_dq + p.head * D + box * 64;
     __syncwarp();
-    pd_fragments_store<T, 64>(dq, scale, scratch, 0, (uint16_t *)a.dq + at, a.ld_dq, row < a.length ? a.length - row : 0,
-                              wide);
+    pd_fragments_store<T, 64>(dq, scale, scratch, 0, (uint16_t *)a.dq + at, a.ld_dq, row < a.length ? a.length - row : 0);
 }
 
 /* dS^T of this warp's 16 keys, packed by pd_wide_pack. */
@@ -121,7 +120,7 @@ PD_DEVICE void once_apply(float (&dq)[8][4], once_tiles<D> &t, uint32_t buffer, 
 /* Of a tile, once this warpgroup's dS is in shared memory. */
 template <enum pd_dtype T, int D>
 PD_DEVICE void once_queries(const pd_attention &a, const pd_keys_place &p, uint32_t tile, uint32_t first_key, uint32_t group,
-                            once_tiles<D> &t, const once_turns &turns, bool wide)
+                            once_tiles<D> &t, const once_turns &turns)
 {
     const uint32_t box = D == 64 ? 0 : group, owner = D == 64 ? tile % 2 : group;
     float dq[8][4];
@@ -134,14 +133,14 @@ PD_DEVICE void once_queries(const pd_attention &a, const pd_keys_place &p, uint3
         pd_group_sync(1, PD_CONSUMERS * PD_WARPGROUP);
     once_apply<T, D>(dq, t, tile % 2, box);
     if (share.last)
-        once_finish<T, D>(a, p, tile, box, dq, pd_wide_scratch(t.out[group]), wide);
+        once_finish<T, D>(a, p, tile, box, dq, pd_wide_scratch(t.out[group]));
     else
         once_leave(share, dq);
 }
 
 template <enum pd_dtype T, int D>
 PD_DEVICE void once_step(const pd_attention &a, const pd_keys_place &p, uint32_t tile, const pd_ring &ring, once_tiles<D> &t,
-                         keys_state<D> &s, const once_turns &turns, bool wide)
+                         keys_state<D> &s, const once_turns &turns)
 {
     const uint32_t r = tile * QUERIES, stage = ring.stage, key = p.tile * KEYS + p.own + pd_fragment_row(0);
     const keys_rows &rows = t.rows[stage];
@@ -173,12 +172,12 @@ PD_DEVICE void once_step(const pd_attention &a, const pd_keys_place &p, uint32_t
     pd_wgmma_pin(s.sums.dv[0]);
     pd_wgmma_pin(s.sums.dk[0]);
     pd_wide_emptied(&t.empty[stage]);
-    once_queries<T, D>(a, p, tile, first_key, s.group, t, turns, wide);
+    once_queries<T, D>(a, p, tile, first_key, s.group, t, turns);
 }
 
 template <enum pd_dtype T, int D>
 PD_DEVICE void once_consume(const pd_attention &a, const pd_keys_place &p, uint32_t group, pd_wide_progress &done,
-                            once_tiles<D> &t, const once_turns &turns, bool wide)
+                            once_tiles<D> &t, const once_turns &turns)
 {
     const pd_attention_span seeing = pd_attention_queries_seeing(a, p.sequence, p.tile * KEYS, p.count, QUERIES);
     keys_state<D> s;
@@ -192,30 +191,30 @@ PD_DEVICE void once_consume(const pd_attention &a, const pd_keys_place &p, uint3
     pd_fragments_zero(s.sums.dk);
     pd_fragments_zero(s.sums.dv);
     for (uint32_t tile = seeing.begin; tile < seeing.end; tile++) {
-        once_step<T, D>(a, p, tile, done.ring, t, s, turns, wide);
+        once_step<T, D>(a, p, tile, done.ring, t, s, turns);
         pd_ring_next<once_tiles<D>::stages>(done.ring);
     }
     pd_wide_emptied(&t.stays_empty); /* by both before the next keys come, so dS is read no more either */
     uint16_t *const scratch = pd_wide_scratch(t.out[group]);
     if (a.last_part)
-        keys_finish<T, D>(a, p, s.sums, scratch, scratch, wide);
+        keys_finish<T, D>(a, p, s.sums, scratch, scratch);
     else
-        keys_carry<D>(a, p, p.begin, s.sums, false);
+        keys_carry<D>(a, p, s.sums, false);
 }
 
 template <enum pd_dtype T, int D>
 static __global__ void __launch_bounds__(PD_WIDE_THREADS, 1)
     attention_once_wgmma(const pd_attention a, const __grid_constant__ pd_wide_maps maps, const pd_wide_queue queue,
-                         const once_turns turns, const bool wide)
+                         const once_turns turns)
 {
     PD_SHARED_DYNAMIC(shared);
     once_tiles<D> &t = pd_wide_tiles<once_tiles<D>>(shared);
     pd_wide_progress done = {0, {0, 0}};
-    const auto place = [&](uint32_t i, uint32_t own) { return pd_keys_place_of(a, i, KEYS, own, false, PD_ITEMS_OF_TURNS); };
-    const auto produce = [&](uint32_t i) { keys_produce<D>(a, maps, place(i, 0), done, t, wide); };
+    const auto place = [&](uint32_t i, uint32_t own) { return pd_keys_place_of(a, i, KEYS, own, PD_ITEMS_OF_TURNS); };
+    const auto produce = [&](uint32_t i) { keys_produce<D>(a, maps, place(i, 0), done, t); };
     const auto consume = [&](pd_wide_hand &hand) {
         const uint32_t group = pd_consumer(), own = (threadIdx.x / 32 - 4) * 16;
-        pd_wide_take(queue, hand, [&](uint32_t i) { once_consume<T, D>(a, place(i, own), group, done, t, turns, wide); });
+        pd_wide_take(queue, hand, [&](uint32_t i) { once_consume<T, D>(a, place(i, own), group, done, t, turns); });
     };
     pd_wide_block(queue, &t.stays_full, 1 + once_tiles<D>::stages, &t.stays_empty, 1 + once_tiles<D>::stages, produce,
                   consume);
@@ -242,14 +241,12 @@ template <enum pd_dtype T, int D>
 static pd_status once_launch(void *stream, const pd_attention *a, struct pd_cuda_workspace workspace, pd_error *err)
 {
     const uint64_t each = shares(a), items = ((uint64_t)a->key_length + KEYS - 1) / KEYS * a->sequences * a->heads;
-    const bool wide = pd_operands_are_wide(a, a->dout) && pd_is_wide(a->dq, a->ld_dq) &&
-                      (!a->last_part || (pd_is_wide(a->dk, a->ld_dkv) && pd_is_wide(a->dv, a->ld_dkv)));
     once_turns turns = {static_cast<float4 *>(workspace.data), nullptr};
     turns.counts = reinterpret_cast<uint32_t *>(turns.sums + each * (SHARE_FLOATS / 4));
     PD_TRY(PD_LAUNCH(err, attention_once_begin, static_cast<unsigned>((4 * each + 255) / 256), 256, 0, stream, turns.counts,
                      4 * each));
     return pd_wide_launch(err, "attention_once_wgmma", attention_once_wgmma<T, D>, sizeof(once_tiles<D>), stream, a, a->dout,
-                          wide, items, UINT64_MAX, workspace.begun, turns);
+                          items, workspace.begun, turns);
 }
 
 pd_status pd_attention_wgmma_once(void *stream, const struct pd_attention *a, struct pd_cuda_workspace workspace,

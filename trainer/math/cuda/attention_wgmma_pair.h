@@ -62,31 +62,29 @@ PD_DEVICE void keys_rows_put(const keys_row &row, keys_rows &rows)
 /* Rows are asked for before the wait for their place. */
 template <int D, typename TILES>
 PD_DEVICE void keys_produce(const pd_attention &a, const pd_wide_maps &maps, const pd_keys_place &p, pd_wide_progress &done,
-                            TILES &t, bool wide)
+                            TILES &t)
 {
     const pd_attention_span seeing = pd_attention_queries_seeing(a, p.sequence, p.tile * KEYS, p.count, QUERIES);
-    const pd_wide_source k = pd_wide_k<D>(a, maps, p.sequence, p.kv), v = pd_wide_v<D>(a, maps, p.sequence, p.kv);
+    const pd_wide_source k = {&maps.k, p.sequence, p.kv * D}, v = {&maps.v, p.sequence, p.kv * D};
+    const pd_wide_source q = {&maps.q, p.sequence, p.head * D}, o = {&maps.dout, p.sequence, p.head * D};
     pd_ring &ring = done.ring;
     pd_barrier_wait(&t.stays_empty, done.round ^ 1);
     for (uint32_t group = 0; group < PD_CONSUMERS; group++) {
-        pd_wide_load(t.k[group], k, p.tile * KEYS + 64 * group, &t.stays_full, wide);
-        pd_wide_load(t.v[group], v, p.tile * KEYS + 64 * group, &t.stays_full, wide);
+        pd_wide_load(t.k[group], k, p.tile * KEYS + 64 * group, &t.stays_full);
+        pd_wide_load(t.v[group], v, p.tile * KEYS + 64 * group, &t.stays_full);
     }
-    pd_wide_filled(&t.stays_full, 2 * KEYS * D * 2, wide);
+    pd_wide_filled(&t.stays_full, 2 * KEYS * D * 2);
     done.round ^= 1;
-    for (uint32_t head = p.begin; head < p.end; head++) {
-        const pd_wide_source q = pd_wide_q<D>(a, maps, p.sequence, head), o = pd_wide_dout<D>(a, maps, p.sequence, head);
-        for (uint32_t tile = seeing.begin; tile < seeing.end; tile++) {
-            uint64_t *full = &t.full[ring.stage];
-            keys_row row;
-            keys_rows_get(a, p.sequence, head, tile, row);
-            pd_barrier_wait(&t.empty[ring.stage], ring.parity ^ 1);
-            pd_wide_load(t.q[ring.stage], q, tile * QUERIES, full, wide);
-            pd_wide_load(t.dout[ring.stage], o, tile * QUERIES, full, wide);
-            keys_rows_put(row, t.rows[ring.stage]);
-            pd_wide_filled(full, 2 * QUERIES * D * 2, wide);
-            pd_ring_next<TILES::stages>(ring);
-        }
+    for (uint32_t tile = seeing.begin; tile < seeing.end; tile++) {
+        uint64_t *full = &t.full[ring.stage];
+        keys_row row;
+        keys_rows_get(a, p.sequence, p.head, tile, row);
+        pd_barrier_wait(&t.empty[ring.stage], ring.parity ^ 1);
+        pd_wide_load(t.q[ring.stage], q, tile * QUERIES, full);
+        pd_wide_load(t.dout[ring.stage], o, tile * QUERIES, full);
+        keys_rows_put(row, t.rows[ring.stage]);
+        pd_wide_filled(full, 2 * QUERIES * D * 2);
+        pd_ring_next<TILES::stages>(ring);
     }
 }
 

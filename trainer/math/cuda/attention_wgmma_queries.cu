@@ -21,25 +21,24 @@ static_assert(sizeof(queries_tiles<128>) <= PD_WIDE_SHARED && sizeof(queries_til
 
 /* The first K and V before what stays, whose place is free later. */
 template <int D>
-PD_DEVICE void queries_produce(const pd_attention &a, const pd_wide_maps &maps, const pd_wide_place &p,
-                               pd_wide_progress &done, queries_tiles<D> &t, bool wide)
+PD_DEVICE void queries_produce(const pd_wide_maps &maps, const pd_wide_place &p, pd_wide_progress &done, queries_tiles<D> &t)
 {
-    const pd_wide_source q = pd_wide_q<D>(a, maps, p.sequence, p.head), k = pd_wide_k<D>(a, maps, p.sequence, p.kv);
-    const pd_wide_source o = pd_wide_dout<D>(a, maps, p.sequence, p.head), v = pd_wide_v<D>(a, maps, p.sequence, p.kv);
+    const pd_wide_source q = {&maps.q, p.sequence, p.head * D}, k = {&maps.k, p.sequence, p.kv * D};
+    const pd_wide_source o = {&maps.dout, p.sequence, p.head * D}, v = {&maps.v, p.sequence, p.kv * D};
     pd_ring &ring = done.ring;
     for (uint32_t kb = p.seen.begin; kb < p.seen.end; kb++) {
         pd_barrier_wait(&t.empty[ring.stage], ring.parity ^ 1);
-        pd_wide_load(t.k[ring.stage], k, kb * KEYS, &t.full[ring.stage], wide);
-        pd_wide_load(t.v[ring.stage], v, kb * KEYS, &t.full[ring.stage], wide);
-        pd_wide_filled(&t.full[ring.stage], 2 * KEYS * D * 2, wide);
+        pd_wide_load(t.k[ring.stage], k, kb * KEYS, &t.full[ring.stage]);
+        pd_wide_load(t.v[ring.stage], v, kb * KEYS, &t.full[ring.stage]);
+        pd_wide_filled(&t.full[ring.stage], 2 * KEYS * D * 2);
         pd_ring_next<STAGES>(ring);
         if (kb > p.seen.begin) continue;
         pd_barrier_wait(&t.stays_empty, done.round ^ 1);
         for (uint32_t i = 0; i < PD_CONSUMERS; i++) {
-            pd_wide_load(t.q[i], q, p.row + 64 * i, &t.stays_full, wide);
-            pd_wide_load(t.dout[i], o, p.row + 64 * i, &t.stays_full, wide);
+            pd_wide_load(t.q[i], q, p.row + 64 * i, &t.stays_full);
+            pd_wide_load(t.dout[i], o, p.row + 64 * i, &t.stays_full);
         }
-        pd_wide_filled(&t.stays_full, 2 * PD_STAY * D * 2, wide);
+        pd_wide_filled(&t.stays_full, 2 * PD_STAY * D * 2);
         done.round ^= 1;
     }
 }
@@ -118,7 +117,7 @@ PD_DEVICE void queries_step(const pd_attention &a, const pd_wide_place &p, uint3
 
 template <enum pd_dtype T, int D>
 PD_DEVICE void queries_consume(const pd_attention &a, const pd_wide_place &p, uint32_t group, pd_wide_progress &done,
-                               queries_tiles<D> &t, bool wide)
+                               queries_tiles<D> &t)
 {
     queries_state<D> s;
     uint32_t ds[KEYS / 16][4];
@@ -141,22 +140,21 @@ PD_DEVICE void queries_consume(const pd_attention &a, const pd_wide_place &p, ui
             pd_wide_apply_now<T>(s.dq, ds, t.k[last.stage]);
             pd_wide_emptied(&t.empty[last.stage]);
         });
-    pd_dq_finish<T, D>(a, s.own, s.dq, pd_wide_scratch(t.out[group]), wide);
+    pd_dq_finish<T, D>(a, s.own, s.dq, pd_wide_scratch(t.out[group]));
 }
 
 template <enum pd_dtype T, int D>
 static __global__ void __launch_bounds__(PD_WIDE_THREADS, 1)
-    attention_queries_wgmma(const pd_attention a, const __grid_constant__ pd_wide_maps maps, const pd_wide_queue queue,
-                            const bool wide)
+    attention_queries_wgmma(const pd_attention a, const __grid_constant__ pd_wide_maps maps, const pd_wide_queue queue)
 {
     PD_SHARED_DYNAMIC(shared);
     queries_tiles<D> &t = pd_wide_tiles<queries_tiles<D>>(shared);
     pd_wide_progress done = {0, {0, 0}};
-    const auto produce = [&](uint32_t i) { queries_produce<D>(a, maps, pd_wide_place_of<KEYS>(a, i), done, t, wide); };
+    const auto produce = [&](uint32_t i) { queries_produce<D>(maps, pd_wide_place_of<KEYS>(a, i), done, t); };
     const auto consume = [&](pd_wide_hand &hand) {
         const uint32_t group = pd_consumer();
         pd_wide_take(queue, hand,
-                     [&](uint32_t i) { queries_consume<T, D>(a, pd_wide_place_of<KEYS>(a, i), group, done, t, wide); });
+                     [&](uint32_t i) { queries_consume<T, D>(a, pd_wide_place_of<KEYS>(a, i), group, done, t); });
     };
     pd_wide_block(queue, &t.stays_full, 1 + STAGES, &t.stays_empty, 1 + STAGES, produce, consume);
 }
@@ -164,9 +162,8 @@ static __global__ void __launch_bounds__(PD_WIDE_THREADS, 1)
 template <enum pd_dtype T, int D>
 static pd_status queries_launch(void *stream, const pd_attention *a, struct pd_cuda_workspace workspace, pd_error *err)
 {
-    const bool wide = pd_operands_are_wide(a, a->dout) && (!a->last_part || pd_is_wide(a->dq, a->ld_dq));
     return pd_wide_launch(err, "attention_queries_wgmma", attention_queries_wgmma<T, D>, sizeof(queries_tiles<D>), stream, a,
-                          a->dout, wide, pd_wide_items(a), UINT64_MAX, workspace.begun);
+                          a->dout, pd_wide_items(a), workspace.begun);
 }
 
 pd_status pd_attention_wgmma_queries(void *stream, const struct pd_attention *a, struct pd_cuda_workspace workspace,
