@@ -46,7 +46,6 @@ simt_settings read_settings()
     s.capability = static_cast<unsigned>(number_of("PERDURE_SIMT_CAPABILITY", 90, ""));
     s.fail_at = number_of("PERDURE_SIMT_FAIL", 0, "");
     s.fail_gpu = static_cast<int>(number_of("PERDURE_SIMT_FAIL_GPU", UINT64_MAX, ""));
-    s.graphs_max = number_of("PERDURE_SIMT_GRAPHS", SIZE_MAX, "");
     s.is_busy = number_of("PERDURE_SIMT_BUSY", 0, "") != 0;
     const char *streams = getenv("PERDURE_SIMT_STREAMS");
     if (!streams || !*streams || strcmp(streams, "late") == 0) return s;
@@ -76,11 +75,10 @@ void report()
     fprintf(file,
             "{\"kernels\":%llu,\"copies\":%llu,\"pageable_copies\":%llu,\"fills\":%llu,\"waits\":%llu,\"streams\":%llu,"
             "\"streams_made\":%llu,"
-            "\"device_bytes\":%llu,\"device_bytes_max\":%llu,\"locked_bytes\":%llu,\"locked_bytes_max\":%llu,"
-            "\"graph_bytes_max\":%llu}\n",
+            "\"device_bytes\":%llu,\"device_bytes_max\":%llu,\"locked_bytes\":%llu,\"locked_bytes_max\":%llu}\n",
             plain(c.kernels), plain(c.copies), plain(c.pageable_copies), plain(c.fills), plain(c.waits), plain(c.streams),
             plain(c.streams_made), plain(c.device_bytes), plain(c.device_bytes_max), plain(c.locked_bytes),
-            plain(c.locked_bytes_max), plain(c.graph_bytes_max));
+            plain(c.locked_bytes_max));
     fclose(file);
 }
 
@@ -89,9 +87,8 @@ void tell_watcher()
     const char *path = getenv("PERDURE_SIMT_WATCH");
     FILE *file = path ? fopen(path, "a") : nullptr;
     if (!file) return;
-    fprintf(file, "{\"device_bytes\":%llu,\"locked_bytes\":%llu,\"graphs\":%llu,\"pageable_copies\":%llu}\n",
-            plain(simt_counted().device_bytes), plain(simt_counted().locked_bytes), plain(simt_counted().graphs),
-            plain(simt_counted().pageable_copies));
+    fprintf(file, "{\"device_bytes\":%llu,\"locked_bytes\":%llu,\"pageable_copies\":%llu}\n",
+            plain(simt_counted().device_bytes), plain(simt_counted().locked_bytes), plain(simt_counted().pageable_copies));
     fclose(file);
 }
 
@@ -118,7 +115,7 @@ cudaError_t ready()
 cudaError_t take(simt_kind kind, size_t bytes, void **data)
 {
     simt_turn turn;
-    const cudaError_t code = simt_not_recording();
+    const cudaError_t code = simt_state();
     if (code == cudaSuccess && kind == SIMT_LOCKED && !may_lock(bytes)) return cudaErrorMemoryAllocation;
     return code == cudaSuccess ? simt_memory_take(kind, here(), bytes, data) : code;
 }
@@ -186,7 +183,6 @@ cudaError_t cudaHostAlloc(void **data, size_t bytes, unsigned flags)
 static cudaError_t give_back(void *data, simt_kind kind, cudaError_t unknown)
 {
     simt_turn turn;
-    if (simt_not_recording() == cudaErrorStreamCaptureUnsupported) return cudaErrorStreamCaptureUnsupported;
     if (simt_memory_check(data, kind) != cudaSuccess) return unknown;
     if (kind == SIMT_DEVICE) simt_memory_uncount(data);
     simt_memory_drop(data);
@@ -206,7 +202,7 @@ cudaError_t cudaFreeHost(void *data)
 cudaError_t cudaHostRegister(void *data, size_t bytes, unsigned flags)
 {
     simt_turn turn;
-    const cudaError_t code = simt_not_recording();
+    const cudaError_t code = simt_state();
     if (code != cudaSuccess) return code;
     if (!may_lock(bytes)) return cudaErrorMemoryAllocation;
     return flags & ~cudaHostRegisterPortable ? cudaErrorInvalidValue : simt_memory_register(data, bytes);

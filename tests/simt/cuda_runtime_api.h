@@ -5,7 +5,6 @@
  *                          copies from and to memory that is not pinned, which "might be synchronous"
  *                          a copy may not run over the end of the allocation that it begins in, on either side
  *                          memory that is freed while operations on it are under way is gone when they happen
- *                          a thread that records a stream may not wait for anything, nor take or give back memory
  *                          no page of memory is registered twice */
 #pragma once
 
@@ -28,15 +27,10 @@ typedef enum cudaError {
     cudaErrorHostMemoryAlreadyRegistered = 712,
     cudaErrorHostMemoryNotRegistered = 713,
     cudaErrorLaunchFailure = 719,
-    cudaErrorStreamCaptureUnsupported = 900,
-    cudaErrorStreamCaptureInvalidated = 901,
-    cudaErrorStreamCaptureWrongThread = 908
 } cudaError_t;
 
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
-typedef struct CUgraph_st *cudaGraph_t;
-typedef struct CUgraphExec_st *cudaGraphExec_t;
 
 enum cudaMemcpyKind {
     cudaMemcpyHostToHost,
@@ -45,7 +39,6 @@ enum cudaMemcpyKind {
     cudaMemcpyDeviceToDevice,
     cudaMemcpyDefault
 };
-enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal };
 
 #define cudaStreamNonBlocking 1u
 #define cudaHostAllocPortable 1u
@@ -92,14 +85,6 @@ cudaError_t cudaMemcpy2DAsync(void *dst, size_t ld_dst, const void *src, size_t 
                               enum cudaMemcpyKind kind, cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream);
 
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode);
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph);
-cudaError_t cudaGraphGetNodes(cudaGraph_t graph, void *nodes, size_t *count);
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t *run, cudaGraph_t graph, unsigned long long flags);
-cudaError_t cudaGraphLaunch(cudaGraphExec_t run, cudaStream_t stream);
-cudaError_t cudaGraphDestroy(cudaGraph_t graph);
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t run);
-
 cudaError_t cudaEventCreate(cudaEvent_t *event);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
@@ -134,13 +119,6 @@ cudaError_t simt_noted(cudaError_t code);
 #define cudaMemcpyAsync(...) simt_noted(cudaMemcpyAsync(__VA_ARGS__))
 #define cudaMemcpy2DAsync(...) simt_noted(cudaMemcpy2DAsync(__VA_ARGS__))
 #define cudaMemsetAsync(...) simt_noted(cudaMemsetAsync(__VA_ARGS__))
-#define cudaStreamBeginCapture(...) simt_noted(cudaStreamBeginCapture(__VA_ARGS__))
-#define cudaStreamEndCapture(...) simt_noted(cudaStreamEndCapture(__VA_ARGS__))
-#define cudaGraphGetNodes(...) simt_noted(cudaGraphGetNodes(__VA_ARGS__))
-#define cudaGraphInstantiate(...) simt_noted(cudaGraphInstantiate(__VA_ARGS__))
-#define cudaGraphLaunch(...) simt_noted(cudaGraphLaunch(__VA_ARGS__))
-#define cudaGraphDestroy(...) simt_noted(cudaGraphDestroy(__VA_ARGS__))
-#define cudaGraphExecDestroy(...) simt_noted(cudaGraphExecDestroy(__VA_ARGS__))
 #define cudaEventCreate(...) simt_noted(cudaEventCreate(__VA_ARGS__))
 #define cudaEventCreateWithFlags(...) simt_noted(cudaEventCreateWithFlags(__VA_ARGS__))
 #define cudaEventDestroy(...) simt_noted(cudaEventDestroy(__VA_ARGS__))

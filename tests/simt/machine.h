@@ -17,7 +17,6 @@
  *                          it is given something
  *   PERDURE_SIMT_FAIL      the GPU that carries out the n-th operation is lost
  *   PERDURE_SIMT_FAIL_GPU  only operations of this GPU count for that
- *   PERDURE_SIMT_GRAPHS    graphs that there is memory for; unset: any number
  *   PERDURE_SIMT_LOCKED    bytes that may be pinned at a time; unset: any
  *   PERDURE_SIMT_BUSY      1: another process has each for itself (compute mode exclusive)
  *   PERDURE_SIMT_NAME      of each GPU; unset: simulated GPU
@@ -47,7 +46,6 @@ struct simt_settings {
     enum { LATE, NOW, SEEDED } streams;
     uint64_t seed, fail_at; /* 0: never */
     int fail_gpu;           /* counts alone, and is lost; -1: any */
-    uint64_t graphs_max;
     bool is_busy;
 };
 const simt_settings &simt_machine(void);
@@ -58,16 +56,11 @@ struct simt_counts {
     uint64_t streams, streams_made;         /* that were given work; all */
     uint64_t pageable_copies;               /* with memory that is not pinned: the host would have waited */
     uint64_t device_bytes, device_bytes_max, locked_bytes, locked_bytes_max;
-    uint64_t graphs, graph_bytes, graph_bytes_max; /* that can be launched now, and what the device keeps for them */
     uint32_t contexts; /* a bit a GPU: some thread was on it, by cudaSetDevice or because it never said */
 };
 simt_counts &simt_counted(void);
 
 /* ---- memory: for the holder of a turn ---- */
-
-#define SIMT_GRAPH_NODE_BYTES size_t{10240} /* of a GPU, for an operation of a graph that can be launched: NVIDIA/cccl 3768 */
-bool simt_memory_take_for_graph(unsigned gpu, size_t bytes);
-void simt_memory_give_of_graph(unsigned gpu, size_t bytes);
 
 enum simt_kind { SIMT_PAGEABLE, SIMT_DEVICE, SIMT_LOCKED, SIMT_REGISTERED };
 
@@ -112,7 +105,7 @@ cudaError_t simt_enqueue(cudaStream_t stream, const char *what, unsigned touches
 /* The same of what may have to be tried again, since another GPU has not come to it yet: true when it happened. It may go
  * through the memory of all GPUs. For tests/helpers/fake_nccl.c. */
 extern "C" cudaError_t simt_enqueue_attempt(void *stream, bool (*attempt)(void *argument), void *argument);
-/* Of the current GPU, and of this thread: one that records a stream may not do what asks this, and has spoiled it. */
-cudaError_t simt_not_recording(void);
+/* Of the current GPU. */
+cudaError_t simt_state(void);
 /* By what is being carried out, or by the caller's wish: the current GPU does nothing more. */
 void simt_lose(const char *why);

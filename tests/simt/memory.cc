@@ -46,7 +46,7 @@ struct memory {
     std::recursive_mutex lock;
     std::map<uintptr_t, simt_region> regions;
     std::deque<uintptr_t> graves;
-    size_t taken[SIMT_GPUS_MAX], graphs[SIMT_GPUS_MAX];
+    size_t taken[SIMT_GPUS_MAX];
     unsigned turns, may_open; /* a bit a GPU */
     part parts[PARTS_MAX];    /* that are open */
     unsigned part_count;
@@ -266,23 +266,7 @@ bool simt_memory_is_hosts(uint64_t word)
 
 size_t simt_memory_free_bytes(unsigned gpu)
 {
-    return simt_machine().memory_bytes - simt_machine().taken_bytes - all().taken[gpu] - all().graphs[gpu];
-}
-
-bool simt_memory_take_for_graph(unsigned gpu, size_t bytes)
-{
-    simt_counts &c = simt_counted();
-    if (bytes > simt_memory_free_bytes(gpu)) return false;
-    all().graphs[gpu] += bytes;
-    c.graph_bytes += bytes;
-    c.graph_bytes_max = std::max(c.graph_bytes_max, c.graph_bytes);
-    return true;
-}
-
-void simt_memory_give_of_graph(unsigned gpu, size_t bytes)
-{
-    all().graphs[gpu] -= bytes;
-    simt_counted().graph_bytes -= bytes;
+    return simt_machine().memory_bytes - simt_machine().taken_bytes - all().taken[gpu];
 }
 
 cudaError_t simt_memory_take(simt_kind kind, unsigned gpu, size_t bytes, void **data)

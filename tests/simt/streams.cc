@@ -72,19 +72,8 @@ thread_local int current;
 
 } // namespace
 
-struct CUgraph_st {
-    std::vector<operation> operations; /* without marks and waits */
-    bool is_spoiled;
-};
-
-struct CUgraphExec_st {
-    std::vector<operation> operations;
-    unsigned gpu;
-};
-
 struct CUstream_st {
     std::shared_ptr<queue> q;
-    std::unique_ptr<CUgraph_st> recording; /* what it is given meanwhile is kept, not carried out */
 };
 
 struct CUevent_st {
@@ -97,14 +86,6 @@ struct CUevent_st {
 
 namespace
 {
-
-thread_local CUstream_st *recorded; /* by this thread */
-
-cudaError_t spoil(CUstream_st *stream)
-{
-    stream->recording->is_spoiled = true;
-    return cudaErrorStreamCaptureUnsupported;
-}
 
 unsigned here()
 {
@@ -125,12 +106,6 @@ cudaError_t state_of(unsigned gpu)
 #define KNOWN(set, handle)                                                   \
     do {                                                                     \
         if (!all().set.count(handle)) return cudaErrorInvalidResourceHandle; \
-    } while (0)
-
-/* Waits, and what others wait for, are no part of the graphs that are made here. */
-#define NOT_RECORDED(stream)                           \
-    do {                                               \
-        if ((stream)->recording) return spoil(stream); \
     } while (0)
 
 void lose(unsigned gpu, const std::string &why)
@@ -259,11 +234,7 @@ cudaError_t append(cudaStream_t stream, operation op)
     READY(stream->q->gpu);
     simt_counted().streams += !stream->q->is_used;
     stream->q->is_used = true;
-    if (stream->recording && stream->recording->is_spoiled) return cudaErrorStreamCaptureInvalidated;
-    if (stream->recording)
-        stream->recording->operations.push_back(std::move(op));
-    else
-        add(stream, std::move(op));
+    add(stream, std::move(op));
     return state_of(stream->q->gpu);
 }
 
@@ -274,15 +245,10 @@ void simt_lose(const char *why)
     lose(all().carrying, why);
 }
 
-cudaError_t simt_not_recording(void)
+cudaError_t simt_state(void)
 {
-    return recorded ? spoil(recorded) : state_of(here());
+    return state_of(here());
 }
-
-#define RECORDS_NOTHING()                     \
-    do {                                      \
-        if (recorded) return spoil(recorded); \
-    } while (0)
 
 cudaError_t simt_enqueue(cudaStream_t stream, const char *what, unsigned touches, std::function<void()> work)
 {
@@ -318,7 +284,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, i
     simt_turn turn;
     READY(here());
     if (flags != cudaStreamNonBlocking) return cudaErrorInvalidValue; /* the others wait for the default stream */
-    *stream = new CUstream_st{std::make_shared<queue>(queue{here(), 0, 0, {}, false}), nullptr};
+    *stream = new CUstream_st{std::make_shared<queue>(queue{here(), 0, 0, {}, false})};
     all().streams.insert(*stream);
     simt_counted().streams_made++;
     return cudaSuccess;
@@ -330,7 +296,6 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream)
     return until_done([=] {
         KNOWN(streams, stream);
         if (!carry_out(*stream->q, stream->q->asked)) return NOT_YET;
-        if (recorded == stream) recorded = nullptr;
         all().streams.erase(stream);
         delete stream;
         return cudaSuccess;
@@ -343,8 +308,6 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream)
     return until_done([=, &until] {
         if (!stream) return state_of(here());
         KNOWN(streams, stream);
-        NOT_RECORDED(stream);
-        RECORDS_NOTHING();
         simt_counted().waits += !until;
         if (!until) until = stream->q->asked;
         return carry_out(*stream->q, until) ? state_of(stream->q->gpu) : NOT_YET;
@@ -357,8 +320,6 @@ cudaError_t cudaStreamQuery(cudaStream_t stream)
     simt_turn turn;
     if (!stream) return state_of(here());
     KNOWN(streams, stream);
-    NOT_RECORDED(stream);
-    RECORDS_NOTHING();
     READY(stream->q->gpu);
     if (stream->q->waiting.empty()) return cudaSuccess;
     (void)carry_out(*stream->q, stream->q->done + 1);
@@ -369,7 +330,6 @@ cudaError_t cudaDeviceSynchronize(void)
 {
     return until_done([] {
         bool is_over = true;
-        RECORDS_NOTHING();
         for (const CUstream_st *stream : all().streams)
             if (stream->q->gpu == here() && !carry_out(*stream->q, stream->q->asked)) is_over = false;
         return is_over ? state_of(here()) : NOT_YET;
@@ -380,7 +340,6 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 {
     simt_turn turn;
     KNOWN(streams, stream);
-    NOT_RECORDED(stream);
     KNOWN(events, event);
     READY(stream->q->gpu);
     if (flags) return cudaErrorInvalidValue;
@@ -413,14 +372,17 @@ cudaError_t cudaMemcpy2DAsync(void *dst, size_t ld_dst, const void *src, size_t 
     bool to_known, from_known;
     if (kind != cudaMemcpyDefault || !rows || bytes > ld_dst || bytes > ld_src) return cudaErrorInvalidValue;
     if (to < from + from_bytes && from < to + to_bytes) return cudaErrorInvalidValue;
-    if (place(dst, to_bytes, &touches, &to_known) != cudaSuccess || place(src, from_bytes, &touches, &from_known) != cudaSuccess)
+    if (place(dst, to_bytes, &touches, &to_known) != cudaSuccess ||
+        place(src, from_bytes, &touches, &from_known) != cudaSuccess)
         return cudaErrorInvalidValue;
     simt_counted().copies++;
     simt_counted().pageable_copies += !to_known || !from_known;
-    return append(stream, {"a copy of rows", touches, [=] {
+    return append(stream, {"a copy of rows", touches,
+                           [=] {
                                for (size_t row = 0; row < rows; row++)
                                    memcpy(to + row * ld_dst, from + row * ld_src, bytes);
-                           }, nullptr, nullptr, 0});
+                           },
+                           nullptr, nullptr, 0});
 }
 
 cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t stream)
@@ -431,79 +393,6 @@ cudaError_t cudaMemsetAsync(void *dst, int value, size_t bytes, cudaStream_t str
     if (place(dst, bytes, &touches, &known) != cudaSuccess || !known) return cudaErrorInvalidValue;
     simt_counted().fills++;
     return append(stream, {"a fill", touches, [=] { memset(dst, value, bytes); }, nullptr, nullptr, 0});
-}
-
-/* ---- the runtime: graphs ---- */
-
-cudaError_t cudaStreamBeginCapture(cudaStream_t stream, enum cudaStreamCaptureMode mode)
-{
-    simt_turn turn;
-    if (!stream || mode != cudaStreamCaptureModeThreadLocal) return cudaErrorInvalidValue;
-    KNOWN(streams, stream);
-    NOT_RECORDED(stream);
-    RECORDS_NOTHING();
-    stream->recording = std::make_unique<CUgraph_st>();
-    recorded = stream;
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph)
-{
-    simt_turn turn;
-    KNOWN(streams, stream);
-    if (!stream->recording) return cudaErrorInvalidValue;
-    if (recorded != stream) return spoil(stream), cudaErrorStreamCaptureWrongThread;
-    recorded = nullptr;
-    const std::unique_ptr<CUgraph_st> made = std::move(stream->recording);
-    *graph = made->is_spoiled ? nullptr : new CUgraph_st(*made);
-    return made->is_spoiled ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
-}
-
-/* Counts alone. */
-cudaError_t cudaGraphGetNodes(cudaGraph_t graph, void *nodes, size_t *count)
-{
-    if (nodes) return cudaErrorInvalidValue;
-    *count = graph->operations.size();
-    return cudaSuccess;
-}
-
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t *run, cudaGraph_t graph, unsigned long long flags)
-{
-    simt_turn turn;
-    const size_t bytes = graph->operations.size() * SIMT_GRAPH_NODE_BYTES;
-    if (flags) return cudaErrorInvalidValue;
-    if (simt_counted().graphs >= simt_machine().graphs_max || !simt_memory_take_for_graph(here(), bytes))
-        return cudaErrorMemoryAllocation;
-    *run = new CUgraphExec_st{graph->operations, here()};
-    simt_counted().graphs++;
-    return cudaSuccess;
-}
-
-cudaError_t cudaGraphLaunch(cudaGraphExec_t run, cudaStream_t stream)
-{
-    simt_turn turn;
-    KNOWN(streams, stream);
-    NOT_RECORDED(stream);
-    READY(stream->q->gpu);
-    for (const operation &op : run->operations)
-        add(stream, op);
-    return state_of(stream->q->gpu);
-}
-
-cudaError_t cudaGraphDestroy(cudaGraph_t graph)
-{
-    delete graph;
-    return cudaSuccess;
-}
-
-/* Launches of it that are under way hold what they need. */
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t run)
-{
-    simt_turn turn;
-    simt_counted().graphs--;
-    simt_memory_give_of_graph(run->gpu, run->operations.size() * SIMT_GRAPH_NODE_BYTES);
-    delete run;
-    return cudaSuccess;
 }
 
 /* ---- the runtime: events ---- */
@@ -536,7 +425,6 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
     simt_turn turn;
     KNOWN(streams, stream);
-    NOT_RECORDED(stream);
     KNOWN(events, event);
     READY(stream->q->gpu);
     if (event->gpu != stream->q->gpu) return cudaErrorInvalidResourceHandle;
@@ -553,7 +441,6 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event)
     uint64_t until = 0;
     return until_done([=, &q, &until] {
         KNOWN(events, event);
-        RECORDS_NOTHING();
         simt_counted().waits += !q;
         if (!q) q = event->q, until = event->number;
         return !q || carry_out(*q, until) ? state_of(event->gpu) : NOT_YET;
@@ -564,7 +451,6 @@ cudaError_t cudaEventQuery(cudaEvent_t event)
 {
     simt_turn turn;
     KNOWN(events, event);
-    RECORDS_NOTHING();
     READY(event->gpu);
     if (!event->q || event->last->passed) return cudaSuccess;
     (void)carry_out(*event->q, event->q->done + 1);
@@ -626,12 +512,6 @@ const char *cudaGetErrorString(cudaError_t code)
         return "invalid resource handle";
     case cudaErrorNotReady:
         return "device not ready";
-    case cudaErrorStreamCaptureUnsupported:
-        return "operation not permitted when stream is capturing";
-    case cudaErrorStreamCaptureInvalidated:
-        return "operation failed due to a previous error during capture";
-    case cudaErrorStreamCaptureWrongThread:
-        return "the stream is captured by another thread";
     case cudaErrorHostMemoryAlreadyRegistered:
         return "part or all of the requested memory range is already mapped";
     case cudaErrorHostMemoryNotRegistered:
