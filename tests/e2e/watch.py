@@ -41,13 +41,13 @@ def check(condition, what):
 class Terminal:
     """perdure watch on a terminal of its own."""
 
-    def __init__(self, workspace, directory, columns, rows, environment):
+    def __init__(self, workspace, directory, columns, rows):
         self.master, slave = pty.openpty()
         self.before = termios.tcgetattr(slave)
         self.slave, self.text, self.decoder = slave, "", codecs.getincrementaldecoder("utf-8")()
         self.resize(columns, rows)
         self.process = subprocess.Popen([workspace.perdure, "watch", directory, "--every=1"], stdin=slave, stdout=slave,
-                                        env=dict(os.environ, **environment), start_new_session=True)
+                                        start_new_session=True)
 
     def resize(self, columns, rows):
         self.columns, self.rows = columns, rows
@@ -97,9 +97,9 @@ def on_terminal(workspace, config, is_mpi):
                                 env=dict(os.environ, PERDURE_PROGRESS="off", PERDURE_FAULT=fault,
                                          PERDURE_FAULT_ONCE=os.path.join(workspace.path, "once")))
     stopped = harness.wait_stopped(launcher)
-    small = Terminal(workspace, directory, 80, 24, {"LC_ALL": "C.UTF-8"})
+    small = Terminal(workspace, directory, 80, 24)
     lines = small.wait_for("stopped", "a rank is stopped")
-    check(re.search(r"^ranks .*\b%d stopped" % (1 if is_mpi else 0), "\n".join(lines), re.M), f"ranks: {lines}")
+    check(re.search(r"^state .*; %s stopped" % ("rank 1 is" if is_mpi else "all ranks are"), "\n".join(lines), re.M), f"ranks: {lines}")
     line = workspace.command(["watch", directory, "--once"]).stdout
     check(f"; {'rank 1 is' if is_mpi else 'all ranks are'} stopped\n" in line, f"a rank is stopped, and --once says {line}")
     said = json.loads(workspace.command(["watch", directory, "--json", "--once"]).stdout)["ranks"]
@@ -107,7 +107,7 @@ def on_terminal(workspace, config, is_mpi):
     rows = harness.read(os.path.join(directory, "metrics.jsonl")).splitlines()
     check(any(f"step {len(rows)} of 30" in line for line in lines[:1]), f"{len(rows)} steps: {lines[0]}")
     small.resize(200, 60)
-    lines = harness.wait_for(lambda: (lambda l: l if l and max(map(len, l)) > 100 else None)(small.screen()), "the screen grows")
+    lines = harness.wait_for(lambda: (lambda l: l if l and max(map(len, l)) > 80 else None)(small.screen()), "the screen grows")
     small.resize(60, 8)
     harness.wait_for(lambda: (lambda l: l if l and len(l) <= 8 and max(map(len, l)) <= 60 else None)(small.screen()), "the screen shrinks")
     small.resize(80, 24)
@@ -119,10 +119,6 @@ def on_terminal(workspace, config, is_mpi):
     check(cause.replace(" ", "") in "".join(lines).replace(" ", ""), f"the log says {cause}, and the screen {lines}")
     check(any("step 30 of 30, 100 %" in line for line in lines) and any("step 30, 0 steps behind" in line for line in lines), f"{lines}")
     small.leave()
-    plain = Terminal(workspace, directory, 80, 24, {"LC_ALL": "C", "NO_COLOR": "1"})
-    plain.wait_for("done", "without UTF-8")
-    check(plain.text.isascii() and "\033[38" not in plain.text, "colours or other letters where nobody can show them")
-    plain.leave()
     print("the screen shows what the log says")
     return directory, errors
 
@@ -180,8 +176,8 @@ def not_finite(workspace, config):
     check(line.startswith("step 3/20 loss not finite since step 2; 2 skipped; 100 tok/s"), line)
     said = json.loads(workspace.command(["watch", directory, "--json", "--once"]).stdout)
     check(said["loss"] is None and said["not_finite_since"] == 2 and said["skipped"] == 2, f"{said}")
-    terminal = Terminal(workspace, directory, 80, 24, {"LC_ALL": "C.UTF-8"})
-    terminal.wait_for("loss     not finite since step 2; 2 skipped", "the loss is not finite")
+    terminal = Terminal(workspace, directory, 80, 24)
+    terminal.wait_for("; loss not finite since step 2; 2 skipped", "the loss is not finite")
     terminal.leave()
     append(directory, "metrics.jsonl", row(4, skipped=2))
     check("loss 5.5000" in line_of(workspace, directory), "a loss that is finite again")
@@ -202,7 +198,7 @@ def causes(workspace, config):
 def moved(workspace, config):
     """On a pipe: run.steps is raised behind the start, then the directory goes away."""
     directory, start = written(workspace, config)
-    terminal = Terminal(workspace, directory, 80, 24, {"LC_ALL": "C.UTF-8"})
+    terminal = Terminal(workspace, directory, 80, 24)
     terminal.wait_for("step 1 of 20, 5 %", "the first step")
     with subprocess.Popen([workspace.perdure, "watch", directory, "--every=1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           text=True) as watch:

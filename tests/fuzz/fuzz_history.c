@@ -29,11 +29,10 @@ static void draw(const struct pd_history *history, FILE *out)
 
 static void watch(const struct pd_watch *w, FILE *out)
 {
-    static const struct pd_watch_style style = {.columns = 80, .rows = 24, .has_colour = true};
     struct pd_json_writer writer;
     char *text = NULL, line[256];
     struct pd_error err = {0};
-    if (!pd_watch_screen(w, &style, &text, &err)) free(text);
+    if (!pd_watch_screen(w, 80, 24, &text, &err)) free(text);
     pd_watch_line(w, line, sizeof line);
     (void)pd_watch_events(w, 0, out);
     pd_json_writer_init(&writer, 0);

@@ -17,6 +17,7 @@
 #define LEAVE "\033[?25h\033[?1049l"
 #define HOME "\033[H"
 #define CLEAR_BELOW "\033[J"
+#define COLUMNS_MIN 30u
 
 struct watch_options {
     const char *path;
@@ -25,33 +26,16 @@ struct watch_options {
     bool once, json;
 };
 
-static bool is_utf8(void)
-{
-    static const char *const names[] = {"LC_ALL", "LC_CTYPE", "LANG"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const char *value = getenv(names[i]);
-        if (value && *value) return strcasestr(value, "utf-8") || strcasestr(value, "utf8");
-    }
-    return false;
-}
-
-static struct pd_watch_style style_of_terminal(void)
-{
-    const char *no_colour = getenv("NO_COLOR");
-    struct winsize size;
-    struct pd_watch_style style = {80, 24, !(no_colour && *no_colour), !is_utf8()};
-    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col && size.ws_row) {
-        style.columns = size.ws_col < 20 ? 20 : size.ws_col;
-        style.rows = size.ws_row;
-    }
-    return style;
-}
-
 static pd_status draw(const struct pd_watch *watch, struct pd_error *err)
 {
     char *text;
-    const struct pd_watch_style style = style_of_terminal();
-    PD_TRY(pd_watch_screen(watch, &style, &text, err));
+    struct winsize size;
+    unsigned columns = 80, rows = 24;
+    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col && size.ws_row) {
+        columns = size.ws_col < COLUMNS_MIN ? COLUMNS_MIN : size.ws_col;
+        rows = size.ws_row;
+    }
+    PD_TRY(pd_watch_screen(watch, columns, rows, &text, err));
     fputs(HOME, stdout);
     fputs(text, stdout);
     fputs(CLEAR_BELOW, stdout);

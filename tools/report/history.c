@@ -85,10 +85,9 @@ static void take_ranks(struct pd_history *h, const struct pd_json_value *e)
     const struct pd_json_value *all = pd_json_member(e, "ranks");
     for (size_t i = 0; i < pd_json_count(all) && h->process_count < PD_HISTORY_PROCESSES_MAX; i++) {
         const struct pd_json_value *one = pd_json_at(all, i);
-        const uint64_t process = u64(one, "process"), heartbeat = u64(one, "heartbeat");
-        if (!process || process > INT32_MAX || heartbeat > INT32_MAX) continue;
-        h->processes[h->process_count++] =
-            (struct pd_history_process){(uint32_t)u64(one, "rank"), (int32_t)process, (int32_t)heartbeat};
+        const uint64_t process = u64(one, "process");
+        if (!process || process > INT32_MAX) continue;
+        h->processes[h->process_count++] = (struct pd_history_process){(uint32_t)u64(one, "rank"), (int32_t)process};
     }
 }
 

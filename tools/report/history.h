@@ -74,7 +74,7 @@ struct pd_history {
     uint32_t process_count;
     struct pd_history_process {
         uint32_t rank;
-        int32_t process, heartbeat;
+        int32_t process;
     } processes[PD_HISTORY_PROCESSES_MAX]; /* (process_count) of the newest start, on the launcher's host */
     uint64_t launcher_process;
     char launcher_host[64];

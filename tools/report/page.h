@@ -36,6 +36,16 @@ void pd_report_json(const struct pd_report_data *report, struct pd_json_writer *
 
 /* ---- parts ---- */
 
+/* A run in a few rows: a name, a number and what belongs to it. For the top of a page and the screen of watch. */
+#define PD_SUMMARY_ROWS 6u
+struct pd_summary {
+    uint32_t count;
+    struct pd_summary_row {
+        char name[40], value[64], more[160];
+    } rows[PD_SUMMARY_ROWS];
+};
+void pd_summary_make(const struct pd_history *history, const struct pd_history_life *life, struct pd_summary *ret_summary);
+
 /* tables.c: what is not drawn. */
 void pd_tables_summary(FILE *out, const struct pd_report_data *report);
 void pd_tables_rest(FILE *out, const struct pd_report_data *report);

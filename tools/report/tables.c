@@ -4,6 +4,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdarg.h>
 #include <string.h>
 
 #define ROWS_MAX 60u
@@ -84,13 +85,6 @@ struct pd_counted pd_report_unread(const struct pd_history *h)
     return t;
 }
 
-static void card(FILE *out, const char *name, const char *value, const char *more)
-{
-    fprintf(out, "<div class=\"card\">%s<b>", name);
-    pd_chart_escape(out, value);
-    pd_chart_text(out, "</b><span class=\"soft\">", more, "</span></div>\n");
-}
-
 static double lowest(const struct pd_history *h, enum pd_column column)
 {
     return pd_history_quantile(h, column, 0, h->rows - 1, 0);
@@ -106,44 +100,42 @@ static struct text losses_lost(const struct pd_history *h)
     return t;
 }
 
-static void loss_card(FILE *out, const struct pd_history *h)
+PD_PRINTF(4, 5)
+static void add_row(struct pd_summary *s, const char *name, const char *value, const char *more, ...)
 {
-    char more[160];
-    const struct text lost = losses_lost(h);
-    const double validation = lowest(h, PD_COLUMN_VALIDATION_LOSS);
-    int used =
-        snprintf(more, sizeof more, isnan(validation) ? "nats a token; no validation" : "best validation: %.4f", validation);
-    if (lost.text[0]) snprintf(more + used, sizeof more - (size_t)used, "; loss %s", lost.text);
-    card(out, pd_history_not_finite_since(h, NULL, 0) ? "last finite loss" : "loss",
-         number(pd_history_last(h, PD_COLUMN_LOSS)).text, more);
+    va_list arguments;
+    PD_CHECK(s->count < PD_SUMMARY_ROWS);
+    struct pd_summary_row *row = &s->rows[s->count++];
+    snprintf(row->name, sizeof row->name, "%s", name);
+    snprintf(row->value, sizeof row->value, "%s", value);
+    va_start(arguments, more);
+    vsnprintf(row->more, sizeof row->more, more, arguments);
+    va_end(arguments);
 }
 
-static void cards(FILE *out, const struct pd_report_run *run)
+void pd_summary_make(const struct pd_history *h, const struct pd_history_life *life, struct pd_summary *ret)
 {
-    const struct pd_history *h = &run->history;
-    const struct pd_history_life *life = &run->life;
-    char more[128], failures[80];
-    const double speed = pd_history_quantile(h, PD_COLUMN_TOKENS_PER_SECOND, 0, h->rows - 1, 0.5);
-    const double share = pd_history_quantile(h, PD_COLUMN_GEMM_SHARE, 0, h->rows - 1, 0.5);
-    const struct pd_history_start *last = h->start_count ? &h->starts[h->start_count - 1] : NULL;
-    fputs("<div class=\"cards\">", out);
-    snprintf(more, sizeof more, "newest checkpoint: %s", whole((double)h->saved_step).text);
-    card(out, "step", whole(pd_history_last(h, PD_COLUMN_STEP)).text, more);
-    loss_card(out, h);
-    snprintf(more, sizeof more, "median; %s of bare products", pd_quantity_text(PD_QUANTITY_SHARE, share).text);
-    card(out, "tokens a second", pd_quantity_text(PD_QUANTITY_COUNT, speed).text, more);
-    snprintf(more, sizeof more, "of %s went into steps that count",
-             pd_quantity_text(PD_QUANTITY_SECONDS, life->whole - life->idle).text);
-    card(out, "goodput", pd_quantity_text(PD_QUANTITY_SHARE, life->goodput).text, more);
-    snprintf(failures, sizeof failures, "%s", pd_counted(life->failures, "failure").text);
-    snprintf(more, sizeof more, "%s computed again", pd_counted(life->lost_steps, "step").text);
-    card(out, pd_counted(h->start_count, "start").text, failures, more);
-    snprintf(more, sizeof more, "plan: %s",
-             last && last->planned_bytes ? pd_quantity_text(PD_QUANTITY_BYTES, (double)last->planned_bytes).text
-                                         : "not known");
-    card(out, "memory, most",
-         pd_quantity_text(PD_QUANTITY_BYTES, pd_history_quantile(h, PD_COLUMN_MEMORY, 0, h->rows - 1, 1)).text, more);
-    fputs("</div>\n", out);
+    const struct text lost = losses_lost(h);
+    const double speed = pd_history_quantile(h, PD_COLUMN_TOKENS_PER_SECOND, 0, h->rows - 1, 0.5),
+                 share = pd_history_quantile(h, PD_COLUMN_GEMM_SHARE, 0, h->rows - 1, 0.5),
+                 memory = pd_history_quantile(h, PD_COLUMN_MEMORY, 0, h->rows - 1, 1),
+                 validation = lowest(h, PD_COLUMN_VALIDATION_LOSS);
+    const uint64_t planned = h->start_count ? h->starts[h->start_count - 1].planned_bytes : 0;
+    ret->count = 0;
+    add_row(ret, "step", whole(pd_history_last(h, PD_COLUMN_STEP)).text, "newest checkpoint: %s",
+            whole((double)h->saved_step).text);
+    add_row(ret, pd_history_not_finite_since(h, NULL, 0) ? "last finite loss" : "loss",
+            number(pd_history_last(h, PD_COLUMN_LOSS)).text, "%s%s%s%s",
+            isnan(validation) ? "nats a token; no validation" : "best validation: ",
+            isnan(validation) ? "" : number(validation).text, lost.text[0] ? "; loss " : "", lost.text);
+    add_row(ret, "tokens a second", pd_quantity_text(PD_QUANTITY_COUNT, speed).text, "median; %s of bare products",
+            pd_quantity_text(PD_QUANTITY_SHARE, share).text);
+    add_row(ret, "goodput", pd_quantity_text(PD_QUANTITY_SHARE, life->goodput).text, "of %s went into steps that count",
+            pd_quantity_text(PD_QUANTITY_SECONDS, life->whole - life->idle).text);
+    add_row(ret, pd_counted(h->start_count, "start").text, pd_counted(life->failures, "failure").text, "%s computed again",
+            pd_counted(life->lost_steps, "step").text);
+    add_row(ret, "memory, most", pd_quantity_text(PD_QUANTITY_BYTES, memory).text, "plan: %s",
+            planned ? pd_quantity_text(PD_QUANTITY_BYTES, (double)planned).text : "not known");
 }
 
 static void summary_table(FILE *out, const struct pd_report_data *r)
@@ -172,10 +164,18 @@ static void summary_table(FILE *out, const struct pd_report_data *r)
 
 void pd_tables_summary(FILE *out, const struct pd_report_data *r)
 {
+    struct pd_summary s = {.count = 0};
     if (r->count == 1)
-        cards(out, &r->runs[0]);
+        pd_summary_make(&r->runs[0].history, &r->runs[0].life, &s);
     else
         summary_table(out, r);
+    if (s.count) fputs("<div class=\"cards\">", out);
+    for (uint32_t i = 0; i < s.count; i++) {
+        fprintf(out, "<div class=\"card\">%s<b>", s.rows[i].name);
+        pd_chart_escape(out, s.rows[i].value);
+        pd_chart_text(out, "</b><span class=\"soft\">", s.rows[i].more, "</span></div>\n");
+    }
+    if (s.count) fputs("</div>\n", out);
     for (uint32_t i = 0; i < r->count; i++) {
         const struct pd_history *h = &r->runs[i].history;
         if (!h->damaged_lines) continue;

@@ -1,7 +1,6 @@
 #include "tools/report/watch.h"
 
 #include "ckpt/base/clock.h"
-#include "ckpt/base/heartbeat.h"
 #include "ckpt/base/utf8.h"
 #include "tools/report/figures.h"
 #include "trainer/config/config.h"
@@ -30,21 +29,12 @@ static char state_of(int32_t process)
     return end && end[1] ? end[2] : '\0';
 }
 
-/* Since the last step; NaN: none was done, or this host cannot see it. */
-static double age_of(const struct pd_history_process *p)
-{
-    const struct pd_heartbeat *heartbeat = p->heartbeat ? pd_heartbeat_map(p->process, p->heartbeat, 1) : NULL;
-    const uint64_t step_ns = heartbeat ? atomic_load(&heartbeat->step_ns) : 0;
-    pd_heartbeat_unmap(heartbeat, 1);
-    return step_ns ? pd_clock_seconds_since(NULL, step_ns) : NAN;
-}
-
-bool pd_watch_is_gone(const struct pd_watch_rank *rank)
+static bool is_gone(const struct pd_watch_rank *rank)
 {
     return rank->is_here && (!rank->state || rank->state == 'Z');
 }
 
-bool pd_watch_is_stopped(const struct pd_watch_rank *rank)
+static bool is_stopped(const struct pd_watch_rank *rank)
 {
     return rank->state == 'T';
 }
@@ -120,8 +110,8 @@ pd_status pd_watch_look(struct pd_watch *w, struct pd_error *err)
     w->rank_count = 0;
     for (uint32_t i = 0; i < h->process_count && i < PD_WATCH_RANKS_MAX; i++) {
         const struct pd_history_process *p = &h->processes[i];
-        w->ranks[w->rank_count++] = (struct pd_watch_rank){p->rank, p->process, is_here,
-                                                           is_here ? state_of(p->process) : '\0', is_here ? age_of(p) : NAN};
+        w->ranks[w->rank_count++] =
+            (struct pd_watch_rank){p->rank, p->process, is_here, is_here ? state_of(p->process) : '\0'};
     }
     w->state = judge(w);
     return PD_OK;
@@ -184,7 +174,7 @@ uint64_t pd_watch_events(const struct pd_watch *w, uint64_t first, FILE *out)
     return count;
 }
 
-const char *const pd_watch_states[PD_WATCH_STATES] = {
+static const char *const states[PD_WATCH_STATES] = {
     "starting", "training", "no step for a while", "between two starts", "ended", "its launcher is gone", "run.dir is gone"};
 
 /* "", "; rank 1 is stopped", "; 2 ranks are gone", "; all ranks are gone". */
@@ -206,10 +196,18 @@ static void add_ranks(const struct pd_watch *w, const char *word, bool (*is)(con
         snprintf(ret_text + used, room - used, "; rank %u is %s", first, word);
 }
 
+void pd_watch_state(const struct pd_watch *w, char *ret_text, size_t room)
+{
+    snprintf(ret_text, room, "%s", states[w->state]);
+    add_ranks(w, "stopped", is_stopped, ret_text, room);
+    add_ranks(w, "gone", is_gone, ret_text, room);
+}
+
 void pd_watch_line(const struct pd_watch *w, char *ret_text, size_t room)
 {
     const struct pd_history *h = &w->history;
-    char layout[64] = "", steps[32] = "", loss[96];
+    char layout[64] = "", steps[32] = "", loss[96], state[128];
+    pd_watch_state(w, state, sizeof state);
     const double speed = pd_history_last(h, PD_COLUMN_TOKENS_PER_SECOND);
     if (h->start_count) pd_figures_layout(&h->starts[h->start_count - 1], layout, sizeof layout);
     if (w->steps) snprintf(steps, sizeof steps, "/%" PRIu64, w->steps);
@@ -217,12 +215,9 @@ void pd_watch_line(const struct pd_watch *w, char *ret_text, size_t room)
         snprintf(loss, sizeof loss, "%.4f", pd_history_last(h, PD_COLUMN_LOSS));
     if (h->rows)
         snprintf(ret_text, room, "step %.0f%s loss %s%s %s tok/s ckpt %" PRIu64 "; %s, %s", w->step, steps, loss,
-                 loss[0] == 'n' ? ";" : "", pd_quantity_text(PD_QUANTITY_COUNT, speed).text, h->saved_step, layout,
-                 pd_watch_states[w->state]);
+                 loss[0] == 'n' ? ";" : "", pd_quantity_text(PD_QUANTITY_COUNT, speed).text, h->saved_step, layout, state);
     else
-        snprintf(ret_text, room, "no step yet; %s%s%s", layout, layout[0] ? ", " : "", pd_watch_states[w->state]);
-    add_ranks(w, "stopped", pd_watch_is_stopped, ret_text, room);
-    add_ranks(w, "gone", pd_watch_is_gone, ret_text, room);
+        snprintf(ret_text, room, "no step yet; %s%s%s", layout, layout[0] ? ", " : "", state);
 }
 
 void pd_watch_json(const struct pd_watch *w, struct pd_json_writer *writer)
@@ -233,7 +228,7 @@ void pd_watch_json(const struct pd_watch *w, struct pd_json_writer *writer)
     const double skipped = pd_history_last(h, PD_COLUMN_SKIPPED);
     pd_json_object_begin(writer, NULL);
     pd_json_double(writer, "time", w->now);
-    pd_json_string(writer, "state", pd_watch_states[w->state]);
+    pd_json_string(writer, "state", states[w->state]);
     PD_JSON_U64S(writer, {"step", w->step >= 0 ? (uint64_t)w->step : 0}, {"steps", w->steps}, {"saved_step", h->saved_step},
                  {"starts", h->start_count});
     pd_json_measured(writer, "loss", not_finite_since ? NAN : pd_history_last(h, PD_COLUMN_LOSS));
@@ -248,9 +243,8 @@ void pd_watch_json(const struct pd_watch *w, struct pd_json_writer *writer)
         pd_json_object_begin(writer, NULL);
         pd_json_u64(writer, "rank", r->rank);
         pd_json_i64(writer, "process", r->process);
-        pd_json_bool(writer, "is_gone", pd_watch_is_gone(r));
-        pd_json_bool(writer, "is_stopped", pd_watch_is_stopped(r));
-        pd_json_measured(writer, "age_seconds", r->age);
+        pd_json_bool(writer, "is_gone", is_gone(r));
+        pd_json_bool(writer, "is_stopped", is_stopped(r));
         pd_json_object_end(writer);
     }
     pd_json_array_end(writer);

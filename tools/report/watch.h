@@ -12,7 +12,6 @@ struct pd_watch_rank {
     int32_t process;
     bool is_here; /* on this host, where the process can be looked at */
     char state;   /* of /proc: R, S, D, T, Z; 0: gone, or not here */
-    double age;   /* seconds since its last sign of life */
 };
 
 enum pd_watch_state {
@@ -25,7 +24,6 @@ enum pd_watch_state {
     PD_WATCH_NO_DIRECTORY,
     PD_WATCH_STATES
 };
-extern const char *const pd_watch_states[PD_WATCH_STATES];
 
 /* What is looked at, at one moment. */
 struct pd_watch {
@@ -39,21 +37,16 @@ struct pd_watch {
 
     struct stat directory, config; /* run.dir when it was opened, config.yaml when it was read */
 };
-bool pd_watch_is_gone(const struct pd_watch_rank *rank);
-bool pd_watch_is_stopped(const struct pd_watch_rank *rank);
 
 PD_MUST_USE pd_status pd_watch_open(const char *dir, struct pd_watch *ret_watch, struct pd_error *err);
 PD_MUST_USE pd_status pd_watch_look(struct pd_watch *watch, struct pd_error *err);
 void pd_watch_close(struct pd_watch *watch);
 
-/* How lines are written. */
-struct pd_watch_style {
-    unsigned columns, rows;
-    bool has_colour, is_ascii;
-};
 /* The screen: at most `rows` lines of at most `columns` characters, each behind an escape that clears its line.  malloc'ed */
-PD_MUST_USE pd_status pd_watch_screen(const struct pd_watch *watch, const struct pd_watch_style *style, char **ret_text,
+PD_MUST_USE pd_status pd_watch_screen(const struct pd_watch *watch, unsigned columns, unsigned rows, char **ret_text,
                                       struct pd_error *err);
+/* "training", "training; rank 1 is stopped".   ret_text (room) */
+void pd_watch_state(const struct pd_watch *watch, char *ret_text, size_t room);
 /* One line: "step 60/120 loss 5.0874 ... 2 ranks, dp 2, training".   ret_text (room) */
 void pd_watch_line(const struct pd_watch *watch, char *ret_text, size_t room);
 void pd_watch_json(const struct pd_watch *watch, struct pd_json_writer *writer); /* the same, as an object */
