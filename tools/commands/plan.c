@@ -18,7 +18,6 @@
 #include <unistd.h>
 
 #define WORLDS_MAX 16u
-#define RUNGS_MAX 8u
 #define RATE_MAX 1e20
 
 struct options {
@@ -26,7 +25,7 @@ struct options {
     const char **overrides; /* (argc), owned */
     uint32_t override_count;
     uint32_t worlds[WORLDS_MAX], world_count, threads, alternatives, ranks_per_host;
-    bool print_config, ladder;
+    bool print_config;
     const char *device;
     uint64_t device_bytes;
     double flops, link, network, nvme; /* 0: as the device has them */
@@ -226,88 +225,6 @@ static pd_status plan_world(const struct options *o, const struct pd_config *con
     return PD_OK;
 }
 
-/* ---- the ladder ---- */
-
-struct rung_kind {
-    const char *name;
-    enum pd_dtype precision;
-    bool is_alone; /* one rank that holds everything */
-    uint32_t zero_stage;
-    enum pd_recompute recompute;
-};
-
-static pd_status plan_rung(const struct options *o, const struct pd_config *config, const struct pd_model *model,
-                           uint32_t world, const struct rung_kind *kind, struct pd_plan_rung *ret_rung, struct pd_error *err)
-{
-    struct pd_config changed = *config; /* borrows what it points to */
-    struct pd_laid_out laid_out;
-    struct pd_world_memory memory;
-    const struct pd_degrees one = {1, 1, 1, 1, 1};
-    changed.numerics.precision = kind->precision;
-    if (kind->precision == PD_F32) changed.numerics.linears = PD_LINEARS_PRECISION; /* everything */
-    changed.layout.zero_stage = kind->zero_stage;
-    changed.layout.recompute = kind->recompute;
-    changed.layout.recompute_layers = PD_LAYERS_ALL;
-    if (config->layout.automatic) { /* the degrees it chooses; the rungs say the rest */
-        PD_TRY(pd_lay_out(config, model, world, &laid_out, err));
-        const struct pd_layout *l = &laid_out.layout;
-        changed.layout.automatic = false;
-        changed.layout.dp = l->dp, changed.layout.tp = l->tp, changed.layout.pp = l->pp, changed.layout.sp = l->sp;
-        changed.layout.interleave = l->interleave;
-    }
-    if (kind->is_alone)
-        PD_TRY(pd_lay_out_degrees(&changed, model, &one, &laid_out, err));
-    else
-        PD_TRY(pd_lay_out(&changed, model, world, &laid_out, err));
-    PD_TRY(pd_world_memory_plan(&changed, model, threads_of(o, config, 1), &laid_out, &memory, err));
-    ret_rung->world = kind->is_alone ? 1 : world;
-    ret_rung->worst = memory.groups[memory.worst].plan;
-    pd_plan_split(config, &ret_rung->worst);
-    snprintf(ret_rung->name, sizeof ret_rung->name, "%s", kind->name);
-    pd_world_memory_deinit(&memory);
-    return PD_OK;
-}
-
-/* From everything in fp32 on one device to what sharding, half precision and recomputation leave of it (Rajbhandari et al.
- * 2020, figure 1; Chen et al. 2016). Degrees of the ranks are the configuration's. */
-static pd_status plan_ladder(const struct options *o, const struct pd_config *config, const struct pd_model *model,
-                             uint32_t world, struct pd_plan_rung *rungs, uint32_t *ret_count, struct pd_error *err)
-{
-    static const struct rung_kind kinds[] = {
-        {"fp32, whole", PD_F32, true, 3, PD_RECOMPUTE_NONE},
-        {"bf16 beside an fp32 master, whole", PD_BF16, true, 3, PD_RECOMPUTE_NONE},
-        {"bf16, ZeRO-1", PD_BF16, false, 1, PD_RECOMPUTE_NONE},
-        {"bf16, ZeRO-2", PD_BF16, false, 2, PD_RECOMPUTE_NONE},
-        {"bf16, ZeRO-3", PD_BF16, false, 3, PD_RECOMPUTE_NONE},
-        {"bf16, ZeRO-3, selective recomputation", PD_BF16, false, 3, PD_RECOMPUTE_SELECTIVE},
-        {"bf16, ZeRO-3, full recomputation", PD_BF16, false, 3, PD_RECOMPUTE_FULL},
-    };
-    *ret_count = 0;
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        PD_TRY(plan_rung(o, config, model, world, &kinds[i], &rungs[(*ret_count)++], err));
-    return PD_OK;
-}
-
-pd_status pd_plan_say_ladder(const struct pd_config *config, const struct pd_model *model, uint32_t world,
-                             double allowed_bytes, FILE *out, struct pd_error *err)
-{
-    const struct options o = {.threads = config->layout.threads};
-    struct pd_config on_cpu = *config; /* borrows what it points to */
-    struct pd_plan_rung rungs[RUNGS_MAX];
-    uint32_t count;
-    on_cpu.run.device = PD_DEVICE_CPU;
-    PD_TRY(plan_ladder(&o, &on_cpu, model, world, rungs, &count, err));
-    fprintf(out,
-            "perdure: a rank may have %s here, and would take (perdure plan CONFIG --world=%u --ladder shows of what):\n",
-            pd_text_bytes((uint64_t)allowed_bytes).text, world);
-    for (uint32_t i = 0; i < count; i++) {
-        const uint64_t bytes = pd_memory_plan_total(&rungs[i].worst);
-        fprintf(out, "  %-38s %3u %s %10s  %s\n", rungs[i].name, rungs[i].world, rungs[i].world == 1 ? "rank " : "ranks",
-                pd_text_bytes(bytes).text, (double)bytes <= allowed_bytes ? "fits" : "too large");
-    }
-    return PD_OK;
-}
-
 /* ---- the command ---- */
 
 /* Without --world: what the configuration says, else powers of two up to the number of micro-batches. */
@@ -341,17 +258,17 @@ static pd_status plan_each(const struct options *o, const struct pd_plan_subject
     return PD_OK;
 }
 
-static pd_status plan_worlds(struct options *o, const struct pd_plan_subject *subject, bool json, struct pd_error *err)
+static pd_status plan(struct options *o, const struct pd_config *config, const struct pd_model *model, struct pd_error *err)
 {
+    const struct pd_plan_subject subject = {config, model, &o->machine};
     struct pd_planned_world worlds[WORLDS_MAX] = {0};
     uint32_t refused = 0;
+    choose_worlds(o, config);
+    limit_memory(o, config, model);
     const uint64_t start = pd_clock_monotonic_ns(NULL);
-    pd_status status = plan_each(o, subject, worlds, &refused, err);
+    pd_status status = plan_each(o, &subject, worlds, &refused, err);
     const double seconds = pd_clock_seconds_since(NULL, start);
-    if (!status && json)
-        status = pd_plan_print_json(subject, worlds, o->world_count, NULL, 0, seconds, err);
-    else if (!status)
-        status = pd_plan_print(subject, worlds, o->world_count, err);
+    if (!status) status = pd_plan_print(&subject, worlds, o->world_count, seconds, o->json, err);
     if (!status && refused == o->world_count)
         status = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "none of the %u worlds asked for has a layout; %s: %s", refused,
                               pd_counted(worlds[0].ranks, "rank").text, worlds[0].refusal);
@@ -360,22 +277,6 @@ static pd_status plan_worlds(struct options *o, const struct pd_plan_subject *su
         free(worlds[i].offload);
     }
     return status;
-}
-
-static pd_status plan(struct options *o, const struct pd_config *config, const struct pd_model *model, bool json,
-                      struct pd_error *err)
-{
-    const struct pd_plan_subject subject = {config, model, &o->machine};
-    choose_worlds(o, config);
-    limit_memory(o, config, model);
-    if (!o->ladder) return plan_worlds(o, &subject, json, err);
-    struct pd_plan_rung rungs[RUNGS_MAX];
-    uint32_t count;
-    const uint64_t start = pd_clock_monotonic_ns(NULL);
-    PD_TRY(plan_ladder(o, config, model, o->worlds[o->world_count - 1], rungs, &count, err));
-    const double seconds = pd_clock_seconds_since(NULL, start);
-    return json ? pd_plan_print_json(&subject, NULL, 0, rungs, count, seconds, err)
-                : pd_plan_print_ladder(&subject, rungs, count, err);
 }
 
 bool pd_plan_counts_gpus(void)
@@ -414,7 +315,7 @@ static pd_status load_and_plan(struct options *o, struct pd_error *err)
     if (!status) status = o->print_config ? pd_output_config(&config, o->json, err) : pd_config_model(&config, &model, err);
     if (!status && !o->print_config) status = plan_for_device(o, &config, err);
     if (!status && !o->print_config) status = pd_directories_check(&config, err);
-    if (!status && !o->print_config) status = plan(o, &config, model, o->json, err);
+    if (!status && !o->print_config) status = plan(o, &config, model, err);
     pd_model_free(model);
     pd_config_deinit(&config);
     return status;
@@ -447,9 +348,6 @@ static pd_status parse(struct options *o, int argc, char **argv, bool *ret_done,
         PD_OPTION("ranks-per-host", "N", "ranks of a host", PD_OPTION_U32, &o->ranks_per_host, 1, 65536),
         PD_OPTION("alternatives", "N", "how many of the fastest other layouts are shown (default: 3)", PD_OPTION_U32,
                   &o->alternatives, 0, PD_PLAN_ALTERNATIVES_MAX),
-        PD_OPTION("ladder", NULL,
-                  "from everything in fp32 on one device, rung by rung, to ZeRO-3 in bf16 with recomputation on --world",
-                  PD_OPTION_FLAG, &o->ladder),
         {0}};
     const struct pd_usage usage = {
         .arguments = "CONFIG [key=value...]",

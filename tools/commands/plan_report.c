@@ -60,12 +60,6 @@ static bool fits(const struct pd_machine *machine, uint64_t bytes)
     return machine->device_bytes <= 0 || (double)bytes <= machine->device_bytes;
 }
 
-/* A library's own buffers lie beside what the plan adds up. */
-static bool rung_fits(const struct pd_machine *machine, const struct pd_plan_rung *rung)
-{
-    return fits(machine, pd_memory_plan_total(&rung->worst) + rung->worst.library_bytes);
-}
-
 /* ---- text ---- */
 
 struct tiers {
@@ -121,36 +115,6 @@ static void describe(const struct pd_plan_subject *s)
                tiers.options[i].replicas ? ", half of it replicas of other hosts' shards" : "");
 }
 
-static void begin_memory_table(struct pd_table *table, const char *const *first, uint32_t first_count)
-{
-    const char *headings[PD_TABLE_COLUMNS_MAX];
-    char names[PD_MEMORY_CATEGORY_COUNT][32];
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < first_count; i++)
-        headings[count++] = first[i];
-    for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++) {
-        snprintf(names[c], sizeof names[c], ">%s", pd_memory_category_name((enum pd_memory_category)c));
-        headings[count++] = names[c];
-    }
-    headings[count++] = ">total";
-    pd_table_init(table, headings, count);
-}
-
-static void memory_row(struct pd_table *table, const char *const *first, uint32_t first_count,
-                       const struct pd_memory_plan *plan)
-{
-    struct pd_text texts[PD_MEMORY_CATEGORY_COUNT + 1];
-    const char *cells[PD_TABLE_COLUMNS_MAX];
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < first_count; i++)
-        cells[count++] = first[i];
-    for (int c = 0; c <= PD_MEMORY_CATEGORY_COUNT; c++) {
-        texts[c] = pd_text_bytes(c == PD_MEMORY_CATEGORY_COUNT ? pd_memory_plan_total(plan) : plan->bytes[c]);
-        cells[count++] = texts[c].text;
-    }
-    pd_table_row(table, cells);
-}
-
 static int by_ranks(const void *a, const void *b, void *groups)
 {
     const struct pd_memory_group *x = (struct pd_memory_group *)groups + *(const uint32_t *)a,
@@ -164,54 +128,52 @@ struct shown {
     uint32_t groups[GROUPS_SHOWN], count;
 };
 
-/* Where it lies and what moves. */
+/* Where it lies, and what moves in a step: on NVMe, and over the bus. */
 static pd_status print_places(const struct pd_plan_subject *s, const struct pd_planned_world *w, const struct shown *shown,
                               struct pd_error *err)
 {
     struct pd_table table;
-    PD_TABLE_INIT(&table, ">RANKS", ">FIRST", ">device", ">pinned", ">NVMe", ">to and from it a step");
+    PD_TABLE_INIT(&table, ">RANKS", ">FIRST", ">device", ">pinned", ">NVMe", ">files of state", ">NVMe a step",
+                  ">bus in a step", ">bus out", ">NCCL, estimated");
     for (uint32_t i = 0; i < shown->count; i++) {
         const uint32_t g = shown->groups[i];
         const struct pd_memory_group *group = &w->memory.groups[g];
-        const struct pd_offload_plan none = {0}, *offload = w->offload ? &w->offload[g] : &none;
-        const uint64_t pinned = pinned_of(s->config, &group->plan);
+        const struct pd_offload_plan none = {0}, *p = w->offload ? &w->offload[g] : &none;
         PD_TABLE_ROW(&table, pd_text_plain(group->ranks).text, pd_text_plain(group->first_rank).text,
-                     pd_text_bytes(pd_memory_plan_total(&group->plan)).text, pinned ? pd_text_bytes(pinned).text : "-",
-                     pd_text_bytes(offload->nvme_bytes).text, pd_text_bytes(offload->step_bytes).text);
+                     pd_text_bytes(pd_memory_plan_total(&group->plan)).text,
+                     pd_text_bytes(pinned_of(s->config, &group->plan)).text, pd_text_bytes(p->nvme_bytes).text,
+                     pd_text_plain(p->generations).text, pd_text_bytes(p->step_bytes).text,
+                     pd_text_bytes(p->bus_in_bytes).text, pd_text_bytes(p->bus_out_bytes).text,
+                     pd_text_bytes(group->plan.library_bytes).text);
     }
     return pd_table_print(&table, err);
 }
 
-struct part {
-    const char *name;
-    uint64_t bytes;
-};
-
-/* "WHAT: 3 MiB state, 1 MiB gradients", without those of 0 bytes. False: all are, and nothing is printed. */
-static bool print_parts(const char *what, const struct part *parts, uint32_t count)
-{
-    bool any = false;
-    for (uint32_t i = 0; i < count; i++) {
-        if (!parts[i].bytes) continue;
-        printf("%s%s%s %s", any ? "" : what, any ? ", " : ": ", pd_text_bytes(parts[i].bytes).text, parts[i].name);
-        any = true;
-    }
-    return any;
-}
-
 static pd_status print_groups(const struct pd_world_memory *m, const struct shown *shown, struct pd_error *err)
 {
-    static const char *const headings[] = {">RANKS", ">FIRST"};
+    enum { FIRST = 2, TOTAL = FIRST + PD_MEMORY_CATEGORY_COUNT, COLUMNS };
+    const char *cells[COLUMNS] = {">RANKS", ">FIRST", [TOTAL] = ">total"};
+    struct pd_text texts[COLUMNS];
     struct pd_table table;
     uint32_t rest = 0;
-    begin_memory_table(&table, headings, 2);
+    for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++) {
+        snprintf(texts[c].text, sizeof texts[c].text, ">%s", pd_memory_category_name((enum pd_memory_category)c));
+        cells[FIRST + c] = texts[c].text;
+    }
+    pd_table_init(&table, cells, COLUMNS);
     for (uint32_t g = 0; g < m->group_count; g++)
         rest += m->groups[g].ranks;
     for (uint32_t i = 0; i < shown->count; i++) {
         const struct pd_memory_group *group = &m->groups[shown->groups[i]];
         rest -= group->ranks;
-        memory_row(&table, (const char *const[]){pd_text_plain(group->ranks).text, pd_text_plain(group->first_rank).text}, 2,
-                   &group->plan);
+        texts[0] = pd_text_plain(group->ranks);
+        texts[1] = pd_text_plain(group->first_rank);
+        for (int c = 0; c < PD_MEMORY_CATEGORY_COUNT; c++)
+            texts[FIRST + c] = pd_text_bytes(group->plan.bytes[c]);
+        texts[TOTAL] = pd_text_bytes(pd_memory_plan_total(&group->plan));
+        for (int c = 0; c < COLUMNS; c++)
+            cells[c] = texts[c].text;
+        pd_table_row(&table, cells);
     }
     PD_TRY(pd_table_print(&table, err));
     if (rest)
@@ -225,47 +187,6 @@ static const char *exchange_name(const struct pd_laid_out *laid_out)
     return laid_out->by_lane ? "lane" : "step";
 }
 
-static void print_traffic(const struct pd_step_cost *c, const struct pd_laid_out *laid_out)
-{
-    const struct part parts[] = {{"parameters", c->parameter_bytes},
-                                 {"gradients", c->gradient_bytes},
-                                 {"sums of tensor parallelism", c->tensor_bytes},
-                                 {"keys, values and queries", c->sequence_bytes},
-                                 {"between stages", c->pipeline_bytes}};
-    printf(print_parts("a rank receives in a step, at most", parts, 5) ? "\n" : "nothing is exchanged\n");
-    const struct part between[] = {{"parameters", c->parameter_bytes_host}, {"gradients", c->gradient_bytes_host}};
-    if (print_parts("a host sends to others in a step, at most", between, 2)) printf("\n");
-    if (c->gradient_bytes_lane != c->gradient_bytes_step)
-        printf("layout.exchange is %s: gradients once a step are %s a rank and %s between hosts, as lanes end %s and %s\n",
-               exchange_name(laid_out), pd_text_bytes(c->gradient_bytes_step).text,
-               pd_text_bytes(c->gradient_bytes_step_host).text, pd_text_bytes(c->gradient_bytes_lane).text,
-               pd_text_bytes(c->gradient_bytes_lane_host).text);
-    if (c->tensor_beside_bytes)
-        printf("of the tensor-parallel sums, %s travel during compute\n", pd_text_bytes(c->tensor_beside_bytes).text);
-    if (c->padding)
-        printf("%u of the slots of a step %s: each gathers %s of parameters and computes nothing\n", c->padding,
-               c->padding == 1 ? "is a padding micro-batch" : "are padding micro-batches",
-               pd_text_bytes(c->padding_bytes).text);
-}
-
-static void print_time(const struct pd_planned_world *w, const struct pd_machine *machine)
-{
-    const struct pd_step_cost *c = &w->cost;
-    printf("step %s on %s: compute %s", seconds_text(c->step_seconds).text, machine->name,
-           seconds_text(c->compute_seconds).text);
-    if (c->recompute_seconds > 0) printf(", recomputation %s", seconds_text(c->recompute_seconds).text);
-    if (c->exposed_seconds > 0) printf(", transfers that nothing hides %s", seconds_text(c->exposed_seconds).text);
-    if (c->bubble > 0) printf(", bubble %s (%.1f %%)", seconds_text(c->bubble_seconds).text, 100 * c->bubble);
-    printf(", optimizer %s", seconds_text(c->optimizer_seconds).text);
-    if (c->nvme_seconds > 0)
-        printf("; NVMe is busy for %s at %s/s", seconds_text(c->nvme_seconds).text,
-               pd_text_bytes((uint64_t)machine->nvme).text);
-    if (c->bus_seconds > 0)
-        printf("; the bus is busy for %s at %s/s each way", seconds_text(c->bus_seconds).text,
-               pd_text_bytes((uint64_t)machine->bus).text);
-    printf("\n");
-}
-
 /* State on the host beside GPUs can be updated by either. */
 static bool has_choice_of_update(const struct pd_config *c)
 {
@@ -275,28 +196,6 @@ static bool has_choice_of_update(const struct pd_config *c)
 static const char *update_name(const struct pd_laid_out *laid_out)
 {
     return laid_out->updates_on_device ? "device" : "host";
-}
-
-static void print_update(const struct pd_plan_subject *s, const struct pd_planned_world *w)
-{
-    struct pd_laid_out other = w->laid_out;
-    struct pd_step_cost cost;
-    if (!has_choice_of_update(s->config)) return;
-    other.updates_on_device = !other.updates_on_device;
-    pd_step_cost(s->config, s->model, &other, s->machine, &cost);
-    printf("offload.update is %s: optimizer %s, by bus and memory of hosts; on the %s it would be %s\n",
-           update_name(&w->laid_out), seconds_text(w->cost.optimizer_seconds).text, update_name(&other),
-           seconds_text(cost.optimizer_seconds).text);
-}
-
-static void print_warnings(const struct pd_planned_world *w)
-{
-    const uint32_t tp = w->laid_out.layout.tp;
-    if (w->without_heads)
-        printf("note: %u of %u tensor-parallel ranks have no attention head, since a chunk is a whole number of heads; a "
-               "smaller layout.tp wastes nothing\n",
-               w->without_heads, tp);
-    if (w->without_ffn) printf("note: %u of %u tensor-parallel ranks have no column of the MLP\n", w->without_ffn, tp);
 }
 
 static pd_status print_alternatives(const struct pd_planned_world *w, struct pd_error *err)
@@ -332,76 +231,64 @@ static void print_flags(const struct pd_plan_subject *s, const struct pd_planned
     printf(" layout.%s%s\n", recompute, s->config->layout.automatic ? " layout.auto=false" : "");
 }
 
-/* The most that a rank has or moves, and what all have together. */
-struct totals {
-    uint64_t pinned, pinned_all, nvme, nvme_all, bus_in, bus_out, library;
-    const struct pd_offload_plan *busiest; /* of the group whose ranks move most on NVMe */
-};
-
-static struct totals totals_of(const struct pd_plan_subject *s, const struct pd_planned_world *w)
+/* The same rows for people and programs. In text those of 0 are left out. */
+static void report_u64s(struct pd_report *r, enum pd_unit unit, const struct pd_json_u64_member *rows)
 {
-    static const struct pd_offload_plan none;
-    struct totals t = {.busiest = w->offload ? w->offload : &none};
-    for (uint32_t g = 0; g < w->memory.group_count; g++) {
-        const struct pd_memory_group *group = &w->memory.groups[g];
-        const struct pd_offload_plan *offload = w->offload ? &w->offload[g] : &none;
-        const uint64_t pinned = pinned_of(s->config, &group->plan);
-        t.pinned = pd_max_u64(t.pinned, pinned);
-        t.pinned_all += pinned * group->ranks;
-        t.nvme = pd_max_u64(t.nvme, offload->nvme_bytes);
-        t.nvme_all += offload->nvme_bytes * group->ranks;
-        t.bus_in = pd_max_u64(t.bus_in, offload->bus_in_bytes);
-        t.bus_out = pd_max_u64(t.bus_out, offload->bus_out_bytes);
-        t.library = pd_max_u64(t.library, group->plan.library_bytes);
-        if (offload->step_bytes > t.busiest->step_bytes) t.busiest = offload;
-    }
-    return t;
+    for (; rows->key; rows++)
+        if (rows->value || r->is_json) pd_report_u64(r, rows->key, rows->value, unit);
 }
 
-/* What lies where and what moves, of a rank at most. */
-static void print_totals(const struct pd_plan_subject *s, const struct pd_planned_world *w)
+static void report_doubles(struct pd_report *r, enum pd_unit unit, const struct pd_json_double_member *rows)
 {
-    const struct totals t = totals_of(s, w);
-    const struct pd_offload_plan *p = t.busiest;
-    const struct part parts[] = {{"state", p->state_traffic},
-                                 {"parameters", p->parameter_traffic},
-                                 {"gradients", p->gradient_traffic},
-                                 {"activations", p->activation_traffic}};
-    printf("on the device: worst rank %s, mean %s, all ranks %s\n", pd_text_bytes(w->memory.worst_bytes).text,
-           pd_text_bytes((uint64_t)w->memory.mean_bytes).text,
-           pd_text_bytes((uint64_t)(w->memory.mean_bytes * w->ranks)).text);
-    if (t.pinned)
-        printf("pinned on the host: worst rank %s, all ranks %s\n", pd_text_bytes(t.pinned).text,
-               pd_text_bytes(t.pinned_all).text);
-    if (t.nvme) printf("on NVMe: worst rank %s, all ranks %s\n", pd_text_bytes(t.nvme).text, pd_text_bytes(t.nvme_all).text);
-    if (!t.pinned && !t.nvme) printf("nothing on host or NVMe\n");
-    if (t.library)
-        printf("in that, beside the table: NCCL's own buffers, %s a rank at most, by an estimate that was not measured on a "
-               "GPU; NCCL_BUFFSIZE and fewer neighbours make them smaller\n",
-               pd_text_bytes(t.library).text);
-    if (print_parts("a rank reads and writes on NVMe in a step, at most", parts, 4)) printf("\n");
-    if (p->nvme_bytes) {
-        if (p->generations)
-            printf("state takes %u files of %s: one being read, one being written, and one per kept checkpoint",
-                   p->generations, pd_text_bytes(p->generation_bytes).text);
-        if (p->scratch_bytes)
-            printf("%s%s", p->generations ? "; scratch " : "scratch ", pd_text_bytes(p->scratch_bytes).text);
-        printf("\npage cache: none, by direct I/O; on a file system that refuses it all of these bytes pass through the "
-               "cache\n");
-    }
-    if (t.bus_in || t.bus_out)
-        printf("offload moves over a rank's bus in a step, at most: %s to the device, %s from it\n",
-               pd_text_bytes(t.bus_in).text, pd_text_bytes(t.bus_out).text);
+    for (; rows->key; rows++)
+        if (rows->value != 0 || r->is_json) pd_report_double(r, rows->key, rows->value, unit);
+}
+#define U64S(...) ((const struct pd_json_u64_member[]){__VA_ARGS__, {0}})
+#define DOUBLES(...) ((const struct pd_json_double_member[]){__VA_ARGS__, {0}})
+
+static void report_world(struct pd_report *r, const struct pd_plan_subject *s, const struct pd_planned_world *w)
+{
+    const struct pd_step_cost *c = &w->cost;
+    report_u64s(r, PD_UNIT_BYTES,
+                U64S({"process_bytes", w->process_bytes}, {"worst_rank_bytes", w->memory.worst_bytes},
+                     {"mean_rank_bytes", (uint64_t)w->memory.mean_bytes}));
+    report_u64s(r, PD_UNIT_NONE,
+                U64S({"ranks_without_heads", w->without_heads}, {"ranks_without_ffn", w->without_ffn}, {"slots", c->slots},
+                     {"padding_micro_batches", c->padding}));
+    report_u64s(r, PD_UNIT_BYTES,
+                U64S({"padding_bytes", c->padding_bytes}, {"parameter_bytes_received", c->parameter_bytes},
+                     {"gradient_bytes_received", c->gradient_bytes}, {"gradient_bytes_by_step", c->gradient_bytes_step},
+                     {"gradient_bytes_by_lane", c->gradient_bytes_lane},
+                     {"host_parameter_bytes_sent", c->parameter_bytes_host},
+                     {"host_gradient_bytes_sent", c->gradient_bytes_host},
+                     {"host_gradient_bytes_by_step", c->gradient_bytes_step_host},
+                     {"host_gradient_bytes_by_lane", c->gradient_bytes_lane_host},
+                     {"tensor_bytes_received", c->tensor_bytes}, {"tensor_bytes_beside_compute", c->tensor_beside_bytes},
+                     {"sequence_bytes_received", c->sequence_bytes}, {"pipeline_bytes_received", c->pipeline_bytes}));
+    report_doubles(r, PD_UNIT_SHARE, DOUBLES({"bubble", c->bubble}));
+    report_doubles(r, PD_UNIT_SECONDS,
+                   DOUBLES({"compute_seconds", c->compute_seconds}, {"recompute_seconds", c->recompute_seconds},
+                           {"exposed_seconds", c->exposed_seconds}, {"bubble_seconds", c->bubble_seconds},
+                           {"optimizer_seconds", c->optimizer_seconds}, {"nvme_seconds", c->nvme_seconds},
+                           {"bus_seconds", c->bus_seconds}, {"step_seconds", c->step_seconds}));
+    if (!has_choice_of_update(s->config)) return;
+    struct pd_laid_out other = w->laid_out;
+    struct pd_step_cost otherwise;
+    other.updates_on_device = !other.updates_on_device;
+    pd_step_cost(s->config, s->model, &other, s->machine, &otherwise);
+    pd_report_text(r, "update", update_name(&w->laid_out));
+    report_doubles(r, PD_UNIT_SECONDS, DOUBLES({"optimizer_seconds_otherwise", otherwise.optimizer_seconds}));
 }
 
-static pd_status print_details(const struct pd_plan_subject *s, const struct pd_planned_world *w, struct pd_error *err)
+static pd_status print_details(struct pd_report *r, const struct pd_plan_subject *s, const struct pd_planned_world *w,
+                               struct pd_error *err)
 {
     char text[128];
     layout_text(&w->laid_out, text, sizeof text);
-    printf("\nworld %u: %s%s; %s a rank and step%s, %s a rank\n", w->ranks, text,
-           pd_is_breadth_first(s->config, &w->laid_out.layout) ? " order=breadth_first" : "",
+    printf("\nworld %u: %s%s exchange=%s; %s a rank and step%s, %s a rank; a rank on %s\n", w->ranks, text,
+           pd_is_breadth_first(s->config, &w->laid_out.layout) ? " order=breadth_first" : "", exchange_name(&w->laid_out),
            pd_counted(w->cost.slots, "micro-batch").text, w->cost.padding ? " at most" : "",
-           pd_counted(w->threads, "thread").text);
+           pd_counted(w->threads, "thread").text, s->machine->name);
     struct shown shown;
     const struct pd_world_memory *m = &w->memory;
     uint32_t *order = malloc(m->group_count * sizeof *order);
@@ -414,22 +301,20 @@ static pd_status print_details(const struct pd_plan_subject *s, const struct pd_
     free(order);
     PD_TRY(print_groups(&w->memory, &shown, err));
     if (w->offload || is_on_gpu(s->config)) PD_TRY(print_places(s, w, &shown, err));
-    print_totals(s, w);
+    report_world(r, s, w);
     const enum pd_place places[] = {s->config->offload.optimizer, s->config->offload.parameters,
                                     s->config->offload.gradients, s->config->offload.activations};
     bool any = false;
     for (size_t i = 0; i < sizeof places / sizeof *places; i++)
         any = any || places[i] == PD_PLACE_CPU;
     if (any && !is_on_gpu(s->config)) printf("note: the device is the CPU, where offload.*=cpu is the same as device\n");
-    printf("a process takes about %s beside the memory of its ranks: program, libraries, stacks, tables\n",
-           pd_text_bytes(w->process_bytes).text);
     if (!fits(s->machine, w->memory.worst_bytes))
         printf("note: this does not fit the %s of %s%s%s\n", pd_text_bytes((uint64_t)s->machine->device_bytes).text,
                s->machine->name, w->remedy[0] ? ": " : "", w->remedy);
-    print_warnings(w);
-    print_traffic(&w->cost, &w->laid_out);
-    print_time(w, s->machine);
-    print_update(s, w);
+    if (w->without_heads)
+        printf("note: %u of %u tensor-parallel ranks have no attention head, since a chunk is a whole number of heads; a "
+               "smaller layout.tp wastes nothing\n",
+               w->without_heads, w->laid_out.layout.tp);
     PD_TRY(print_alternatives(w, err));
     print_flags(s, w);
     return PD_OK;
@@ -460,36 +345,6 @@ static pd_status print_summary(const struct pd_planned_world *worlds, uint32_t c
     for (uint32_t i = 0; i < count; i++)
         if (worlds[i].refusal[0]) printf("world %u: %s\n", worlds[i].ranks, worlds[i].refusal);
     printf("--world=N shows one by category\n");
-    return PD_OK;
-}
-
-pd_status pd_plan_print(const struct pd_plan_subject *s, const struct pd_planned_world *worlds, uint32_t count,
-                        struct pd_error *err)
-{
-    describe(s);
-    return count == 1 ? print_details(s, &worlds[0], err) : print_summary(worlds, count, err);
-}
-
-pd_status pd_plan_print_ladder(const struct pd_plan_subject *s, const struct pd_plan_rung *rungs, uint32_t count,
-                               struct pd_error *err)
-{
-    static const char *const headings[] = {"A RANK OF", ">RANKS", ""};
-    struct pd_table table;
-    uint64_t library = 0;
-    describe(s);
-    printf("\n");
-    begin_memory_table(&table, headings, s->machine->device_bytes > 0 ? 3 : 2);
-    for (uint32_t i = 0; i < count; i++) {
-        if (rungs[i].worst.library_bytes > library) library = rungs[i].worst.library_bytes;
-        memory_row(&table,
-                   (const char *const[]){rungs[i].name, pd_text_plain(rungs[i].world).text,
-                                         rung_fits(s->machine, &rungs[i]) ? "fits" : "too large"},
-                   s->machine->device_bytes > 0 ? 3 : 2, &rungs[i].worst);
-    }
-    PD_TRY(pd_table_print(&table, err));
-    if (library)
-        printf("a verdict counts NCCL's own buffers too, %s a rank at most, by an estimate\n", pd_text_bytes(library).text);
-    if (s->machine->device_bytes > 0) printf("a device has %s\n", pd_text_bytes((uint64_t)s->machine->device_bytes).text);
     return PD_OK;
 }
 
@@ -548,9 +403,9 @@ static void write_layout(struct pd_json_writer *w, const struct pd_laid_out *lai
     pd_json_object_end(w);
 }
 
-static void write_world(struct pd_json_writer *w, const struct pd_config *config, const struct pd_model *model,
-                        const struct pd_planned_world *x)
+static void write_world(struct pd_report *r, const struct pd_plan_subject *s, const struct pd_planned_world *x)
 {
+    struct pd_json_writer *w = &r->writer;
     pd_json_object_begin(w, NULL);
     PD_JSON_U64S(w, {"world", x->ranks}, {"threads", x->threads});
     pd_json_string(w, "refusal", x->refusal[0] ? x->refusal : NULL);
@@ -558,30 +413,13 @@ static void write_world(struct pd_json_writer *w, const struct pd_config *config
         pd_json_object_end(w);
         return;
     }
-    write_layout(w, &x->laid_out, model);
-    if (has_choice_of_update(config)) pd_json_string(w, "update", update_name(&x->laid_out));
-    write_groups(w, config, x);
-    PD_JSON_U64S(w, {"process_bytes", x->process_bytes}, {"worst_rank_bytes", x->memory.worst_bytes},
-                 {"mean_rank_bytes", (uint64_t)x->memory.mean_bytes}, {"ranks_without_heads", x->without_heads},
-                 {"ranks_without_ffn", x->without_ffn});
-    const struct pd_step_cost *c = &x->cost;
-    PD_JSON_U64S(w, {"slots", c->slots}, {"padding_micro_batches", c->padding}, {"padding_bytes", c->padding_bytes},
-                 {"parameter_bytes_received", c->parameter_bytes}, {"gradient_bytes_received", c->gradient_bytes},
-                 {"gradient_bytes_by_step", c->gradient_bytes_step}, {"gradient_bytes_by_lane", c->gradient_bytes_lane},
-                 {"host_parameter_bytes_sent", c->parameter_bytes_host},
-                 {"host_gradient_bytes_sent", c->gradient_bytes_host},
-                 {"host_gradient_bytes_by_step", c->gradient_bytes_step_host},
-                 {"host_gradient_bytes_by_lane", c->gradient_bytes_lane_host}, {"tensor_bytes_received", c->tensor_bytes},
-                 {"tensor_bytes_beside_compute", c->tensor_beside_bytes}, {"sequence_bytes_received", c->sequence_bytes},
-                 {"pipeline_bytes_received", c->pipeline_bytes});
-    PD_JSON_DOUBLES(w, {"bubble", c->bubble}, {"compute_seconds", c->compute_seconds},
-                    {"recompute_seconds", c->recompute_seconds}, {"exposed_seconds", c->exposed_seconds},
-                    {"bubble_seconds", c->bubble_seconds}, {"optimizer_seconds", c->optimizer_seconds},
-                    {"nvme_seconds", c->nvme_seconds}, {"bus_seconds", c->bus_seconds}, {"step_seconds", c->step_seconds});
+    write_layout(w, &x->laid_out, s->model);
+    write_groups(w, s->config, x);
+    report_world(r, s, x);
     pd_json_array_begin(w, "alternatives");
     for (uint32_t i = 0; i < x->alternative_count; i++) {
         pd_json_object_begin(w, NULL);
-        write_layout(w, &x->alternatives[i].laid_out, model);
+        write_layout(w, &x->alternatives[i].laid_out, s->model);
         pd_json_double(w, "step_seconds", x->alternatives[i].step_seconds);
         pd_json_u64(w, "worst_rank_bytes", x->alternatives[i].worst_bytes);
         pd_json_object_end(w);
@@ -590,43 +428,40 @@ static void write_world(struct pd_json_writer *w, const struct pd_config *config
     pd_json_object_end(w);
 }
 
-static void write_ladder(struct pd_json_writer *w, const struct pd_machine *machine, const struct pd_plan_rung *rungs,
-                         uint32_t count)
-{
-    pd_json_array_begin(w, "ladder");
-    for (uint32_t i = 0; i < count; i++) {
-        pd_json_object_begin(w, NULL);
-        pd_json_string(w, "name", rungs[i].name);
-        pd_json_u64(w, "world", rungs[i].world);
-        write_memory(w, &rungs[i].worst);
-        pd_json_bool(w, "fits", rung_fits(machine, &rungs[i]));
-        pd_json_object_end(w);
-    }
-    pd_json_array_end(w);
-}
-
-pd_status pd_plan_print_json(const struct pd_plan_subject *s, const struct pd_planned_world *worlds, uint32_t count,
-                             const struct pd_plan_rung *rungs, uint32_t rung_count, double seconds, struct pd_error *err)
+static void write_all(struct pd_report *r, const struct pd_plan_subject *s, const struct pd_planned_world *worlds,
+                      uint32_t count, double seconds)
 {
     const struct pd_config *c = s->config;
     const uint64_t tokens = (uint64_t)c->batch.sequences * c->batch.context;
     const struct tiers tiers = tiers_of(s);
-    struct pd_json_writer w;
-    pd_json_writer_init_object(&w, 2);
-    PD_JSON_U64S(&w, {"parameters", s->model->parameter_count}, {"tensors", s->model->tensors.count},
+    struct pd_json_writer *w = &r->writer;
+    PD_JSON_U64S(w, {"parameters", s->model->parameter_count}, {"tensors", s->model->tensors.count},
                  {"tokens_per_step", tokens});
-    pd_json_double(&w, "flops_per_step", (double)tokens * pd_model_flops_per_token(s->model, c->batch.context));
-    PD_JSON_U64S(&w, {"micro_batches", c->batch.sequences / c->batch.micro_batch}, {"checkpoint_bytes", tiers.state});
-    write_tiers(&w, &tiers);
-    if (rung_count) write_ladder(&w, s->machine, rungs, rung_count);
-    pd_json_array_begin(&w, "worlds");
+    pd_json_double(w, "flops_per_step", (double)tokens * pd_model_flops_per_token(s->model, c->batch.context));
+    PD_JSON_U64S(w, {"micro_batches", c->batch.sequences / c->batch.micro_batch}, {"checkpoint_bytes", tiers.state});
+    write_tiers(w, &tiers);
+    pd_json_array_begin(w, "worlds");
     for (uint32_t i = 0; i < count; i++)
-        write_world(&w, c, s->model, &worlds[i]);
-    pd_json_array_end(&w);
+        write_world(r, s, &worlds[i]);
+    pd_json_array_end(w);
     if (count == 1) { /* once more where programs that know one world look */
-        write_groups(&w, c, &worlds[0]);
-        pd_json_double(&w, "step_seconds", worlds[0].cost.step_seconds);
+        write_groups(w, c, &worlds[0]);
+        pd_json_double(w, "step_seconds", worlds[0].cost.step_seconds);
     }
-    pd_json_double(&w, "plan_seconds", seconds);
-    return pd_output_json(&w, err);
+    pd_json_double(w, "plan_seconds", seconds);
+}
+
+pd_status pd_plan_print(const struct pd_plan_subject *s, const struct pd_planned_world *worlds, uint32_t count,
+                        double seconds, bool is_json, struct pd_error *err)
+{
+    struct pd_report r;
+    pd_report_begin(&r, is_json);
+    if (is_json) {
+        write_all(&r, s, worlds, count, seconds);
+        return pd_report_end(&r, err);
+    }
+    describe(s);
+    const pd_status st = count == 1 ? print_details(&r, s, &worlds[0], err) : print_summary(worlds, count, err);
+    const pd_status ended = pd_report_end(&r, st ? NULL : err);
+    return st ? st : ended;
 }

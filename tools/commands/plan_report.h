@@ -5,8 +5,6 @@
 #include "trainer/plan/memory_plan.h"
 #include "trainer/plan/offload_plan.h"
 
-#include <stdio.h>
-
 #define PD_PLAN_ALTERNATIVES_MAX 9u
 
 struct pd_planned_world {
@@ -24,13 +22,6 @@ struct pd_planned_world {
     uint32_t without_heads, without_ffn; /* tensor-parallel ranks of a stage that have none */
 };
 
-/* One rung on the way from everything on one device to what is asked for. */
-struct pd_plan_rung {
-    char name[64];
-    uint32_t world;
-    struct pd_memory_plan worst; /* rank, split */
-};
-
 struct pd_plan_subject {
     const struct pd_config *config;
     const struct pd_model *model;
@@ -43,14 +34,6 @@ bool pd_plan_counts_gpus(void);
 /* With run.device gpu: subtracts host_bytes from bytes. Call it before printing. */
 void pd_plan_split(const struct pd_config *config, struct pd_memory_plan *plan);
 
+/* seconds  that planning took */
 PD_MUST_USE pd_status pd_plan_print(const struct pd_plan_subject *subject, const struct pd_planned_world *worlds,
-                                    uint32_t count, struct pd_error *err);
-PD_MUST_USE pd_status pd_plan_print_ladder(const struct pd_plan_subject *subject, const struct pd_plan_rung *rungs,
-                                           uint32_t count, struct pd_error *err);
-/* For a start that was refused: what a rank of a CPU would take on each rung, and which fit (plan.c). */
-PD_MUST_USE pd_status pd_plan_say_ladder(const struct pd_config *config, const struct pd_model *model, uint32_t world,
-                                         double allowed_bytes, FILE *out, struct pd_error *err);
-/* worlds or rungs may be empty. */
-PD_MUST_USE pd_status pd_plan_print_json(const struct pd_plan_subject *subject, const struct pd_planned_world *worlds,
-                                         uint32_t count, const struct pd_plan_rung *rungs, uint32_t rung_count,
-                                         double seconds, struct pd_error *err);
+                                    uint32_t count, double seconds, bool is_json, struct pd_error *err);

@@ -11,7 +11,6 @@
 #include "ckpt/store/paths.h"
 #include "offload/device.h"
 #include "tools/commands/ckpt.h"
-#include "tools/commands/plan_report.h"
 #include "tools/output.h"
 #include "trainer/comm/comm.h"
 #include "trainer/data/token_file.h"
@@ -463,8 +462,6 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
         struct pd_launch_chooser chooser = {0};
         if (!st) st = pd_launch_chooser_init(&config, &chooser, err);
         if (!st) st = launch(&config, &t, &chooser, err);
-        if (st && chooser.allowed_bytes > 0)
-            (void)!pd_plan_say_ladder(&config, chooser.model, chooser.refused_ranks, chooser.allowed_bytes, stderr, NULL);
         pd_launch_chooser_deinit(&chooser);
         if (t.json) {
             struct pd_error own;

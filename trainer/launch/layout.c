@@ -97,12 +97,6 @@ static pd_status machine_of(struct pd_launch_chooser *c, uint32_t ranks, struct 
     return PD_OK;
 }
 
-static void refuse(struct pd_launch_chooser *c, uint32_t ranks, const struct pd_machine *machine)
-{
-    c->allowed_bytes = machine->device_bytes;
-    c->refused_ranks = ranks;
-}
-
 static pd_status choose_fastest(struct pd_launch_chooser *c, uint32_t ranks, bool is_admitted,
                                 struct pd_laid_out *ret_laid_out, struct pd_error *err)
 {
@@ -117,7 +111,6 @@ static pd_status choose_fastest(struct pd_launch_chooser *c, uint32_t ranks, boo
         return pd_error_context(err, st, "GPU %u: %s of %s are free, and a twentieth is kept for the driver", room->gpu,
                                 pd_bytes_text((double)room->memory.free_bytes).text,
                                 pd_bytes_text((double)room->memory.total_bytes).text);
-    if (st == PD_INVALID && is_admitted && !gpus_of(c->config)) refuse(c, ranks, &machine);
     if (st == PD_INVALID && is_admitted && c->memory.is_most_of_group)
         return pd_error_context(err, st, "%s ends at %s", c->memory.most_who,
                                 pd_bytes_text((double)c->memory.most_bytes).text);
@@ -210,7 +203,6 @@ static pd_status check_memory(struct pd_launch_chooser *c, const struct pd_laid_
                     pd_counted(here, "rank").text, pd_bytes_text(all).text, c->memory.most_who, pd_bytes_text(most).text);
         return PD_OK;
     }
-    refuse(c, ranks, &machine);
     static const char more_ranks[] = "take more ranks"; /* which would share this host's memory */
     if (pd_layouts_fit(&config, c->model, ranks, threads_of(c, ranks), &machine, advice))
         snprintf(advice, sizeof advice, "with layout=auto they fit");
@@ -244,7 +236,6 @@ pd_status pd_launch_choose(struct pd_launch_chooser *c, uint32_t ranks, bool is_
                            struct pd_error *err)
 {
     struct pd_laid_out laid_out;
-    c->allowed_bytes = 0;
     if (!ranks) {
         const uint32_t gpus = gpus_of(c->config);
         ranks = pd_degrees_first_world(c->config, gpus ? gpus : pd_cpu_cores());

@@ -25,8 +25,6 @@ struct pd_launch_chooser {
     struct pd_degrees degrees; /* of the first start */
     struct pd_launch_room room;
     struct pd_memory_limit memory; /* of this host, where ranks are CPUs; zero: nobody looked */
-    double allowed_bytes;          /* of a rank on a CPU, where the last layout takes more; 0: it fits */
-    uint32_t refused_ranks;        /* of that layout */
 };
 
 PD_MUST_USE pd_status pd_launch_chooser_init(const struct pd_config *config, struct pd_launch_chooser *ret_chooser,

@@ -19,8 +19,8 @@ static pd_status check(const struct pd_engine_options *o, const struct pd_memory
     config.run.device = PD_DEVICE_GPU;
     pd_less_memory_text(&config, o->world, true, false, advice, sizeof advice);
     PD_FAIL(err, PD_INVALID,
-            "GPU %u: this rank needs %.1f MiB of device memory, and %.1f of %.1f are free%s; %s. What it is made of, and "
-            "what needs less: perdure plan CONFIG --world=%u --ladder run.device=gpu",
+            "GPU %u: this rank needs %.1f MiB of device memory, and %.1f of %.1f are free%s; %s. What it is made of: "
+            "perdure plan CONFIG --world=%u run.device=gpu",
             o->device->dev->index, mib(need), mib(memory.free_bytes), mib(memory.total_bytes),
             need <= memory.total_bytes ? ", others hold the rest" : "", advice, o->world);
 }
