@@ -1,5 +1,4 @@
 /* The checked wrappers: arguments are checked, slots are called, short transfers go on, errno becomes a message. */
-#include "ckpt/base/clock.h"
 #include "ckpt/base/heartbeat.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/trace.h"
@@ -51,16 +50,9 @@ struct pd_vfs_counts pd_vfs_counts(const struct pd_vfs *vfs)
                                   atomic_load(&vfs->flushes)};
 }
 
-void pd_vfs_slow_flushes(struct pd_vfs *vfs, uint32_t milliseconds)
-{
-    atomic_store(&vfs->flush_delay_ms, milliseconds);
-}
-
 void pd_vfs_count_flush(struct pd_vfs *vfs)
 {
-    const uint32_t milliseconds = atomic_load(&vfs->flush_delay_ms);
     atomic_fetch_add(&vfs->flushes, 1);
-    if (milliseconds) pd_clock_sleep_ns(NULL, milliseconds * UINT64_C(1000000));
 }
 
 /* Readers hold no lock, so each text is written once and stays; a VFS steps down only a few times. */

@@ -88,8 +88,6 @@ struct pd_vfs_counts {
     uint64_t flushes;                   /* syncs of files and of directories, failed ones too */
 };
 struct pd_vfs_counts pd_vfs_counts(const struct pd_vfs *vfs);
-/* For a benchmark of a drive that is not here: from now on each sync takes so much longer, in the thread that asks for it. */
-void pd_vfs_slow_flushes(struct pd_vfs *vfs, uint32_t milliseconds);
 
 /* Files. A file that was written is closed with pd_file_close and its result used. */
 PD_MUST_USE pd_status pd_file_open(struct pd_vfs *vfs, const char *path, unsigned flags, struct pd_file **ret_file,

@@ -99,9 +99,8 @@ struct pd_vfs {
     uint32_t queue_depth;
     void *context;
     _Atomic uint64_t bytes_read, bytes_written, flushes; /* added to by the wrappers, in any thread */
-    _Atomic uint32_t flush_delay_ms;
-    pthread_mutex_t mutex; /* guards what follows */
-    char texts[4][256];    /* descriptions: a published one never changes */
+    pthread_mutex_t mutex;                               /* guards what follows */
+    char texts[4][256];                                  /* descriptions: a published one never changes */
     uint32_t text_count;
     _Atomic(const char *) description;
 };

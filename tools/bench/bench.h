@@ -53,7 +53,7 @@ struct pd_bench_options {
     uint64_t every;          /* of ckpt, with what follows: 0, no run but one save after the other */
     unsigned state_in_files; /* --state: 0 memory, 1 nvme */
     enum pd_device_choice device;
-    uint64_t steps, flush_ms; /* 0: not given */
+    uint64_t steps; /* 0: not given */
 };
 
 /* clang-format off */
@@ -159,4 +159,3 @@ pd_status pd_bench_ckpt(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_offload(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_reshard(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_exchange(int argc, char **argv, struct pd_error *err);
-pd_status pd_bench_convert(int argc, char **argv, struct pd_error *err);

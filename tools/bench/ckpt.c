@@ -231,8 +231,6 @@ static pd_status parse(int argc, char **argv, struct pd_bench_options *o, bool *
                   .expected = "memory or nvme"),
         PD_OPTION("device", "NAME", "auto, cpu or gpu (auto)", PD_OPTION_CHOICE, &o->device, .expected = "auto, cpu or gpu"),
         PD_OPTION("steps", "N", "with --state nvme: steps of one measurement", PD_OPTION_U64, &o->steps, 1, 1000),
-        PD_OPTION("flush-ms", "N", "with --state nvme: every flush takes so much longer (0)", PD_OPTION_U64, &o->flush_ms, 0,
-                  1000, "milliseconds from 0 to 1000"),
         {0}};
     const struct pd_usage usage = {.doc = about, .options = options, .json = &o->json};
     return pd_command_parse(&usage, argc, argv, ret_done, err);
@@ -246,10 +244,9 @@ pd_status pd_bench_ckpt(int argc, char **argv, struct pd_error *err)
     if (done) return PD_OK;
     /* Options that belong together, and what is not given. */
     struct pd_bench_options *o = &b.options;
-    if (!o->every && (o->state_in_files || o->device || o->steps || o->flush_ms))
-        PD_FAIL(err, PD_USAGE, "--state, --device, --steps and --flush-ms are for --every");
-    if (!o->state_in_files && (o->steps || o->flush_ms))
-        PD_FAIL(err, PD_USAGE, "--steps and --flush-ms are for --state nvme");
+    if (!o->every && (o->state_in_files || o->device || o->steps))
+        PD_FAIL(err, PD_USAGE, "--state, --device and --steps are for --every");
+    if (!o->state_in_files && o->steps) PD_FAIL(err, PD_USAGE, "--steps is for --state nvme");
     if (!o->bytes) o->bytes = (o->state_in_files ? UINT64_C(512) : o->every ? UINT64_C(128) : UINT64_C(2048)) << 20;
     if (!o->pairs) o->pairs = o->state_in_files ? 7 : o->every ? 40 : 15;
     if (!o->dir && !o->every) o->dir = ".";

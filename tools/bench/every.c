@@ -4,7 +4,7 @@
  * alternate with turns of the same steps without; a turn ends when its checkpoint is committed. With state in memory a rehearsal
  * first measures a copy alone, then makes the batch so large that a step takes at least COPIES of them. With --state nvme the
  * update works on generations of the store, a save links the file that it wrote, and the batch makes forward and backward take
- * about as long as the update; the VFS counts writes and flushes, and can make every flush slower. */
+ * about as long as the update; the VFS counts writes and flushes. */
 #include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/cpu.h"
@@ -264,7 +264,6 @@ static pd_status measure(struct every_bench *b, struct pd_error *err)
         PD_TRY(run_saved(b, 1, &unused, &seconds, err));
         PD_TRY(run_steps(b, 1, &seconds, err));
     }
-    pd_vfs_slow_flushes(b->room.vfs, (uint32_t)b->options.flush_ms);
     for (uint64_t pair = 0; pair < b->options.pairs; pair++) {
         PD_TRY(pd_pairs_measure(&b->turns, b, run_with, run_without, err));
         pd_pairs_add(&b->work, b->work_s[true], b->work_s[false]);
@@ -276,21 +275,14 @@ static pd_status measure(struct every_bench *b, struct pd_error *err)
 
 static void report_files(const struct every_bench *b, struct pd_report *r)
 {
-    const double saves = (double)b->save_count, steps = (double)b->options.steps;
+    const double saves = (double)b->save_count;
     const double flushes = ((double)b->written[1].flushes - (double)b->written[0].flushes) / saves;
-    double added[PD_BENCH_PAIRS_MAX];
-    for (uint32_t i = 0; i < b->turns.count; i++)
-        added[i] = (b->turns.candidate_s[i] - b->turns.ceiling_s[i]) / steps;
     pd_report_double(r, "extra_bytes",
                      ((double)b->written[1].bytes_written - (double)b->written[0].bytes_written) / saves /
                          (double)pd_bench_run_state_bytes(&b->run),
                      PD_UNIT_SHARE);
     pd_report_double(r, "flushes", flushes, PD_UNIT_NONE);
     pd_report_u64(r, "shards", 1, PD_UNIT_NONE);
-    pd_report_double(r, "added_seconds", pd_bench_quantile(added, b->turns.count, 0.5), PD_UNIT_SECONDS);
-    pd_report_double(r, "flush_seconds", flushes * (double)b->options.flush_ms * 1e-3 * saves / (steps * b->turns.count),
-                     PD_UNIT_SECONDS);
-    pd_report_u64(r, "flush_ms", b->options.flush_ms, PD_UNIT_NONE);
     pd_report_double(r, "update_seconds", b->update_s, PD_UNIT_SECONDS);
     pd_report_double(r, "micro_batch_seconds", b->compute_s, PD_UNIT_SECONDS);
 }

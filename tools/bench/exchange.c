@@ -1,10 +1,9 @@
-/* perdure bench exchange: what gradients and parameters cost between hosts, over the collectives alone or over whole steps.
+/* perdure bench exchange: what gradients and parameters cost between hosts, over whole steps.
  *
  * Ranks are processes, started as perdure train starts them; hosts are pretended, or network namespaces of
  * tools/bench/hosts.sh. The least that a host of H sends is (8 + 2) * P * (H - 1) / H bytes of P parameters under ZeRO-1 and 2,
  * and (8 + 4) * P * (H - 1) / H under ZeRO-3: terms of 8 bytes to their owners, parameters in bf16 from them, which ZeRO-3
  * gathers twice. Each measurement lies between two barriers, whose bytes count too. */
-#include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/parse.h"
 #include "tools/bench/bench.h"
@@ -23,10 +22,9 @@ enum { TERM_BYTES = 8, PARAMETER_BYTES = 2, RUNS_MAX = PD_BENCH_PAIRS_MAX, WORDS
 struct exchange_bench {
     uint32_t hosts, ranks, runs;
     uint32_t zero_stage, micro_batches, tokens; /* of steps; the first two 0: all that there are */
-    uint64_t parameters;                        /* of the collectives alone */
     double gbit;                                /* of a host's link; 0: not known */
     const char *interface;
-    bool json, is_rank, is_bare;
+    bool json, is_rank;
     const char *words[WORDS_MAX]; /* settings of the runs */
     uint32_t word_count;
     struct pd_comm *comm;
@@ -78,21 +76,30 @@ static void report_one(struct exchange_bench *b, const char *name, const char *w
     if (b->comm->rank == 0) pd_report_double(&b->report, key, value, unit);
 }
 
-/* What is measured. Bytes are summed over all hosts. */
-struct work {
-    pd_status (*run)(void *context, uint64_t number, struct pd_error *err);
-    void *context;
-    double ideal, planned;  /* bytes; 0 where nobody says */
-    double compute_seconds; /* without any exchange */
+/* The steps that are measured. Bytes are summed over all hosts. */
+struct steps {
+    struct pd_bench_run run;
+    double ideal, planned;                /* bytes; 0 where nobody says */
+    double compute_seconds;               /* without any exchange */
+    double stage_seconds[PD_STEP_STAGES]; /* of this rank, all steps but the first */
 };
 
-/* The time of what is not bound by links says nothing about them: it has no ratio. */
-static void report_time(struct exchange_bench *b, const char *name, const struct work *work, double seconds)
+static pd_status run_step(struct steps *steps, uint64_t number, struct pd_error *err)
 {
-    const double least = work->ideal / b->comm->host_count * 8e-9 / b->gbit;
+    struct pd_step_result result;
+    PD_TRY(pd_engine_step(steps->run.whole.engine, number * steps->run.config.batch.sequences, number, &result, err));
+    for (uint32_t s = 0; s < PD_STEP_STAGES && number; s++)
+        steps->stage_seconds[s] += result.stage_seconds[s];
+    return PD_OK;
+}
+
+/* The time of what is not bound by links says nothing about them: it has no ratio. */
+static void report_time(struct exchange_bench *b, const char *name, const struct steps *steps, double seconds)
+{
+    const double least = steps->ideal / b->comm->host_count * 8e-9 / b->gbit;
     report_one(b, name, "wire_seconds", least, PD_UNIT_SECONDS);
-    if (work->compute_seconds > 0) report_one(b, name, "compute_seconds", work->compute_seconds, PD_UNIT_SECONDS);
-    if (work->compute_seconds > least / 2) {
+    if (steps->compute_seconds > 0) report_one(b, name, "compute_seconds", steps->compute_seconds, PD_UNIT_SECONDS);
+    if (steps->compute_seconds > least / 2) {
         if (b->comm->rank == 0) pd_report_say(&b->report, "%s is bound by compute, so it has no wire_ratio", name);
         return;
     }
@@ -100,12 +107,12 @@ static void report_time(struct exchange_bench *b, const char *name, const struct
     b->worst_time = fmax(b->worst_time, seconds / least);
 }
 
-static pd_status measure(const struct exchange_bench *b, const struct work *work, uint64_t number, struct sample *ret_sample,
+static pd_status measure(const struct exchange_bench *b, struct steps *steps, uint64_t number, struct sample *ret_sample,
                          struct pd_error *err)
 {
     uint64_t before[3], after[3];
     PD_TRY(look(b, before, err));
-    PD_TRY(work->run(work->context, number, err));
+    PD_TRY(run_step(steps, number, err));
     PD_TRY(look(b, after, err));
     uint64_t sums[2] = {after[0] - before[0], after[1] - before[1]}, longest = after[2] - before[2];
     PD_TRY(pd_comm_all_reduce(b->comm, sums, 2, PD_REDUCE_SUM_U64, err));
@@ -115,12 +122,12 @@ static pd_status measure(const struct exchange_bench *b, const struct work *work
 }
 
 /* The first run, in which links are made, is left out. */
-static pd_status measure_all(struct exchange_bench *b, const char *name, const struct work *work, struct pd_error *err)
+static pd_status measure_all(struct exchange_bench *b, const char *name, struct steps *steps, struct pd_error *err)
 {
     double seconds[RUNS_MAX], leaving = 0, wire = 0;
     struct sample sample;
     for (uint32_t i = 0; i <= b->runs; i++) {
-        PD_TRY(measure(b, work, i, &sample, err));
+        PD_TRY(measure(b, steps, i, &sample, err));
         if (i == 0) continue;
         seconds[i - 1] = sample.seconds;
         leaving += (double)sample.leaving_bytes / b->runs;
@@ -128,82 +135,23 @@ static pd_status measure_all(struct exchange_bench *b, const char *name, const s
     }
     const double median = pd_bench_quantile(seconds, b->runs, 0.5);
     report_one(b, name, "seconds", median, PD_UNIT_SECONDS);
-    if (work->ideal <= 0) return PD_OK;
-    report_one(b, name, "host_bytes_ratio", leaving / work->ideal, PD_UNIT_NONE);
-    b->worst_bytes = fmax(b->worst_bytes, leaving / work->ideal);
-    if (work->planned > 0) {
-        report_one(b, name, "plan_ratio", leaving / work->planned, PD_UNIT_NONE);
-        if (fabs(leaving / work->planned - 1) >= fabs(b->worst_plan - 1)) b->worst_plan = leaving / work->planned;
+    if (steps->ideal <= 0) return PD_OK;
+    report_one(b, name, "host_bytes_ratio", leaving / steps->ideal, PD_UNIT_NONE);
+    b->worst_bytes = fmax(b->worst_bytes, leaving / steps->ideal);
+    if (steps->planned > 0) {
+        report_one(b, name, "plan_ratio", leaving / steps->planned, PD_UNIT_NONE);
+        if (fabs(leaving / steps->planned - 1) >= fabs(b->worst_plan - 1)) b->worst_plan = leaving / steps->planned;
     }
     if (b->interface) {
         report_one(b, name, "host_wire_bytes", wire / b->hosts, PD_UNIT_BYTES);
-        report_one(b, name, "host_wire_bytes_ratio", wire / work->ideal, PD_UNIT_NONE);
-        b->worst_wire = fmax(b->worst_wire, wire / work->ideal);
+        report_one(b, name, "host_wire_bytes_ratio", wire / steps->ideal, PD_UNIT_NONE);
+        b->worst_wire = fmax(b->worst_wire, wire / steps->ideal);
     }
-    if (b->gbit > 0) report_time(b, name, work, median);
+    if (b->gbit > 0) report_time(b, name, steps, median);
     return PD_OK;
 }
 
-/* ---- the collectives alone ---- */
-
-struct bare {
-    struct pd_comm *comm;
-    uint64_t count; /* parameters of a part */
-    uint64_t *terms;
-    uint8_t *working;
-    uint32_t gathers;
-};
-
-static pd_status run_bare(void *context, uint64_t number, struct pd_error *err)
-{
-    struct bare *bare = context;
-    struct pd_comm_op op = {.what = "terms"};
-    (void)number;
-    PD_TRY(pd_comm_start_reduce_scatter(bare->comm, &op, bare->terms, bare->count,
-                                        bare->terms + bare->comm->rank * bare->count, err));
-    PD_TRY(pd_comm_wait(bare->comm, &op, err));
-    for (uint32_t i = 0; i < bare->gathers; i++) {
-        op.what = "parameters";
-        PD_TRY(pd_comm_start_all_gather(bare->comm, &op, bare->working, bare->count * PARAMETER_BYTES, err));
-        PD_TRY(pd_comm_wait(bare->comm, &op, err));
-    }
-    return PD_OK;
-}
-
-static pd_status bench_bare(struct exchange_bench *b, struct pd_error *err)
-{
-    struct bare bare = {.comm = b->comm, .count = pd_divide_up(b->parameters, b->comm->size)};
-    void *terms, *working;
-    const uint64_t all = bare.count * b->comm->size;
-    PD_TRY(pd_bench_map(all * TERM_BYTES, &terms, err));
-    PD_TRY(pd_bench_map(all * PARAMETER_BYTES, &working, err));
-    bare.terms = terms;
-    bare.working = working;
-    for (bare.gathers = 1; bare.gathers <= 2; bare.gathers++) {
-        const char *name = bare.gathers == 1 ? "collectives_one_gather" : "collectives_two_gathers";
-        const double bytes = (double)(all * (TERM_BYTES + PARAMETER_BYTES * bare.gathers)) * (b->hosts - 1);
-        const struct work work = {.run = run_bare, .context = &bare, .ideal = bytes};
-        PD_TRY(measure_all(b, name, &work, err));
-    }
-    return PD_OK;
-}
-
-/* ---- whole steps ---- */
-
-struct steps {
-    struct pd_bench_run run;
-    double stage_seconds[PD_STEP_STAGES]; /* of this rank, all steps but the first */
-};
-
-static pd_status run_step(void *context, uint64_t number, struct pd_error *err)
-{
-    struct steps *steps = context;
-    struct pd_step_result result;
-    PD_TRY(pd_engine_step(steps->run.whole.engine, number * steps->run.config.batch.sequences, number, &result, err));
-    for (uint32_t s = 0; s < PD_STEP_STAGES && number; s++)
-        steps->stage_seconds[s] += result.stage_seconds[s];
-    return PD_OK;
-}
+/* ---- steps ---- */
 
 /* comm: NULL: of this rank alone. */
 static pd_status open_run(struct exchange_bench *b, struct pd_comm *comm, const char *tokens, uint32_t zero_stage,
@@ -246,12 +194,11 @@ static pd_status planned_bytes(const struct exchange_bench *b, const struct pd_b
 static pd_status compute_alone(struct exchange_bench *b, const char *tokens, uint32_t micro_batches, double *ret_seconds,
                                struct pd_error *err)
 {
-    struct steps steps = {.stage_seconds = {0}};
-    const struct work work = {.run = run_step, .context = &steps};
+    struct steps steps = {.ideal = 0};
     struct sample sample = {0};
     pd_status st = open_run(b, NULL, tokens, 0, micro_batches, &steps.run, err);
     for (uint64_t i = 0; i < 2 && !st; i++)
-        st = measure(b, &work, i, &sample, err);
+        st = measure(b, &steps, i, &sample, err);
     pd_bench_run_close(&steps.run);
     *ret_seconds = sample.seconds;
     return st;
@@ -260,17 +207,16 @@ static pd_status compute_alone(struct exchange_bench *b, const char *tokens, uin
 static pd_status bench_step(struct exchange_bench *b, const char *tokens, uint32_t stage, uint32_t micro_batches,
                             struct pd_error *err)
 {
-    struct steps steps = {.stage_seconds = {0}};
-    struct work work = {.run = run_step, .context = &steps};
+    struct steps steps = {.ideal = 0};
     char name[64];
     snprintf(name, sizeof name, "zero%u_micro_batches%u", stage, micro_batches);
-    if (b->gbit > 0) PD_TRY(compute_alone(b, tokens, micro_batches, &work.compute_seconds, err));
+    if (b->gbit > 0) PD_TRY(compute_alone(b, tokens, micro_batches, &steps.compute_seconds, err));
     pd_status st = open_run(b, b->comm, tokens, stage, micro_batches, &steps.run, err);
-    if (!st) st = planned_bytes(b, &steps.run, &work.planned, err);
+    if (!st) st = planned_bytes(b, &steps.run, &steps.planned, err);
     if (!st) {
-        work.ideal = (TERM_BYTES + PARAMETER_BYTES * (stage == 3 ? 2 : 1)) * (b->hosts - 1.0) *
-                     (double)steps.run.whole.model->parameter_count;
-        st = measure_all(b, name, &work, err);
+        steps.ideal = (TERM_BYTES + PARAMETER_BYTES * (stage == 3 ? 2 : 1)) * (b->hosts - 1.0) *
+                      (double)steps.run.whole.model->parameter_count;
+        st = measure_all(b, name, &steps, err);
     }
     for (uint32_t s = 0; s < PD_STEP_STAGES && !st; s++) {
         char what[32];
@@ -313,10 +259,10 @@ static pd_status bench_rank(struct exchange_bench *b, struct pd_error *err)
         pd_report_say(&b->report, "%u ranks on %u hosts%s", b->comm->size, b->hosts, b->interface ? "" : ", pretended ones");
         PD_REPORT_U64S(&b->report, {"hosts", b->hosts}, {"ranks", b->comm->size});
     }
-    PD_TRY(b->is_bare ? bench_bare(b, err) : bench_on_tokens(b, err));
+    PD_TRY(bench_on_tokens(b, err));
     if (b->comm->rank) return PD_OK;
     if (b->hosts > 1) pd_report_double(&b->report, "host_bytes_ratio", b->worst_bytes, PD_UNIT_NONE);
-    if (b->hosts > 1 && !b->is_bare) pd_report_double(&b->report, "plan_ratio", b->worst_plan, PD_UNIT_NONE);
+    if (b->hosts > 1) pd_report_double(&b->report, "plan_ratio", b->worst_plan, PD_UNIT_NONE);
     if (b->interface) pd_report_double(&b->report, "host_wire_bytes_ratio", b->worst_wire, PD_UNIT_NONE);
     if (b->worst_time > 0) pd_report_double(&b->report, "wire_ratio", b->worst_time, PD_UNIT_NONE);
     return pd_report_end(&b->report, err);
@@ -355,8 +301,7 @@ static pd_status start_ranks(const struct exchange_bench *b, int argc, char **ar
 
 pd_status pd_bench_exchange(int argc, char **argv, struct pd_error *err)
 {
-    struct exchange_bench b = {
-        .hosts = 4, .ranks = 8, .runs = 5, .tokens = 16, .parameters = UINT64_C(4) << 20, .worst_plan = 1};
+    struct exchange_bench b = {.hosts = 4, .ranks = 8, .runs = 5, .tokens = 16, .worst_plan = 1};
     struct pd_option options[] = {
         PD_OPTION("hosts", "N", "over which ranks are spread (4)", PD_OPTION_U32, &b.hosts, 1, 1024),
         PD_OPTION("ranks", "N", "processes in all (8)", PD_OPTION_U32, &b.ranks, 1, 4096),
@@ -365,8 +310,6 @@ pd_status pd_bench_exchange(int argc, char **argv, struct pd_error *err)
         PD_OPTION("zero", "STAGE", "1, 2 or 3; 0: all (0)", PD_OPTION_U32, &b.zero_stage, 0, 3),
         PD_OPTION("micro-batches", "N", "of a rank in a step; 0: 1, 4 and 16 (0)", PD_OPTION_U32, &b.micro_batches, 0, 1024),
         PD_OPTION("tokens", "N", "of a micro-batch, 1 to 64 (16)", PD_OPTION_U32, &b.tokens, 1, CONTEXT_MAX),
-        PD_OPTION("collectives", NULL, "a reduce-scatter and gathers alone, without steps", PD_OPTION_FLAG, &b.is_bare),
-        PD_OPTION("parameters", "N", "of these (4194304)", PD_OPTION_U64, &b.parameters, 1, UINT64_C(1) << 34),
         PD_OPTION("rank", NULL, "this is one of the ranks, which the starter adds", PD_OPTION_FLAG, &b.is_rank),
         {0}};
     const struct pd_usage usage = {

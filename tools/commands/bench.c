@@ -9,7 +9,6 @@ static const struct pd_command benches[] = {
     {"exchange", "[--hosts N] [--ranks N]", "bytes and time of a step between hosts", pd_bench_exchange},
     {"attention", "[--device NAME]", "attention alone, forward and backward", pd_bench_attention},
     {"adam", "[--threads N]", "the AdamW update against the bandwidth of memory", pd_bench_adam},
-    {"convert", "[--format NAME] [--dir DIR]", "import and export of other formats against the disk", pd_bench_convert},
     {0},
 };
 
