@@ -125,10 +125,10 @@ for name, layout, under in (("stages", "pp=6", "dp 1, tp 1, pp 6, sp 1"), ("rank
     expect(f"import-{name}", ["ckpt", "import", "deep-hf", f"deep-{name}", "--fresh-optimizer", f"--layout={layout}"], 0, re.compile(f", under {under}, "))
 expect("import-too-many-stages", ["ckpt", "import", "hf", "in", "--fresh-optimizer", "--layout=pp=4"], 78,
        err=re.compile("layout.pp is 4 pipeline stages, but the model has 2 blocks; use layout.pp=2 at most\n$"))
-expect("import-no-power", ["ckpt", "import", "hf", "in", "--fresh-optimizer", "--layout=tp=6"], 78, err=said("--layout: tp=6 is not a power of two; the nearest are 4 and 8"))
+expect("import-no-power", ["ckpt", "import", "hf", "in", "--fresh-optimizer", "--layout=tp=6"], 78, err=re.compile("numerics.virtual_tp 6 is not a power of two; the nearest are 4 and 8\n$"))
 expect("reshard-no-power", ["ckpt", "reshard", "run", "in", "--layout=tp=3"], 78, err=re.compile("--layout: tp=3 "))
 expect("reshard-beyond", ["ckpt", "reshard", "deep-stages", "in", "--layout=tp=2"], 78, err=said(
-    "--layout: tp=2 is more than numerics.virtual_tp of the checkpoint, 1, on which its bits depend; take tp=1 at most"))
+    "--layout: tp=2 does not divide numerics.virtual_tp of the checkpoint, 1, on which its bits depend; take a divisor of it"))
 for command, words in (("import", ["--fresh-optimizer"]), ("export", ["--format=dcp", "--fresh-optimizer"]), ("reshard", ["--layout=dp=1"])):
     source = "run" if command == "reshard" else "hf"
     expect(f"{command}-under-a-file", ["ckpt", command, source, "text.txt/in", *words], 78,

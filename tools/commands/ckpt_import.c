@@ -92,7 +92,6 @@ static pd_status decide(struct import *m, struct pd_error *err)
     PD_TRY(pd_ckpt_layout_parse(m->options->layout ? m->options->layout : "dp=1", &degrees, err));
     PD_TRY(pd_ckpt_foreign_configure(&m->source, m->options->config_file, &m->config, err));
     const bool is_of_run = m->options->config_file && !pd_ckpt_is_model_file(m->options->config_file);
-    if (!is_of_run) PD_TRY(pd_ckpt_layout_check(&degrees, 0, 0, err));
     const uint32_t more = is_of_run ? 0 : admit(&m->config, &degrees, chosen);
     for (uint32_t i = 0; i < PD_CKPT_LAYOUT_TEXTS; i++)
         overrides[i] = degrees.texts[i];

@@ -370,14 +370,6 @@ static const struct pd_store_unusable *find_unusable(const struct pd_ckpt_place 
     return NULL;
 }
 
-/* Files that a run or a store leaves in a directory that has no checkpoint yet. */
-static bool is_of_ours(const char *name)
-{
-    uint64_t number;
-    return strcmp(name, "config.yaml") == 0 || pd_numbered_name_parse(name, "fence-", &number) ||
-           pd_numbered_name_parse(name, "pool-", &number);
-}
-
 /* Damaged checkpoints that lie there; false: there are none. */
 static bool describe_flawed(const struct pd_ckpt_place *place, uint32_t quarantined, char *ret_text, size_t bytes)
 {
@@ -421,34 +413,15 @@ static bool describe_other(const struct pd_ckpt_place *place, char *ret_text, si
     return true;
 }
 
-static void describe_nothing(const struct pd_ckpt_place *place, bool is_strange, char *ret_text, size_t bytes)
-{
-    char known[PD_FORMATS_NAMES_MAX];
-    pd_format_list_read(known);
-    if (is_strange)
-        snprintf(ret_text, bytes,
-                 "%s holds no checkpoint of perdure or of another system that it reads (%s): `perdure ckpt import --help` "
-                 "says which files each has; a run of perdure saves its own in <run.dir>/checkpoints",
-                 place->root, known);
-    else
-        snprintf(ret_text, bytes, "%s holds no checkpoint yet; a run saves its own in <run.dir>/checkpoints", place->root);
-}
-
 pd_status pd_ckpt_place_describe_empty(const struct pd_ckpt_place *place, char *ret_text, size_t bytes, struct pd_error *err)
 {
-    char begun[64];
+    char begun[64] = ""; /* of a save or a rewrite that was killed */
     uint32_t quarantined;
-    bool is_strange;
-    /* ret_begun   of a save or a rewrite that was killed; "" where there is none
-     * ret_is_strange  files lie there, and none that a run or a store leaves */
     struct pd_listing listing = {0};
-    begun[0] = '\0';
     PD_TRY(pd_vfs_list(place->vfs, place->root, &listing, err));
-    is_strange = listing.count > 0;
     for (uint32_t i = 0; i < listing.count; i++) {
         struct pd_step_name name;
         if (pd_step_name_parse(listing.names[i], &name) && name.is_tmp) snprintf(begun, 64, "%s", listing.names[i]);
-        if (is_of_ours(listing.names[i])) is_strange = false;
     }
     pd_listing_deinit(&listing);
     PD_TRY(pd_store_count_quarantined(place->store, &quarantined, err));
@@ -457,7 +430,11 @@ pd_status pd_ckpt_place_describe_empty(const struct pd_ckpt_place *place, char *
                  "%s holds no checkpoint yet: %s was begun and not finished; the command that began it does it again",
                  place->root, begun);
     else if (!describe_flawed(place, quarantined, ret_text, bytes) && !describe_other(place, ret_text, bytes))
-        describe_nothing(place, is_strange, ret_text, bytes);
+        snprintf(
+            ret_text, bytes,
+            "%s holds no checkpoint; a run saves its own in <run.dir>/checkpoints, and `perdure ckpt import --help` lists "
+            "the files of other systems",
+            place->root);
     return PD_OK;
 }
 
@@ -682,28 +659,4 @@ pd_status pd_ckpt_layout_parse(const char *text, struct pd_ckpt_layout *ret_layo
     l.sp = values[3];
     *ret_layout = l;
     return PD_OK;
-}
-
-/* Virtual degrees are powers of two, and what divides them is one. */
-static pd_status check_degree(const char *name, uint64_t degree, uint64_t virtual_degree, struct pd_error *err)
-{
-    uint64_t below = 1;
-    while (2 * below <= degree)
-        below *= 2;
-    if (below != degree && (!virtual_degree || below < virtual_degree))
-        PD_FAIL(err, PD_INVALID, "--layout: %s=%" PRIu64 " is not a power of two; the nearest are %" PRIu64 " and %" PRIu64,
-                name, degree, below, 2 * below);
-    if (virtual_degree && degree > virtual_degree)
-        PD_FAIL(err, PD_INVALID,
-                "--layout: %s=%" PRIu64 " is more than numerics.virtual_%s of the checkpoint, %" PRIu64
-                ", on which its bits depend; take %s=%" PRIu64 " at most",
-                name, degree, name, virtual_degree, name, virtual_degree);
-    return PD_OK;
-}
-
-pd_status pd_ckpt_layout_check(const struct pd_ckpt_layout *layout, uint64_t virtual_tp, uint64_t virtual_sp,
-                               struct pd_error *err)
-{
-    PD_TRY(check_degree("tp", layout->tp, virtual_tp, err));
-    return check_degree("sp", layout->sp, virtual_sp, err);
 }

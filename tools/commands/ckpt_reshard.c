@@ -37,6 +37,16 @@ struct reshard {
     double seconds;
 };
 
+/* A checkpoint keeps its virtual degrees. */
+static pd_status check_degree(const char *name, uint64_t degree, uint64_t virtual_degree, struct pd_error *err)
+{
+    if (virtual_degree % degree == 0) return PD_OK;
+    PD_FAIL(err, PD_INVALID,
+            "--layout: %s=%" PRIu64 " does not divide numerics.virtual_%s of the checkpoint, %" PRIu64
+            ", on which its bits depend; take a divisor of it",
+            name, degree, name, virtual_degree);
+}
+
 /* The saved configuration with other degrees, as a training run with this layout would take it. */
 static pd_status lay_out(struct reshard *r, struct pd_error *err)
 {
@@ -44,7 +54,8 @@ static pd_status lay_out(struct reshard *r, struct pd_error *err)
     const char *overrides[PD_CKPT_LAYOUT_TEXTS];
     const struct pd_layout *stored = &r->commit.state.layout;
     PD_TRY(pd_ckpt_layout_parse(r->options->layout, &degrees, err));
-    PD_TRY(pd_ckpt_layout_check(&degrees, stored->virtual_tp, stored->virtual_sp, err));
+    PD_TRY(check_degree("tp", degrees.tp, stored->virtual_tp, err));
+    PD_TRY(check_degree("sp", degrees.sp, stored->virtual_sp, err));
     for (int i = 0; i < PD_CKPT_LAYOUT_TEXTS; i++)
         overrides[i] = degrees.texts[i];
     PD_TRY(pd_config_parse_saved(r->commit.state.config, overrides, PD_CKPT_LAYOUT_TEXTS, &r->config, err));

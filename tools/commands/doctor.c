@@ -2,7 +2,9 @@
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/fault.h"
 #include "ckpt/base/memory_limit.h"
+#include "ckpt/hdf5/h5.h"
 #include "ckpt/store/probe.h"
+#include "ckpt/tensor/codec_zstd.h"
 #include "offload/device.h"
 #include "tools/command.h"
 #include "tools/output.h"
@@ -13,7 +15,6 @@
 #include "trainer/run/signals.h"
 
 #include <inttypes.h>
-#include <link.h>
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -306,51 +307,15 @@ static void find_mpi(struct findings *findings)
     add(findings, "mpi launcher", FINDING_OK, "%.100s: %.90s", path, version);
 }
 
-/* Third-party libraries that matter, by the start of their file name. */
-static const struct library {
-    const char *prefix, *what, *missing;
-} libraries[] = {
-    {"libhdf5_serial.so", "hdf5", "apt-get install libhdf5-dev, then build again"},
-    {"liburing.so", "liburing", "apt-get install liburing-dev, then build again"},
-    {"libxxhash.so", "xxhash", "apt-get install libxxhash-dev, then build again"},
-    {"libzstd.so", "zstd", "apt-get install libzstd-dev, then build again"},
-    {"libz.so", "zlib", "apt-get install zlib1g-dev, then build again"},
-    {"libmpi.so", "mpi library", "apt-get install libopenmpi-dev, then build again without -DPERDURE_MPI=OFF"},
-    {"libyaml-0.so", "yaml", "apt-get install libyaml-dev, then build again"},
-    {"libjansson.so", "jansson", "apt-get install libjansson-dev, then build again"},
-};
-#define LIBRARY_COUNT (sizeof libraries / sizeof libraries[0])
-
-struct loaded {
-    char paths[LIBRARY_COUNT][256];
-};
-
-static int look_at_object(struct dl_phdr_info *info, size_t bytes, void *context)
-{
-    struct loaded *loaded = context;
-    const char *slash = strrchr(info->dlpi_name, '/');
-    (void)bytes;
-    if (!slash) return 0;
-    for (size_t i = 0; i < LIBRARY_COUNT; i++)
-        if (strncmp(slash + 1, libraries[i].prefix, strlen(libraries[i].prefix)) == 0)
-            snprintf(loaded->paths[i], sizeof loaded->paths[i], "%s", info->dlpi_name);
-    return 0;
-}
-
-/* The version stands in the name of the file that a soname leads to. */
+/* The others are linked whenever this program starts. */
 static void find_libraries(struct findings *findings)
 {
-    struct loaded loaded = {0};
-    dl_iterate_phdr(look_at_object, &loaded);
-    for (size_t i = 0; i < LIBRARY_COUNT; i++) {
-        if (!loaded.paths[i][0]) {
-            advise(add(findings, libraries[i].what, FINDING_MISSING, "not in this build"), "%s", libraries[i].missing);
-            continue;
-        }
-        char *real = realpath(loaded.paths[i], NULL);
-        add(findings, libraries[i].what, FINDING_OK, "%.190s", real ? real : loaded.paths[i]);
-        free(real);
-    }
+    add(findings, "hdf5", FINDING_OK, "%s", pd_h5_version());
+    add(findings, "zstd", FINDING_OK, "%s", pd_zstd_version());
+#if !PERDURE_HAVE_MPI
+    advise(add(findings, "mpi library", FINDING_MISSING, "not in this build"),
+           "apt-get install libopenmpi-dev, then build again without -DPERDURE_MPI=OFF");
+#endif
 }
 
 static const struct program {
