@@ -495,7 +495,8 @@ if not ONLY or any(name.startswith("sample-documents") for name in ONLY):
            '{"step":200,"tokens":[97,98,10,256],"text":"ab\\n"}\n')
 expect("ckpt-step-word", ["ckpt", "show", "run", "--step=x"], 64, err=said("--step=x: expected a whole number, such as --step=4"))
 for name, layout, code, words in (("zero", "dp=0", 78, "--layout: dp is 0 and must be at least 1"),
-                                  ("tp", "tp=3", 78, "tp=3 does not divide numerics.virtual_tp of the checkpoint, 1, "),
+                                  ("power", "tp=3", 78, "--layout: tp=3 must be a power of two"),
+                                  ("tp", "tp=4", 78, "tp=4 does not divide numerics.virtual_tp of the checkpoint, 1, "),
                                   ("stages", "pp=50", 78, "pipeline stages, but the model has"),
                                   ("shard", "dp=2,zero_shard=3", 78, "zero_shard"),
                                   ("word", "dq=2", 64, '"dq=2" is not understood'),

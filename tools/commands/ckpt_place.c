@@ -637,6 +637,9 @@ static pd_status parse_degrees(const char *text, uint64_t values[DEGREES], struc
     } while (*end);
     for (int i = 0; i < 4; i++)
         if (!values[i]) PD_FAIL(err, PD_INVALID, "--layout: %s is 0 and must be at least 1", degree_names[i]);
+    for (int i = 1; i < 4; i += 2) /* tp and sp divide virtual degrees, which are powers of two */
+        if (values[i] & (values[i] - 1))
+            PD_FAIL(err, PD_INVALID, "--layout: %s=%" PRIu64 " must be a power of two", degree_names[i], values[i]);
     return PD_OK;
 }
 

