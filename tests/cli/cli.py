@@ -503,7 +503,7 @@ for name, layout, code, words in (("zero", "dp=0", 78, "--layout: dp is 0 and mu
                                   ("numerics", "virtual_tp=2", 64, "numerics such as virtual_tp stay as they are"),
                                   ("empty", "", 64, '"" is not understood'),
                                   ("comma", "dp=2,", 64, '"" is not understood'),
-                                  ("world", "dp=300,tp=300", 78, "dp=300,tp=300 are 90000 ranks, and there are 65536 at most; take smaller"),
+                                  ("world", "dp=300,tp=256", 78, "dp=300,tp=256 are 76800 ranks, and there are 65536 at most; take smaller"),
                                   ("number", "dp=x", 64, '"x" is not a number'),
                                   ("twice", "dp=2,tp=1,dp=3", 64, "--layout: dp is given twice, 2 and then 3; leave one of them out")):
     expect(f"ckpt-reshard-refuses-{name}", ["ckpt", "reshard", "run", "refused", f"--layout={layout}"], code,
@@ -616,8 +616,7 @@ expect("bench-no-directory", ["bench", "ckpt", "--dir=none"], 78,
 expect("bench-no-space", ["bench", "ckpt", "--bytes=32T"], 74, err=re.compile(r"^perdure: \. has .* free"))
 if os.path.isdir("/dev/shm") and os.stat("/dev/shm").st_dev != os.stat("/dev").st_dev:
     expect("bench-in-memory", ["bench", "ckpt", "--dir=/dev/shm"], 78, err=re.compile("is in memory.*give a directory on one with --dir"))
-for bench, keys in (("ckpt", {"save_ratio", "save_ratio_recycled", "load_ratio"}),
-                    ("convert", {"import_ratio", "export_ratio", "peak_rss_bytes"})):
+for bench, keys in (("ckpt", {"save_ratio", "save_ratio_recycled", "load_ratio"}), ("reshard", {"load_ratio", "offline_ratio", "peak_rss_bytes"})):
     result = perdure("bench", bench, "--bytes=32M", "--pairs=1", "--json")
     if "is in memory" in result[2]:
         print(f"skipped bench-{bench}: {os.getcwd()} is in memory")

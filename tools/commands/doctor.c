@@ -318,26 +318,14 @@ static void find_libraries(struct findings *findings)
 #endif
 }
 
-static const struct program {
-    const char *name, *what, *advice;
-    enum finding_state absent;
-} programs[] = {
-    {"h5ls", "hdf5 tools", "to look into checkpoints: apt-get install hdf5-tools", FINDING_LIMITED},
-    {"ssh", "remote shell", "for hosts of launch.hosts: apt-get install openssh-client, or another launch.agent",
-     FINDING_UNUSED},
-};
-
-static void find_programs(struct findings *findings)
+static void find_program(struct findings *findings, const char *name, const char *what, enum finding_state absent,
+                         const char *advice)
 {
     char path[4096];
-    for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) {
-        const struct program *p = &programs[i];
-        if (pd_starter_find_program(p->name, path)) {
-            add(findings, p->what, FINDING_OK, "%.190s", path);
-            continue;
-        }
-        advise(add(findings, p->what, p->absent, "no %s on PATH", p->name), "%s", p->advice);
-    }
+    if (pd_starter_find_program(name, path))
+        add(findings, what, FINDING_OK, "%.190s", path);
+    else
+        advise(add(findings, what, absent, "no %s on PATH", name), "%s", advice);
 }
 
 static void find_software(struct findings *findings)
@@ -346,7 +334,9 @@ static void find_software(struct findings *findings)
     if (uname(&kernel) == 0) add(findings, "kernel", FINDING_OK, "%.60s %.60s", kernel.sysname, kernel.release);
     find_mpi(findings);
     find_libraries(findings);
-    find_programs(findings);
+    find_program(findings, "h5ls", "hdf5 tools", FINDING_LIMITED, "to look into checkpoints: apt-get install hdf5-tools");
+    find_program(findings, "ssh", "remote shell", FINDING_UNUSED,
+                 "for hosts of launch.hosts: apt-get install openssh-client, or another launch.agent");
 }
 
 static void find_engine(struct findings *findings, const struct pd_vfs *vfs)

@@ -335,32 +335,6 @@ static void tiers(FILE *out, const struct pd_report_run *run)
     end_table(out);
 }
 
-/* The one at a run's end has no line that times it. */
-static void save_summary(FILE *out, const struct pd_history *h)
-{
-    double timed = 0, seconds = 0, stalls = 0;
-    uint64_t saves = 0;
-    for (uint32_t i = 0; i < h->tier_count; i++)
-        if (pd_history_saves(h, i, NULL) > saves) saves = pd_history_saves(h, i, NULL);
-    for (uint64_t row = 0; row < h->rows; row++)
-        if (!isnan(h->columns[PD_COLUMN_SAVE_SECONDS][row])) {
-            timed++;
-            seconds += h->columns[PD_COLUMN_SAVE_SECONDS][row];
-            stalls += isnan(h->columns[PD_COLUMN_STALL_SECONDS][row]) ? 0 : h->columns[PD_COLUMN_STALL_SECONDS][row];
-        }
-    if (!saves) saves = (uint64_t)timed;
-    if (!saves) return;
-    fprintf(
-        out, "<p>%s of %s", pd_counted(saves, "save").text,
-        pd_quantity_text(PD_QUANTITY_BYTES, h->start_count ? (double)h->starts[h->start_count - 1].checkpoint_bytes : NAN)
-            .text);
-    if (timed > 0)
-        fprintf(out, "; %.0f were timed: %s each in the mean, of which training waited %s", timed,
-                pd_quantity_text(PD_QUANTITY_SECONDS, seconds / timed).text,
-                pd_quantity_text(PD_QUANTITY_SECONDS, stalls / timed).text);
-    fputs(".</p>\n", out);
-}
-
 static void store(FILE *out, const struct pd_report_run *run)
 {
     if (run->store_note[0]) {
@@ -421,7 +395,6 @@ void pd_tables_rest(FILE *out, const struct pd_report_data *r)
         heading(out, r, i, "Layouts");
         layouts(out, &run->history);
         heading(out, r, i, "Saves and what is stored");
-        save_summary(out, &run->history);
         tiers(out, run);
         store(out, run);
         if (r->count > 1 || !run->config) continue;

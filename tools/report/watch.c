@@ -29,32 +29,28 @@ static char state_of(int32_t process)
     return end && end[1] ? end[2] : '\0';
 }
 
-static bool is_gone(const struct pd_watch_rank *rank)
+static bool is_gone(int32_t process)
 {
-    return rank->is_here && (!rank->state || rank->state == 'Z');
+    const char state = state_of(process);
+    return !state || state == 'Z';
 }
 
-static bool is_stopped(const struct pd_watch_rank *rank)
+static bool is_stopped(int32_t process)
 {
-    return rank->state == 'T';
+    return state_of(process) == 'T';
 }
 
 /* ---- the run ---- */
-
-static bool launcher_is_gone(const struct pd_history *h)
-{
-    char host[64] = "";
-    (void)gethostname(host, sizeof host - 1);
-    return h->launcher_process && strcmp(host, h->launcher_host) == 0 && !state_of((int32_t)h->launcher_process);
-}
 
 static enum pd_watch_state judge(const struct pd_watch *w)
 {
     const struct pd_history *h = &w->history;
     const struct pd_history_start *s = h->start_count ? &h->starts[h->start_count - 1] : NULL;
     const double last = pd_history_last(h, PD_COLUMN_TIME);
-    if (s && s->exit_code >= 0) return s->is_over ? PD_WATCH_ENDED : launcher_is_gone(h) ? PD_WATCH_GONE : PD_WATCH_BETWEEN;
-    if (launcher_is_gone(h)) return PD_WATCH_GONE;
+    const bool is_alone =
+        w->is_here && h->launcher_process && !state_of((int32_t)h->launcher_process); /* ranks without their launcher */
+    if (s && s->exit_code >= 0) return s->is_over ? PD_WATCH_ENDED : is_alone ? PD_WATCH_GONE : PD_WATCH_BETWEEN;
+    if (is_alone) return PD_WATCH_GONE;
     if (s && !s->rows) return PD_WATCH_STARTING;
     const double usual = pd_history_quantile(h, PD_COLUMN_SECONDS, h->rows > 20 ? h->rows - 20 : 0, h->rows - 1, 0.5);
     return w->now - last > fmax(SILENT_SECONDS, 5 * usual) ? PD_WATCH_SILENT : PD_WATCH_TRAINING;
@@ -103,16 +99,9 @@ pd_status pd_watch_look(struct pd_watch *w, struct pd_error *err)
     PD_TRY(pd_history_refresh(&w->history, err));
     w->step = newest_step(&w->history);
     read_steps(w);
-    const struct pd_history *h = &w->history;
     char host[64] = "";
     (void)gethostname(host, sizeof host - 1);
-    const bool is_here = strcmp(host, h->launcher_host) == 0;
-    w->rank_count = 0;
-    for (uint32_t i = 0; i < h->process_count && i < PD_WATCH_RANKS_MAX; i++) {
-        const struct pd_history_process *p = &h->processes[i];
-        w->ranks[w->rank_count++] =
-            (struct pd_watch_rank){p->rank, p->process, is_here, is_here ? state_of(p->process) : '\0'};
-    }
+    w->is_here = strcmp(host, w->history.launcher_host) == 0;
     w->state = judge(w);
     return PD_OK;
 }
@@ -178,15 +167,14 @@ static const char *const states[PD_WATCH_STATES] = {
     "starting", "training", "no step for a while", "between two starts", "ended", "its launcher is gone", "run.dir is gone"};
 
 /* "", "; rank 1 is stopped", "; 2 ranks are gone", "; all ranks are gone". */
-static void add_ranks(const struct pd_watch *w, const char *word, bool (*is)(const struct pd_watch_rank *), char *ret_text,
-                      size_t room)
+static void add_ranks(const struct pd_watch *w, const char *word, bool (*is)(int32_t process), char *ret_text, size_t room)
 {
     const struct pd_history *h = &w->history;
     const size_t used = strlen(ret_text);
     uint32_t count = 0, first = 0;
-    if (w->state == PD_WATCH_ENDED || w->state == PD_WATCH_BETWEEN) return;
-    for (uint32_t i = w->rank_count; i-- > 0;)
-        if (is(&w->ranks[i])) count++, first = w->ranks[i].rank;
+    if (w->state == PD_WATCH_ENDED || w->state == PD_WATCH_BETWEEN || !w->is_here) return;
+    for (uint32_t i = h->process_count; i-- > 0;)
+        if (is(h->processes[i].process)) count++, first = h->processes[i].rank;
     const struct pd_history_start *start = count ? &h->starts[h->start_count - 1] : NULL;
     if (start && start->ranks > 1 && (count == start->ranks || strcmp(start->transport, "local") == 0)) /* of one process */
         snprintf(ret_text + used, room - used, "; all ranks are %s", word);
@@ -238,13 +226,13 @@ void pd_watch_json(const struct pd_watch *w, struct pd_json_writer *writer)
     pd_json_measured(writer, "tokens_per_second", pd_history_last(h, PD_COLUMN_TOKENS_PER_SECOND));
     pd_json_measured(writer, "eta_seconds", pd_history_last(h, PD_COLUMN_ETA));
     pd_json_array_begin(writer, "ranks");
-    for (uint32_t i = 0; i < w->rank_count; i++) {
-        const struct pd_watch_rank *r = &w->ranks[i];
+    for (uint32_t i = 0; i < h->process_count; i++) {
+        const struct pd_history_process *r = &h->processes[i];
         pd_json_object_begin(writer, NULL);
         pd_json_u64(writer, "rank", r->rank);
         pd_json_i64(writer, "process", r->process);
-        pd_json_bool(writer, "is_gone", is_gone(r));
-        pd_json_bool(writer, "is_stopped", is_stopped(r));
+        pd_json_bool(writer, "is_gone", w->is_here && is_gone(r->process));
+        pd_json_bool(writer, "is_stopped", w->is_here && is_stopped(r->process));
         pd_json_object_end(writer);
     }
     pd_json_array_end(writer);

@@ -5,15 +5,6 @@
 
 #include <sys/stat.h>
 
-#define PD_WATCH_RANKS_MAX 256u
-
-struct pd_watch_rank {
-    uint32_t rank;
-    int32_t process;
-    bool is_here; /* on this host, where the process can be looked at */
-    char state;   /* of /proc: R, S, D, T, Z; 0: gone, or not here */
-};
-
 enum pd_watch_state {
     PD_WATCH_STARTING,
     PD_WATCH_TRAINING,
@@ -32,8 +23,7 @@ struct pd_watch {
     double step;    /* the newest; NaN: none */
     double now;
     enum pd_watch_state state;
-    uint32_t rank_count; /* of the launcher's host; at most PD_WATCH_RANKS_MAX */
-    struct pd_watch_rank ranks[PD_WATCH_RANKS_MAX];
+    bool is_here; /* the launcher's host, where processes of ranks can be looked at */
 
     struct stat directory, config; /* run.dir when it was opened, config.yaml when it was read */
 };
