@@ -113,7 +113,7 @@ class Run:
                 stack = " < ".join(re.findall(r"\] (\w+)", harness.read(f"/proc/{pid}/stack"))[:6])
                 lines.append(f"process {pid}, state {harness.processes()[pid][0]}: {stack}")
             except (OSError, KeyError):
-                lines.append(f"process {pid} is gone")
+                lines.append(f"process {pid}: gone, or not to be looked at")
         raise harness.Failure("\n".join(line[:300] for line in lines + self.log().split("\n")[-9:-1]))
 
     def look(self, doing, may_blame=False):
