@@ -26,252 +26,6 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* ---- sources ---- */
-
-/* Where the bytes of a save come from: this rank's boxes in memory, a GPU's mirror of them, or its newest generation of
- * state in files. A table has a row of functions for each: `memory`, `mirror` and `files`. All three need the index of whole
- * tensors, which a commit takes over.
- *
- *   begin    the caller's thread (pd_state_save_begin), right after an update: the state stays until on_copied
- *   ready    the saver's thread (pd_state_save_wait), before ranks meet: waits for what the shard needs
- *   write    the saver's thread, once for each tier that is tried: this rank's shard, into `store`
- *
- *              state in memory                             state in files
- *   begin      on a GPU the copy to the mirror starts      what is still in memory is written
- *   ready      it has arrived                              tables and one sync
- *   write      the boxes are copied                        the file gets one more name
- */
-
-/* How a save stands to those before it. */
-enum pd_save_order {
-    PD_SAVE_BESIDE,     /* it may begin while others are under way */
-    PD_SAVE_AFTER_COPY, /* there is one mirror: the save before has copied what is in it */
-    PD_SAVE_ALONE       /* state in files, whose pool has one user at a time: all others have ended */
-};
-
-/* What `ready` leaves for `write`, where state is in files. */
-struct pd_save_shard {
-    struct pd_shard_summary summary;
-    uint32_t slot;
-};
-
-struct row;
-
-struct pd_save_source {
-    const struct row *row;
-    struct pd_tiers *tiers;
-    struct pd_group *group;
-    struct pd_engine *engine;
-    void (*on_copied)(void *context);
-    void *context;
-    struct pd_shard_box *boxes;
-    uint32_t box_count;
-    const void *
-        *data; /* (box_count) boxes in memory: the saver's thread reads them until on_copied, updates write them after */
-    /* Writers of each tier; tiers of equal compression share the first one's. With engine->staging, which they write from,
-     * they belong to the saver's thread from save_source_new on: its owner is checked whenever it uses them. */
-    struct pd_shard_writer *writers[PD_TIERS_MAX];
-    struct pd_thread_pool *pool; /* compresses; NULL where nothing does */
-    void *index;
-};
-
-struct row {
-    enum pd_save_order order;
-    pd_status (*write)(struct pd_save_source *, const struct pd_identity *, const struct pd_save_shard *, struct pd_store *,
-                       uint32_t tier, pd_status *ret_written, struct pd_shard_summary *, struct pd_error *);
-    uint64_t (*file_bytes)(const struct pd_save_source *);
-};
-
-/* ---- state in memory ---- */
-
-static pd_status memory_write(struct pd_save_source *s, const struct pd_identity *identity,
-                              const struct pd_save_shard *shard, struct pd_store *store, uint32_t tier,
-                              pd_status *ret_written, struct pd_shard_summary *ret_summary, struct pd_error *err)
-{
-    char path[4096];
-    (void)shard;
-    PD_TRY(pd_store_begin(store, identity, path, err));
-    *ret_written = pd_shard_write(s->writers[tier], path, identity, s->group->rank, s->data, ret_summary, err);
-    return PD_OK;
-}
-
-static uint64_t memory_file_bytes(const struct pd_save_source *s)
-{
-    uint64_t most = 0;
-    for (uint32_t tier = 0; tier < pd_tiers_count(s->tiers); tier++) {
-        const uint64_t bytes = pd_shard_writer_file_bytes(s->writers[tier]);
-        if (bytes > most) most = bytes;
-    }
-    return most;
-}
-
-static const struct row memory = {PD_SAVE_BESIDE, memory_write, memory_file_bytes};
-static const struct row mirror = {PD_SAVE_AFTER_COPY, memory_write, memory_file_bytes};
-
-/* ---- state in files ---- */
-
-/* The first tier links the files, which are whole by now; another tier copies them. */
-static pd_status files_write(struct pd_save_source *s, const struct pd_identity *identity, const struct pd_save_shard *shard,
-                             struct pd_store *store, uint32_t tier, pd_status *ret_written,
-                             struct pd_shard_summary *ret_summary, struct pd_error *err)
-{
-    struct pd_engine *e = s->engine;
-    char path[4096];
-    *ret_summary = shard->summary;
-    *ret_written = PD_OK;
-    if (tier == 0) {
-        PD_TRY(pd_store_begin_generation(store, identity, shard->slot, e->staging.data, e->staging.bytes, err));
-    } else {
-        PD_TRY(pd_store_begin(store, identity, path, err));
-        *ret_written = pd_state_files_copy(e->state, path, identity, e->staging.data, e->staging.bytes, err);
-    }
-    s->on_copied(s->context); /* from here on the checkpoint alone decides about the file */
-    return PD_OK;
-}
-
-static uint64_t files_file_bytes(const struct pd_save_source *s)
-{
-    return pd_state_files_file_bytes(s->engine->state);
-}
-
-static const struct row files = {PD_SAVE_ALONE, files_write, files_file_bytes};
-
-/* ---- opening ---- */
-
-/* Whole tensors for people: every rank's boxes, from the layout function alone. */
-static pd_status build_index(struct pd_save_source *s, struct pd_error *err)
-{
-    const uint32_t shards = pd_layout_world(&s->engine->grid.layout);
-    const struct pd_tensor_table *tensors = &s->engine->options.model->tensors;
-    struct pd_index_source *sources = calloc(shards, sizeof *sources);
-    char(*names)[32] = calloc(shards, sizeof *names);
-    uint64_t bytes = 0;
-    pd_status st =
-        sources && names ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "index: no memory for %u shards", shards);
-    for (uint32_t r = 0; !st && r < shards; r++) {
-        struct pd_shard_box *boxes = NULL;
-        st = pd_layout_shard_boxes(&s->engine->grid.layout, tensors, r, &boxes, &sources[r].box_count, err);
-        snprintf(names[r], sizeof names[r], "shard-%05u.h5", r);
-        sources[r].file_name = names[r];
-        sources[r].boxes = boxes;
-    }
-    if (!st) st = pd_index_build(tensors, sources, shards, &s->index, &bytes, err);
-    (void)malloc_trim(0); /* HDF5 took much more than it leaves */
-    if (!st) pd_tiers_set_index(s->tiers, s->index, bytes);
-    for (uint32_t r = 0; sources && r < shards; r++)
-        free((void *)sources[r].boxes);
-    free(sources);
-    free(names);
-    return st;
-}
-
-/* Tiers that save the same bytes have one writer. */
-static pd_status plan_tier(struct pd_save_source *s, struct pd_vfs *vfs, uint32_t tier, struct pd_error *err)
-{
-    const struct pd_engine *e = s->engine;
-    struct pd_shard_codec codec = *pd_tiers_codec(s->tiers, tier);
-    for (uint32_t i = 0; i < tier; i++) {
-        const struct pd_shard_codec *other = pd_tiers_codec(s->tiers, i);
-        if (other->codec != codec.codec || other->level != codec.level) continue;
-        s->writers[tier] = s->writers[i];
-        return PD_OK;
-    }
-    if (codec.codec != PD_CODEC_NONE && !s->pool) PD_TRY(pd_thread_pool_new(e->options.threads, &s->pool, err));
-    codec.pool = s->pool;
-    PD_TRY(pd_shard_writer_new(vfs, &e->options.model->tensors, s->boxes, s->box_count, e->staging.data, e->staging.bytes,
-                               &codec, &s->writers[tier], err));
-    pd_shard_writer_on_copied(s->writers[tier], s->on_copied, s->context);
-    return PD_OK;
-}
-
-static pd_status list_boxes(struct pd_save_source *s, struct pd_error *err)
-{
-    const struct pd_tensor_table *tensors = &s->engine->options.model->tensors;
-    PD_TRY(pd_layout_shard_boxes(&s->engine->grid.layout, tensors, s->group->rank, &s->boxes, &s->box_count, err));
-    s->data = calloc(s->box_count + 1ull, sizeof *s->data);
-    if (!s->data) PD_FAIL(err, PD_NO_MEMORY, "save: no memory for %u boxes", s->box_count);
-    for (uint32_t b = 0, number = 0; b < s->box_count; b++) {
-        const struct pd_shard_box *box = &s->boxes[b];
-        bool is_first = b == 0 || box[-1].tensor != box->tensor || box[-1].kind != box->kind;
-        number = is_first ? 0 : number + 1;
-        s->data[b] = pd_state_box(s->engine->state, box->tensor, box->kind, number);
-    }
-    return PD_OK;
-}
-
-static pd_status build(struct pd_save_source *s, struct pd_vfs *vfs, struct pd_error *err)
-{
-    if (s->row != &files) {
-        PD_TRY(list_boxes(s, err));
-        for (uint32_t tier = 0; tier < pd_tiers_count(s->tiers); tier++)
-            PD_TRY(plan_tier(s, vfs, tier, err));
-    }
-    /* A leader of a shared directory places it, and leaders are the first ranks of hosts. */
-    const struct pd_comm *comm = s->engine->grid.comm;
-    return s->group->rank == 0 || (comm && comm->rank_here == 0) ? build_index(s, err) : PD_OK;
-}
-
-static void save_source_free(struct pd_save_source *s)
-{
-    if (!s) return;
-    for (uint32_t i = 0; i < PD_TIERS_MAX; i++) {
-        bool is_shared = false;
-        for (uint32_t k = 0; k < i; k++)
-            is_shared |= s->writers[k] == s->writers[i];
-        if (!is_shared) pd_shard_writer_free(s->writers[i]);
-    }
-    pd_thread_pool_free(s->pool);
-    free(s->boxes);
-    free(s->data);
-    free(s->index);
-    free(s);
-}
-
-/* Everything is borrowed for the source's life. `on_copied` is called by the saver's thread, inside write, as soon as the
- * state may change again. */
-static pd_status save_source_new(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group *group,
-                                 struct pd_engine *engine, void (*on_copied)(void *context), void *context,
-                                 struct pd_save_source **ret_source, struct pd_error *err)
-{
-    struct pd_save_source *s = calloc(1, sizeof *s);
-    if (!s) PD_FAIL(err, PD_NO_MEMORY, "save: no memory");
-    *s = (struct pd_save_source){
-        .tiers = tiers, .group = group, .engine = engine, .on_copied = on_copied, .context = context};
-    s->row = pd_state_is_in_files(engine->state) ? &files : pd_state_is_mirrored(engine->state) ? &mirror : &memory;
-    const pd_status st = build(s, vfs, err);
-    if (st) {
-        save_source_free(s);
-        return st;
-    }
-    *ret_source = s;
-    return PD_OK;
-}
-
-/* ---- the rows, called ---- */
-
-/* As pd_tiers_save.prepare. */
-static pd_status save_source_write(struct pd_save_source *s, const struct pd_identity *identity,
-                                   const struct pd_save_shard *shard, struct pd_store *store, uint32_t tier,
-                                   pd_status *ret_written, struct pd_shard_summary *ret_summary, struct pd_error *err)
-{
-    pd_owner_acquire(&s->engine->staging.owner, "a save");
-    const pd_status st = s->row->write(s, identity, shard, store, tier, ret_written, ret_summary, err);
-    pd_owner_release(&s->engine->staging.owner, "a save");
-    return st;
-}
-
-/* One file for the next save, where files lie in memory. The saver's thread, while no save is under way. */
-static void save_source_make_file(struct pd_save_source *s)
-{
-    struct pd_tier_report first;
-    pd_tiers_report(s->tiers, 0, &first);
-    struct pd_store *store = first.is_left_out ? NULL : pd_tiers_store(s->tiers, 0);
-    if (!store) return;
-    pd_owner_acquire(&s->engine->staging.owner, "a file made ready");
-    pd_store_keep_ready(store, s->row->file_bytes(s), s->engine->staging.data, s->engine->staging.bytes);
-    pd_owner_release(&s->engine->staging.owner, "a file made ready");
-}
-
 #define LEAVING_RETRY_NS UINT64_C(1000000000)
 #define OVER_RETRY_NS_MAX UINT64_C(15000000000)
 
@@ -335,6 +89,19 @@ bool pd_save_failures_is_too_long(const struct pd_save_failures *f, uint64_t now
 
 /* ---- the queue ---- */
 
+/* How a save stands to those before it. */
+enum save_order {
+    SAVE_BESIDE,     /* it may begin while others are under way */
+    SAVE_AFTER_COPY, /* state of a GPU, which has one mirror: the save before has copied what is in it */
+    SAVE_ALONE       /* state in files, whose pool has one user at a time: all others have ended */
+};
+
+/* What pd_state_save_wait leaves, where state is in files. */
+struct shard {
+    struct pd_shard_summary summary;
+    uint32_t slot;
+};
+
 #define PLACES (PD_SAVER_IN_FLIGHT_MAX + 1u)
 
 /* start: the caller writes all of it before `started` grows. Then the saver's thread alone, until `finished` grows; but for
@@ -348,14 +115,25 @@ struct save {
     bool is_overwritten; /* it may have changed: this save cannot read it again */
     pd_status begun;     /* what became of pd_state_save_begin, with its error in the outcome */
     struct pd_saver_outcome outcome;
-    struct pd_save_shard shard;
+    struct shard shard;
 };
 
 struct pd_saver {
     struct pd_tiers *tiers;
     struct pd_group *group;
-    struct pd_save_source *source;
+    struct pd_engine *engine;
+    enum save_order order;
     uint32_t in_flight;
+
+    struct pd_shard_box *boxes;
+    uint32_t box_count;
+    const void *
+        *data; /* (box_count) boxes in memory: the saver's thread reads them until on_copied, updates write them after */
+    /* Writers of each tier; tiers of equal compression share the first one's. With engine->staging, which they write from,
+     * they belong to the saver's thread: its owner is checked whenever it uses them. */
+    struct pd_shard_writer *writers[PD_TIERS_MAX];
+    struct pd_thread_pool *pool; /* compresses; NULL where nothing does */
+    void *index;                 /* of whole tensors, which a commit takes over */
 
     pthread_t thread;
     bool is_running;
@@ -370,11 +148,141 @@ struct pd_saver {
     struct pd_owner state;
 };
 
-/* The save that the thread works on, for the callbacks of a save. */
-struct writing {
-    struct pd_saver *saver;
-    struct save *save;
-};
+/* ---- where the bytes of a save come from ----
+ *
+ *   begin    the caller's thread (pd_state_save_begin), right after an update: the state stays until on_copied
+ *   wait     the saver's thread (pd_state_save_wait), before ranks meet: for what the shard needs
+ *   write    the saver's thread, once for each tier that is tried: this rank's shard, into `store`
+ *
+ *              state in memory                             state in files
+ *   begin      on a GPU the copy to the mirror starts      what is still in memory is written
+ *   wait       it has arrived                              tables and one sync
+ *   write      the boxes are copied                        the file gets one more name
+ */
+
+static void on_copied(void *saver);
+
+/* The first tier links the files, which are whole by now; another tier copies them. */
+static pd_status files_write(struct pd_saver *s, struct save *save, struct pd_store *store, uint32_t tier,
+                             pd_status *ret_written, struct pd_shard_summary *ret_summary, struct pd_error *err)
+{
+    struct pd_engine *e = s->engine;
+    char path[4096];
+    *ret_summary = save->shard.summary;
+    *ret_written = PD_OK;
+    if (tier == 0) {
+        PD_TRY(pd_store_begin_generation(store, &save->state.identity, save->shard.slot, e->staging.data, e->staging.bytes,
+                                         err));
+    } else {
+        PD_TRY(pd_store_begin(store, &save->state.identity, path, err));
+        *ret_written = pd_state_files_copy(e->state, path, &save->state.identity, e->staging.data, e->staging.bytes, err);
+    }
+    on_copied(s); /* from here on the checkpoint alone decides about the file */
+    return PD_OK;
+}
+
+static pd_status memory_write(struct pd_saver *s, struct save *save, struct pd_store *store, uint32_t tier,
+                              pd_status *ret_written, struct pd_shard_summary *ret_summary, struct pd_error *err)
+{
+    char path[4096];
+    PD_TRY(pd_store_begin(store, &save->state.identity, path, err));
+    *ret_written = pd_shard_write(s->writers[tier], path, &save->state.identity, s->group->rank, s->data, ret_summary, err);
+    return PD_OK;
+}
+
+uint64_t pd_saver_file_bytes(const struct pd_saver *s)
+{
+    uint64_t most = 0;
+    if (s->order == SAVE_ALONE) return pd_state_files_file_bytes(s->engine->state);
+    for (uint32_t tier = 0; tier < pd_tiers_count(s->tiers); tier++)
+        most = pd_max_u64(most, pd_shard_writer_file_bytes(s->writers[tier]));
+    return most;
+}
+
+/* One file for the next save, where files lie in memory. The saver's thread, while no save is under way. */
+static void make_file(struct pd_saver *s)
+{
+    struct pd_tier_report first;
+    pd_tiers_report(s->tiers, 0, &first);
+    struct pd_store *store = first.is_left_out ? NULL : pd_tiers_store(s->tiers, 0);
+    if (!store) return;
+    pd_owner_acquire(&s->engine->staging.owner, "a file made ready");
+    pd_store_keep_ready(store, pd_saver_file_bytes(s), s->engine->staging.data, s->engine->staging.bytes);
+    pd_owner_release(&s->engine->staging.owner, "a file made ready");
+}
+
+/* Whole tensors for people: every rank's boxes, from the layout function alone. */
+static pd_status build_index(struct pd_saver *s, struct pd_error *err)
+{
+    const uint32_t shards = pd_layout_world(&s->engine->grid.layout);
+    const struct pd_tensor_table *tensors = &s->engine->options.model->tensors;
+    struct pd_index_source *sources = calloc(shards, sizeof *sources);
+    char(*names)[32] = calloc(shards, sizeof *names);
+    uint64_t bytes = 0;
+    pd_status st =
+        sources && names ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "index: no memory for %u shards", shards);
+    for (uint32_t r = 0; !st && r < shards; r++) {
+        struct pd_shard_box *boxes = NULL;
+        st = pd_layout_shard_boxes(&s->engine->grid.layout, tensors, r, &boxes, &sources[r].box_count, err);
+        snprintf(names[r], sizeof names[r], "shard-%05u.h5", r);
+        sources[r].file_name = names[r];
+        sources[r].boxes = boxes;
+    }
+    if (!st) st = pd_index_build(tensors, sources, shards, &s->index, &bytes, err);
+    (void)malloc_trim(0); /* HDF5 took much more than it leaves */
+    if (!st) pd_tiers_set_index(s->tiers, s->index, bytes);
+    for (uint32_t r = 0; sources && r < shards; r++)
+        free((void *)sources[r].boxes);
+    free(sources);
+    free(names);
+    return st;
+}
+
+/* Tiers that save the same bytes have one writer. */
+static pd_status plan_tier(struct pd_saver *s, struct pd_vfs *vfs, uint32_t tier, struct pd_error *err)
+{
+    const struct pd_engine *e = s->engine;
+    struct pd_shard_codec codec = *pd_tiers_codec(s->tiers, tier);
+    for (uint32_t i = 0; i < tier; i++) {
+        const struct pd_shard_codec *other = pd_tiers_codec(s->tiers, i);
+        if (other->codec != codec.codec || other->level != codec.level) continue;
+        s->writers[tier] = s->writers[i];
+        return PD_OK;
+    }
+    if (codec.codec != PD_CODEC_NONE && !s->pool) PD_TRY(pd_thread_pool_new(e->options.threads, &s->pool, err));
+    codec.pool = s->pool;
+    PD_TRY(pd_shard_writer_new(vfs, &e->options.model->tensors, s->boxes, s->box_count, e->staging.data, e->staging.bytes,
+                               &codec, &s->writers[tier], err));
+    pd_shard_writer_on_copied(s->writers[tier], on_copied, s);
+    return PD_OK;
+}
+
+static pd_status list_boxes(struct pd_saver *s, struct pd_error *err)
+{
+    const struct pd_tensor_table *tensors = &s->engine->options.model->tensors;
+    PD_TRY(pd_layout_shard_boxes(&s->engine->grid.layout, tensors, s->group->rank, &s->boxes, &s->box_count, err));
+    s->data = calloc(s->box_count + 1ull, sizeof *s->data);
+    if (!s->data) PD_FAIL(err, PD_NO_MEMORY, "save: no memory for %u boxes", s->box_count);
+    for (uint32_t b = 0, number = 0; b < s->box_count; b++) {
+        const struct pd_shard_box *box = &s->boxes[b];
+        bool is_first = b == 0 || box[-1].tensor != box->tensor || box[-1].kind != box->kind;
+        number = is_first ? 0 : number + 1;
+        s->data[b] = pd_state_box(s->engine->state, box->tensor, box->kind, number);
+    }
+    return PD_OK;
+}
+
+static pd_status build(struct pd_saver *s, struct pd_vfs *vfs, struct pd_error *err)
+{
+    if (s->order != SAVE_ALONE) {
+        PD_TRY(list_boxes(s, err));
+        for (uint32_t tier = 0; tier < pd_tiers_count(s->tiers); tier++)
+            PD_TRY(plan_tier(s, vfs, tier, err));
+    }
+    /* A leader of a shared directory places it, and leaders are the first ranks of hosts. */
+    const struct pd_comm *comm = s->engine->grid.comm;
+    return s->group->rank == 0 || (comm && comm->rank_here == 0) ? build_index(s, err) : PD_OK;
+}
 
 /* ---- pins: with the lock ---- */
 
@@ -426,32 +334,35 @@ static void on_copied(void *context)
 /* A tier has failed and the next one is to be asked: the state stays as it is, if no update may have begun. */
 static bool hold(void *context)
 {
-    const struct writing *w = context;
-    struct pd_saver *s = w->saver;
+    struct pd_saver *s = context;
+    struct save *save = &s->saves[s->finished % PLACES];
     pthread_mutex_lock(&s->lock);
-    const bool is_held = !w->save->is_overwritten;
-    if (is_held && !w->save->is_pinned) pin(s, w->save);
+    const bool is_held = !save->is_overwritten;
+    if (is_held && !save->is_pinned) pin(s, save);
     pthread_mutex_unlock(&s->lock);
     return is_held;
 }
 
-static pd_status prepare(void *context, struct pd_store *store, uint32_t tier, pd_status *ret_written,
-                         struct pd_shard_summary *ret_summaries, struct pd_error *err)
+static pd_status saver_write(void *context, struct pd_store *store, uint32_t tier, pd_status *ret_written,
+                             struct pd_shard_summary *ret_summaries, struct pd_error *err)
 {
-    const struct writing *w = context;
-    return save_source_write(w->saver->source, &w->save->state.identity, &w->save->shard, store, tier, ret_written,
-                             ret_summaries, err);
+    struct pd_saver *s = context;
+    struct save *save = &s->saves[s->finished % PLACES];
+    pd_owner_acquire(&s->engine->staging.owner, "a save");
+    const pd_status st =
+        (s->order == SAVE_ALONE ? files_write : memory_write)(s, save, store, tier, ret_written, ret_summaries, err);
+    pd_owner_release(&s->engine->staging.owner, "a save");
+    return st;
 }
 
 static pd_status write_save(struct pd_saver *s, struct save *save, struct pd_error *err)
 {
-    struct writing writing = {s, save};
-    const struct pd_tiers_save request = {&save->state, save->is_everywhere, prepare, hold, &writing};
+    const struct pd_tiers_save request = {&save->state, save->is_everywhere, saver_write, hold, s};
     uint32_t tier;
-    if (s->source->row->order != PD_SAVE_BESIDE) {
-        const pd_status st =
-            save->begun ? save->begun /* with its error in *err */
-                        : pd_state_save_wait(s->source->engine->state, &save->shard.summary, &save->shard.slot, err);
+    if (s->order != SAVE_BESIDE) {
+        const pd_status st = save->begun
+                                 ? save->begun /* with its error in *err */
+                                 : pd_state_save_wait(s->engine->state, &save->shard.summary, &save->shard.slot, err);
         PD_TRY(pd_group_agree(s->group, st, err));
     }
     if (save->is_last) return pd_tiers_finish(s->tiers, &request, save->leave_seconds, err);
@@ -489,7 +400,7 @@ static void *thread_main(void *argument)
             /* Called with the lock, which is open meanwhile. */
             s->is_file_due = false;
             pthread_mutex_unlock(&s->lock);
-            save_source_make_file(s->source);
+            make_file(s);
             pthread_mutex_lock(&s->lock);
         } else
             pthread_cond_wait(&s->changed, &s->lock);
@@ -517,12 +428,16 @@ pd_status pd_saver_new(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_gro
     if (!s) PD_FAIL(err, PD_NO_MEMORY, "save: no memory");
     s->tiers = tiers;
     s->group = group;
+    s->engine = engine;
+    s->order = pd_state_is_in_files(engine->state)   ? SAVE_ALONE
+               : pd_state_is_mirrored(engine->state) ? SAVE_AFTER_COPY
+                                                     : SAVE_BESIDE;
     s->in_flight = in_flight;
     s->rank = pd_rank_current();
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
     pd_owner_acquire(&s->state, "updates");
-    pd_status st = save_source_new(vfs, tiers, group, engine, on_copied, s, &s->source, err);
+    pd_status st = build(s, vfs, err);
     if (!st) st = start_thread(s, err);
     if (st) {
         pd_saver_free(s);
@@ -542,18 +457,22 @@ void pd_saver_free(struct pd_saver *s)
     if (s->is_running) pthread_join(s->thread, NULL);
     pthread_cond_destroy(&s->changed);
     pthread_mutex_destroy(&s->lock);
-    save_source_free(s->source);
+    for (uint32_t i = 0; i < PD_TIERS_MAX; i++) {
+        bool is_shared = false;
+        for (uint32_t k = 0; k < i; k++)
+            is_shared |= s->writers[k] == s->writers[i];
+        if (!is_shared) pd_shard_writer_free(s->writers[i]);
+    }
+    pd_thread_pool_free(s->pool);
+    free(s->boxes);
+    free(s->data);
+    free(s->index);
     free(s);
-}
-
-uint64_t pd_saver_file_bytes(const struct pd_saver *s)
-{
-    return s->source->row->file_bytes(s->source);
 }
 
 void pd_saver_keep_ready(struct pd_saver *s)
 {
-    if (s->source->row->order == PD_SAVE_ALONE) return; /* its own files are the checkpoint */
+    if (s->order == SAVE_ALONE) return; /* its own files are the checkpoint */
     pthread_mutex_lock(&s->lock);
     s->makes_files = s->is_file_due = true;
     pthread_cond_broadcast(&s->changed);
@@ -570,7 +489,7 @@ static void wait_changed(struct pd_saver *s)
 
 uint32_t pd_saver_in_flight(const struct pd_saver *s)
 {
-    return s->source->row->order == PD_SAVE_ALONE ? 1 : s->in_flight;
+    return s->order == SAVE_ALONE ? 1 : s->in_flight;
 }
 
 void pd_saver_wait_turn(struct pd_saver *s, double seconds)
@@ -594,17 +513,17 @@ static void start(struct pd_saver *s, const struct save *what)
     const uint64_t start_ns = pd_clock_monotonic_ns(NULL);
     pthread_mutex_lock(&s->lock);
     /* Until a place is free and the source may begin. */
-    const enum pd_save_order order = s->source->row->order;
+    const enum save_order order = s->order;
     PD_CHECK(s->started - s->collected < PLACES);
-    while (s->started - s->finished >= pd_saver_in_flight(s) || (order == PD_SAVE_AFTER_COPY && has_pins(s)))
+    while (s->started - s->finished >= pd_saver_in_flight(s) || (order == SAVE_AFTER_COPY && has_pins(s)))
         wait_changed(s);
-    if (order == PD_SAVE_AFTER_COPY) mark_overwritten(s);
+    if (order == SAVE_AFTER_COPY) mark_overwritten(s);
     pthread_mutex_unlock(&s->lock);
     struct save *next = &s->saves[s->started % PLACES]; /* the thread does not look at it before `started` grows */
     *next = *what;
     next->start_ns = start_ns;
     next->outcome = (struct pd_saver_outcome){.step = what->state.identity.step};
-    next->begun = pd_state_save_begin(s->source->engine->state, &next->state.identity, &next->outcome.error);
+    next->begun = pd_state_save_begin(s->engine->state, &next->state.identity, &next->outcome.error);
     next->outcome.stall_seconds = pd_clock_seconds_since(NULL, start_ns);
     pthread_mutex_lock(&s->lock);
     pin(s, next);
