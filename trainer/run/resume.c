@@ -269,16 +269,6 @@ static pd_status start_fresh(struct pd_group *group, struct pd_engine *e, const 
     return pd_group_agree(group, pd_state_init(e->state, &state->identity, err), err);
 }
 
-/* What was imported has fp32 moments, whatever the run keeps. */
-static void log_moments(const struct pd_engine *e, const struct pd_run_state *saved)
-{
-    const enum pd_dtype now = e->options.config->optimizer.moments;
-    if (now == saved->moments) return;
-    pd_log_info(MODULE, "moments are stored in %s and kept in %s (optimizer.moments) from here on: %s",
-                pd_dtype_name(saved->moments), pd_dtype_name(now),
-                now == PD_BF16 ? "each is rounded to the nearest once" : "the same numbers");
-}
-
 /* ---- one candidate ---- */
 
 struct candidate {
@@ -347,7 +337,6 @@ static pd_status load_entry(struct pd_vfs *vfs, const struct candidate *c, struc
     pd_owner_release(&e->staging.owner, "load");
     PD_TRY(st);
     if (change.any && group->rank == 0) log_new_lineage(&identity, &change);
-    if (group->rank == 0) log_moments(e, &commit->state);
     commit->state.identity = identity;
     report->from_world = pd_layout_world(&commit->state.layout);
     report->resumed = true;
