@@ -4,7 +4,8 @@
  *   free ──────────────▶ coming ───────────────────────────────────▶ there ──▶ (used, then taken for another)
  *
  *   invariants  1. no byte of a checked piece is converted before its window was checked
- *               2. a window that a task of the line will read is taken for another only where nothing else is left
+ *               2. a window that a task of the line will read is taken for another only where nothing else is left: `until` is
+ *                  the last such task's number
  *               3. direct reads end at the last whole page of a file; what is behind it comes through the page cache */
 #include "resharder/catalog/read.h"
 
@@ -29,7 +30,7 @@ struct window {
     struct pd_transfer_slot *slot; /* while it is coming */
     unsigned char *room, *data;    /* (WINDOW_ROOM); inside it, of the window's first byte */
     uint64_t bytes, used_at;
-    uint32_t wanted; /* by tasks that were expected and are not yet done */
+    uint64_t until; /* the last task of the line that was expected to read it; 0: none */
     bool is_used;
 };
 
@@ -51,6 +52,7 @@ struct pd_reader {
     uint32_t window_count;
     struct window *last;       /* that a read used */
     struct pd_read_line *line; /* NULL: none */
+    uint64_t tasks_done;       /* of the line */
     struct open_file files[PD_READER_FILES_MAX];
     uint64_t clock, bytes_read;
     uint64_t last_piece;
@@ -172,8 +174,8 @@ static struct window *find_window(struct pd_reader *r, uint64_t piece, uint64_t 
     return NULL;
 }
 
-/* One that is free, or was used longest ago and nobody wants. Only where `may_waste` and there is no such, one that is wanted:
- * of those nobody has used yet, the one that is needed last. The last used stays: the next read may begin in the middle of it. */
+/* One that is free, or was used longest ago and no task will read. Only where `may_waste` and there is no such, one that will be
+ * read: of those nobody has used yet, the one that is needed last. The last used stays: the next read may begin inside it. */
 static struct window *take_window(struct pd_reader *r, bool may_waste)
 {
     struct window *done = NULL, *oldest = NULL, *latest = NULL;
@@ -181,7 +183,8 @@ static struct window *take_window(struct pd_reader *r, bool may_waste)
         struct window *w = &r->windows[i];
         if (w->piece == UINT64_MAX) return w;
         if (w->slot) continue;
-        if (w->is_used && !w->wanted && w != r->last && (!done || w->used_at < done->used_at)) done = w;
+        const bool is_done = w->until <= r->tasks_done && (w->is_used || w->until) && w != r->last;
+        if (is_done && (!done || w->used_at < done->used_at)) done = w;
         if (w->is_used && (!oldest || w->used_at < oldest->used_at)) oldest = w;
         if (!w->is_used && (!latest || w->used_at > latest->used_at)) latest = w;
     }
@@ -244,7 +247,7 @@ static pd_status begin_window(struct pd_reader *r, struct window *w, uint32_t te
     w->tensor = tensor;
     w->bytes = bytes - number * room < room ? bytes - number * room : room;
     w->is_used = false;
-    w->wanted = 0;
+    w->until = 0;
     w->used_at = ++r->clock;
     pd_status st;
     if (is_plain(r, piece)) {
@@ -333,12 +336,9 @@ static bool piece_part(const struct pd_foreign_tensor *tensor, const struct pd_p
     return true;
 }
 
-/* What is done with the windows of a part of a tensor: those that are there are wanted once more, or once less; those that are
- * not are sent for, and are wanted then or not. */
-enum visit { VISIT_WANT, VISIT_LEAVE, VISIT_SEND, VISIT_SEND_WANTED };
-
-static pd_status visit_piece(struct pd_reader *r, enum visit visit, uint32_t tensor, uint64_t number, uint64_t begin,
-                             uint64_t end, bool *ret_fits, struct pd_error *err)
+/* Windows of a part of a piece stay until task `until` is done; those that are not there are sent for, where it `sends`. */
+static pd_status visit_piece(struct pd_reader *r, uint32_t tensor, uint64_t number, uint64_t begin, uint64_t end,
+                             uint64_t until, bool sends, bool *ret_fits, struct pd_error *err)
 {
     const struct pd_foreign_tensor *t = &r->catalog->tensors[tensor];
     const struct pd_element_row *element = &pd_elements[t->element];
@@ -346,16 +346,14 @@ static pd_status visit_piece(struct pd_reader *r, enum visit visit, uint32_t ten
                    last = pd_divide_up(end, element->block_elements) * element->block_bytes;
     for (uint64_t w = first / room; w * room < last; w++) {
         struct window *window = find_window(r, number, w);
-        if (window && visit == VISIT_WANT) window->wanted++;
-        if (window && visit == VISIT_LEAVE && window->wanted) window->wanted--;
-        if (window || visit < VISIT_SEND) continue;
-        window = take_window(r, false);
+        if (!window && !sends) continue;
         if (!window) {
-            *ret_fits = false;
-            return PD_OK;
+            window = take_window(r, false);
+            *ret_fits = window != NULL;
+            if (!window) return PD_OK;
+            PD_TRY(begin_window(r, window, tensor, number, w, err));
         }
-        PD_TRY(begin_window(r, window, tensor, number, w, err));
-        window->wanted = visit == VISIT_SEND_WANTED;
+        window->until = pd_max_u64(window->until, until);
     }
     return PD_OK;
 }
@@ -383,7 +381,7 @@ static bool visited_part(const struct pd_reader *r, const struct pd_foreign_tens
     return *begin < *end;
 }
 
-static pd_status visit_view(struct pd_reader *r, enum visit visit, uint32_t tensor, const struct pd_view *view,
+static pd_status visit_view(struct pd_reader *r, uint32_t tensor, const struct pd_view *view, uint64_t until, bool sends,
                             bool *ret_fits, struct pd_error *err)
 {
     const struct pd_foreign_tensor *t = &r->catalog->tensors[tensor];
@@ -391,7 +389,7 @@ static pd_status visit_view(struct pd_reader *r, enum visit visit, uint32_t tens
     if (!pd_view_elements(view)) return PD_OK;
     for (uint64_t p = t->piece_begin; *ret_fits && p < t->piece_begin + t->piece_count; p++)
         if (visited_part(r, t, p, extent_of(view), &begin, &end))
-            PD_TRY(visit_piece(r, visit, tensor, p, begin, end, ret_fits, err));
+            PD_TRY(visit_piece(r, tensor, p, begin, end, until, sends, ret_fits, err));
     return PD_OK;
 }
 
@@ -399,7 +397,7 @@ pd_status pd_reader_expect(struct pd_reader *r, uint32_t tensor, const struct pd
                            struct pd_error *err)
 {
     *ret_is_on_its_way = true;
-    return visit_view(r, VISIT_SEND, tensor, view, ret_is_on_its_way, err);
+    return visit_view(r, tensor, view, 0, true, ret_is_on_its_way, err);
 }
 
 /* ---- a line of reads ---- */
@@ -411,47 +409,13 @@ void pd_read_line_init(struct pd_read_line *line, struct pd_reader *reader,
     reader->line = line;
 }
 
-/* How many windows of the piece a task is done with that goes through `extent` in its order and is before element `at`. The
- * last one may have elements of a row that has not ended. */
-static uint64_t windows_done(const struct pd_reader *r, uint32_t tensor, uint64_t piece, struct extent extent, uint64_t at)
-{
-    const struct pd_foreign_tensor *t = &r->catalog->tensors[tensor];
-    const uint64_t elements = window_elements(r, tensor);
-    struct extent until = {extent.low, at};
-    uint64_t begin, end, row, done;
-    if (!visited_part(r, t, piece, extent, &begin, &end)) return 0;
-    if (at >= extent.high) return pd_divide_up(end, elements);
-    if (at <= extent.low || !visited_part(r, t, piece, until, &row, &done)) return begin / elements;
-    return pd_max_u64(begin / elements, done / elements - (done >= elements));
-}
-
-/* Several tasks may read the same windows: each wants them until it is done with them, which it is between elements `from` and
- * `until`. */
-static pd_status leave(struct pd_reader *r, const struct pd_read_task *task, uint64_t from, uint64_t until,
-                       struct pd_error *err)
-{
-    const struct pd_foreign_tensor *t = &r->catalog->tensors[task->tensor];
-    const struct extent extent = extent_of(&task->view);
-    const uint64_t elements = window_elements(r, task->tensor);
-    bool fits = true;
-    if (!pd_view_elements(&task->view)) return PD_OK;
-    for (uint64_t p = t->piece_begin; p < t->piece_begin + t->piece_count; p++) {
-        const uint64_t first = windows_done(r, task->tensor, p, extent, from),
-                       last = windows_done(r, task->tensor, p, extent, until);
-        if (first < last)
-            PD_TRY(visit_piece(r, VISIT_LEAVE, task->tensor, p, first * elements, last * elements, &fits, err));
-    }
-    return PD_OK;
-}
-
 /* What is there already is kept before anything is sent for, which would take its window. */
-static pd_status expect(struct pd_reader *r, const struct pd_read_task *task, bool *ret_fits, struct pd_error *err)
+static pd_status expect(struct pd_reader *r, const struct pd_read_task *task, uint64_t number, bool *ret_fits,
+                        struct pd_error *err)
 {
-    const struct extent extent = extent_of(&task->view);
     if (task->tensor == PD_READ_NOTHING) return PD_OK;
-    PD_TRY(visit_view(r, VISIT_WANT, task->tensor, &task->view, ret_fits, err));
-    PD_TRY(visit_view(r, VISIT_SEND_WANTED, task->tensor, &task->view, ret_fits, err));
-    return *ret_fits ? PD_OK : leave(r, task, extent.low, extent.high, err);
+    PD_TRY(visit_view(r, task->tensor, &task->view, number, false, ret_fits, err));
+    return visit_view(r, task->tensor, &task->view, number, true, ret_fits, err);
 }
 
 static pd_status look_ahead(struct pd_read_line *line, struct pd_error *err)
@@ -464,7 +428,8 @@ static pd_status look_ahead(struct pd_read_line *line, struct pd_error *err)
             if (line->is_at_end) break;
             line->count++;
         }
-        PD_TRY(expect(line->reader, &line->tasks[(line->begin + line->expected) % PD_READ_LINE_MAX], &fits, err));
+        PD_TRY(expect(line->reader, &line->tasks[(line->begin + line->expected) % PD_READ_LINE_MAX],
+                      line->taken + line->expected + 1, &fits, err));
         if (fits) line->expected++;
     }
     return PD_OK;
@@ -473,29 +438,46 @@ static pd_status look_ahead(struct pd_read_line *line, struct pd_error *err)
 pd_status pd_read_line_take(struct pd_read_line *line, struct pd_read_task *ret_task, bool *ret_has_one,
                             struct pd_error *err)
 {
-    if (line->leaves) PD_TRY(leave(line->reader, &line->last, line->passed, UINT64_MAX, err));
-    line->leaves = false;
+    line->reader->tasks_done = line->taken;
     PD_TRY(look_ahead(line, err));
     *ret_has_one = line->count > 0;
     if (!line->count) return PD_OK;
-    *ret_task = line->last = line->tasks[line->begin];
+    *ret_task = line->tasks[line->begin];
     line->begin = (line->begin + 1) % PD_READ_LINE_MAX;
     line->count--;
-    line->leaves = line->expected && line->last.tensor != PD_READ_NOTHING;
-    line->passed = line->last.view.offset;
+    line->taken++;
     if (line->expected) line->expected--;
     return PD_OK;
 }
 
-/* The task that is read is done with what lies before element `at`. A disk that ends many transfers at once would have nothing
- * to do until the whole task is. */
-static pd_status pass(struct pd_reader *r, uint64_t at, struct pd_error *err)
+/* Where a piece begins in its tensor; UINT64_MAX: its elements do not lie side by side there. */
+static uint64_t piece_begin(const struct pd_foreign_tensor *tensor, const struct pd_piece *piece)
 {
-    struct pd_read_line *line = r->line;
-    if (!line || !line->leaves || at < line->passed + window_elements(r, line->last.tensor)) return PD_OK;
-    PD_TRY(leave(r, &line->last, line->passed, at, err));
-    line->passed = at;
-    return look_ahead(line, err);
+    uint64_t first = 0, last = 0, step = 1, elements = 1;
+    if (piece->is_range) return piece->start[0];
+    for (uint32_t d = tensor->ndim; d-- > 0; step *= tensor->shape[d]) {
+        first += piece->start[d] * step;
+        last += (piece->start[d] + piece->count[d] - 1) * step;
+        elements *= piece->count[d];
+    }
+    return last - first + 1 == elements ? first : UINT64_MAX;
+}
+
+/* The task that is read is done with what lies before element `at` of its tensor. A disk that ends many transfers at once would
+ * have nothing to do until the whole task is. */
+static pd_status pass(struct pd_reader *r, uint32_t tensor, uint64_t at, struct pd_error *err)
+{
+    bool any = false;
+    for (uint32_t i = 0; r->line && i < r->window_count; i++) {
+        struct window *w = &r->windows[i];
+        if (w->piece == UINT64_MAX || w->tensor != tensor || !w->is_used || w->until != r->line->taken || w == r->last)
+            continue;
+        const uint64_t begin = piece_begin(&r->catalog->tensors[tensor], piece_of(r, w->piece));
+        if (begin >= at || (w->number + 1) * window_elements(r, tensor) > at - begin) continue;
+        w->until = 0;
+        any = true;
+    }
+    return any ? look_ahead(r->line, err) : PD_OK;
 }
 
 /* ---- reading ---- */
@@ -616,7 +598,7 @@ static pd_status read_turned(struct pd_reader *r, uint32_t tensor, uint64_t elem
                              uint64_t columns, float *values, uint64_t step, struct pd_error *err)
 {
     for (uint64_t row = 0; row < rows; row += TURNED_ROWS) {
-        PD_TRY(pass(r, element + row * stride, err));
+        PD_TRY(pass(r, tensor, element + row * stride, err));
         for (uint64_t c = 0; c < columns; c += TURNED_COLUMNS) {
             const uint64_t height = rows - row < TURNED_ROWS ? rows - row : TURNED_ROWS,
                            width = columns - c < TURNED_COLUMNS ? columns - c : TURNED_COLUMNS;
@@ -686,8 +668,8 @@ static pd_status expect_stored(struct pd_reader *r, uint32_t tensor, uint64_t pi
     const struct pd_element_row *element = &pd_elements[t->element];
     const uint64_t room = window_bytes(r, tensor), bytes = pd_piece_bytes(t, piece_of(r, piece));
     if (!is_plain(r, piece)) return PD_OK;
-    return visit_piece(r, VISIT_SEND, tensor, piece, offset / room * room / element->block_bytes * element->block_elements,
-                       bytes / element->block_bytes * element->block_elements, ret_fits, err);
+    return visit_piece(r, tensor, piece, offset / room * room / element->block_bytes * element->block_elements,
+                       bytes / element->block_bytes * element->block_elements, 0, true, ret_fits, err);
 }
 
 pd_status pd_reader_expect_stored(struct pd_reader *r, uint32_t tensor, uint64_t piece, bool *ret_is_on_its_way,

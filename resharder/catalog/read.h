@@ -58,9 +58,8 @@ struct pd_read_line {
     void *context;
     struct pd_read_task tasks[PD_READ_LINE_MAX];
     uint32_t begin, count, expected; /* of a ring; `expected` of them are on their way */
-    struct pd_read_task last;        /* that was taken; `leaves`: its windows are wanted until it is done with them */
-    uint64_t passed;                 /* elements of `last` whose windows were left already */
-    bool leaves, is_at_end;
+    uint64_t taken;                  /* tasks so far: the number of the one that is read */
+    bool is_at_end;
 };
 /* While a task is read, windows behind it are sent for as soon as it is done with one. One line a reader, of its tasks only. */
 void pd_read_line_init(struct pd_read_line *line, struct pd_reader *reader,
