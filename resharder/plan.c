@@ -1,6 +1,7 @@
 #include "resharder/plan.h"
 
 #include "ckpt/base/checked.h"
+#include "ckpt/base/grow.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -408,16 +409,10 @@ static struct pd_read_item item_with(const struct pd_plan *plan, const struct pl
     return item;
 }
 
-static pd_status append(struct pd_read_item **items, uint64_t *count, uint64_t *capacity, const struct pd_read_item *item,
-                        struct pd_error *err)
+static pd_status append(struct pd_read_item **items, uint64_t *count, const struct pd_read_item *item, struct pd_error *err)
 {
-    if (*count == *capacity) {
-        uint64_t wanted = *capacity ? *capacity * 2 : 256;
-        struct pd_read_item *grown = realloc(*items, wanted * sizeof *grown);
-        if (!grown) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for a plan of %llu items", (unsigned long long)wanted);
-        *items = grown;
-        *capacity = wanted;
-    }
+    if (!pd_grow(items, *count, sizeof **items))
+        PD_FAIL(err, PD_NO_MEMORY, "load: no memory for a plan of %llu items", (unsigned long long)*count + 1);
     (*items)[(*count)++] = *item;
     return PD_OK;
 }
@@ -437,7 +432,7 @@ static pd_status visit_own(void *context, const struct place *place, struct pd_e
     for (uint64_t block = block_at(place, r->stretch.begin);
          block < blocks && place->position + block * BLOCK_PAGES < r->stretch.end;) {
         struct pd_read_item item = item_with(plan, place, &r->stretch, block);
-        PD_TRY(append(&plan->items, &plan->item_count, &plan->item_capacity, &item, err));
+        PD_TRY(append(&plan->items, &plan->item_count, &item, err));
         block = item.first_block + item.block_count;
     }
     return PD_OK;
@@ -536,7 +531,7 @@ static pd_status visit_coming(void *context, const struct place *place, struct p
         struct pd_read_item item = item_with(plan, place, &stretch, block);
         block = item.first_block + item.block_count;
         if (item.reader == plan->input.rank || !is_mine(r, place, &item)) continue;
-        PD_TRY(append(&plan->coming, &plan->coming_count, &plan->coming_capacity, &item, err));
+        PD_TRY(append(&plan->coming, &plan->coming_count, &item, err));
     }
     return PD_OK;
 }
@@ -680,7 +675,7 @@ void pd_plan_free(struct pd_plan *plan)
 uint64_t pd_plan_bytes(const struct pd_plan *plan)
 {
     return sizeof *plan + sizeof *plan->lines + plan->lines->bytes +
-           (plan->item_capacity + plan->coming_capacity) * sizeof *plan->items;
+           (plan->item_count + plan->coming_count) * sizeof *plan->items;
 }
 
 uint32_t pd_plan_owners(const struct pd_plan *plan, const struct pd_read_item *item,

@@ -55,10 +55,10 @@ struct pd_plan {
     uint32_t shard_count;
     struct pd_plan_lines *lines;
     struct pd_read_item *items; /* (item_count) what this rank reads, by round and place in the window */
-    uint64_t item_count, item_capacity;
+    uint64_t item_count;
     /* (coming_count) what others read and this rank may want something of: by round, reader, place in the window */
     struct pd_read_item *coming;
-    uint64_t coming_count, coming_capacity;
+    uint64_t coming_count;
     uint32_t round_count; /* the same on every rank */
 };
 

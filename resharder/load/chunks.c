@@ -1,5 +1,6 @@
-/* Loading boxes that lie in chunks. What comes from the disk waits in a ring, in the order in which it is needed; when it is
- * a round's turn its chunks are decompressed, by all threads there are, to where the round is verified and sent from.
+/* Memory of a load. What comes from the disk waits in a ring, in the order in which it is needed. When it is a round's turn, its
+ * chunks are decompressed by all threads there are, to where the round is verified and sent from; boxes in one piece are used
+ * where they lie. Without chunks the ring is all there is.
  *
  *   the caller's buffers:  | a round, decompressed | two chunks that go on in the next one | scratch of threads | ring ... |
  *
@@ -59,6 +60,7 @@ struct load_chunks {
     const struct loader *loader;
     const struct round *running;
     atomic_uint next_job; /* of it */
+    void *own;            /* memory where the caller's buffers are too small for chunks; or NULL */
 };
 
 static struct round *round_of(const struct load_chunks *c, uint32_t round)
@@ -266,6 +268,7 @@ pd_status load_chunks_decompress(struct loader *l, uint32_t number, struct pd_er
 {
     struct load_chunks *c = l->chunks;
     struct round *round = round_of(c, number);
+    if (!round->job_count) return PD_OK;
     for (uint32_t j = 0; j < round->job_count; j++) /* before its place is taken by another */
         if (round->jobs[j].was_before) copy_share(l, &round->jobs[j], c->kept[round->jobs[j].kept]);
     c->running = round;
@@ -331,66 +334,54 @@ static void count_rounds(const struct loader *l, uint64_t *needs, struct demand 
     }
 }
 
-/* False: the buffers are too small to have anything on its way. */
-static bool cut(const struct loader *l, struct load_chunks *c, const struct demand *s)
+/* Cuts the buffers. Where they are too small to have a round of chunks in them, as much memory as that takes is used instead. */
+static pd_status cut(struct loader *l, struct load_chunks *c, const struct demand *s, struct pd_error *err)
 {
-    const uint64_t fixed = l->window_bytes + 2ull * PD_SHARD_CHUNK_MAX, most = s->most + s->largest;
-    const uint64_t have = l->request->buffer_bytes / PD_VFS_ALIGN * PD_VFS_ALIGN;
+    const uint64_t fixed = s->has_chunks ? l->window_bytes + 2ull * PD_SHARD_CHUNK_MAX : 0, most = s->most + s->largest,
+                   least = fixed + most + (s->has_chunks ? SCRATCH_BYTES : 0);
     const uint32_t size = pd_thread_pool_size(l->request->pool);
-    if (have < fixed + SCRATCH_BYTES + most) return false;
-    const uint64_t room = (have - fixed - most) / SCRATCH_BYTES, share = have / 4 / SCRATCH_BYTES;
-    c->threads = size < THREADS_MAX ? size : THREADS_MAX;
-    if (c->threads > share) c->threads = share ? (uint32_t)share : 1;
-    if (c->threads > room) c->threads = (uint32_t)room;
-    c->ring_bytes = have - fixed - c->threads * SCRATCH_BYTES;
-    return true;
+    uint64_t have = l->request->buffer_bytes / PD_VFS_ALIGN * PD_VFS_ALIGN;
+    unsigned char *memory = l->request->buffers;
+    if (have < least) {
+        have = least;
+        memory = c->own = aligned_alloc(PD_VFS_ALIGN, least);
+        if (!memory) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for a round of chunks");
+    }
+    if (s->has_chunks) {
+        const uint64_t room = (have - fixed - most) / SCRATCH_BYTES, share = pd_max_u64(have / 4 / SCRATCH_BYTES, 1);
+        c->threads = (uint32_t)pd_min_u64(pd_min_u64(size, THREADS_MAX), pd_min_u64(room, share));
+        c->decompressed = memory;
+        c->kept[0] = memory + l->window_bytes;
+        c->kept[1] = c->kept[0] + PD_SHARD_CHUNK_MAX;
+    }
+    unsigned char *at = memory + fixed;
+    for (uint32_t t = 0; t < c->threads; t++, at += SCRATCH_BYTES) {
+        c->decoders[t].output = at + PD_SHARD_CHUNK_MAX;
+        PD_TRY(pd_shard_decoder_new(at, &c->decoders[t].decoder, err));
+    }
+    c->ring = at;
+    c->ring_bytes = have - (uint64_t)(at - memory);
+    return pd_queue_open(l->vfs, memory, have, &l->queue, err);
 }
 
-static pd_status allocate(struct loader *l, struct load_chunks *c, const struct demand *s, struct pd_error *err)
+pd_status load_chunks_new(struct loader *l, struct pd_error *err)
 {
-    unsigned char *memory = l->request->buffers;
+    struct demand demand = {0};
+    struct load_chunks *c = l->chunks = calloc(1, sizeof *c);
+    if (c) c->needs = calloc(l->plan->round_count + 1ull, sizeof *c->needs);
+    if (!c || !c->needs) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for %u rounds", l->plan->round_count);
+    count_rounds(l, c->needs, &demand);
+    l->window_transfers = demand.most_transfers;
     c->loader = l;
-    c->largest = s->largest;
-    c->job_room = s->most_jobs;
+    c->largest = demand.largest;
+    c->job_room = demand.most_jobs;
     c->at = calloc(l->plan->item_count + 1, sizeof *c->at);
     c->rounds[0].jobs = calloc((uint64_t)LOAD_WINDOWS * c->job_room + 1, sizeof *c->rounds[0].jobs);
     if (!c->at || !c->rounds[0].jobs)
         PD_FAIL(err, PD_NO_MEMORY, "load: no memory for the chunks of %u rounds", LOAD_WINDOWS);
     for (uint32_t r = 1; r < LOAD_WINDOWS; r++)
         c->rounds[r].jobs = c->rounds[0].jobs + (uint64_t)r * c->job_room;
-    c->decompressed = memory;
-    c->kept[0] = memory + l->window_bytes;
-    c->kept[1] = c->kept[0] + PD_SHARD_CHUNK_MAX;
-    memory = c->kept[1] + PD_SHARD_CHUNK_MAX;
-    for (uint32_t t = 0; t < c->threads; t++, memory += SCRATCH_BYTES) {
-        c->decoders[t].output = memory + PD_SHARD_CHUNK_MAX;
-        PD_TRY(pd_shard_decoder_new(memory, &c->decoders[t].decoder, err));
-    }
-    c->ring = memory;
-    return PD_OK;
-}
-
-pd_status load_chunks_new(struct loader *l, struct pd_error *err)
-{
-    struct demand demand = {0};
-    struct load_chunks *c = calloc(1, sizeof *c);
-    uint64_t *needs = calloc(l->plan->round_count + 1ull, sizeof *needs);
-    if (!c || !needs) {
-        free(c);
-        free(needs);
-        PD_FAIL(err, PD_NO_MEMORY, "load: no memory for the chunks of %u rounds", l->plan->round_count);
-    }
-    c->needs = needs;
-    count_rounds(l, needs, &demand);
-    const bool is_used = demand.has_chunks && cut(l, c, &demand);
-    pd_status st = is_used ? allocate(l, c, &demand, err) : PD_OK;
-    if (!is_used || st) {
-        load_chunks_free(c);
-        return st;
-    }
-    l->window_transfers = demand.most_transfers;
-    l->chunks = c;
-    return PD_OK;
+    return cut(l, c, &demand, err);
 }
 
 void load_chunks_free(struct load_chunks *chunks)
@@ -401,5 +392,6 @@ void load_chunks_free(struct load_chunks *chunks)
     free(chunks->rounds[0].jobs);
     free(chunks->needs);
     free(chunks->at);
+    free(chunks->own);
     free(chunks);
 }

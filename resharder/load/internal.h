@@ -43,14 +43,13 @@ struct loader {
     struct pd_shard **shards; /* (stored shards) those this rank reads */
     struct load_window windows[LOAD_WINDOWS];
     uint64_t window_bytes, window_transfers;
-    struct load_chunks *chunks; /* or NULL: nothing is in chunks, or there is no room to read such ahead */
-    struct pd_shard *kept;      /* without room: the one that keeps chunks; or NULL */
-    uint64_t next_item;         /* first that is not sent for */
-    uint64_t next_coming;       /* first of the plan's that has not come */
-    uint8_t *host_has;          /* as the plan wants them; NULL when every rank sees every shard */
-    uint32_t *reader_host;      /* (ranks) */
-    uint32_t blamed;            /* shard that could not be read or is damaged where this rank read it */
-    char blame[400];            /* why */
+    struct load_chunks *chunks;
+    uint64_t next_item;    /* first that is not sent for */
+    uint64_t next_coming;  /* first of the plan's that has not come */
+    uint8_t *host_has;     /* as the plan wants them; NULL when every rank sees every shard */
+    uint32_t *reader_host; /* (ranks) */
+    uint32_t blamed;       /* shard that could not be read or is damaged where this rank read it */
+    char blame[400];       /* why */
     uint32_t next_round;
     struct load_pieces sends, recvs;
     struct pd_load_report report;
@@ -84,7 +83,7 @@ PD_MUST_USE pd_status load_turn_to_replicas(struct loader *l, bool *ret_again, s
 PD_MUST_USE pd_status load_send(struct loader *l, struct load_window *w, const struct pd_transfer *transfer,
                                 struct pd_error *err);
 
-/* l->chunks, when something this rank reads is in chunks and the buffers have room for it; and l->window_transfers. */
+/* l->chunks, l->window_transfers and l->queue. */
 PD_MUST_USE pd_status load_chunks_new(struct loader *l, struct pd_error *err);
 void load_chunks_free(struct load_chunks *chunks); /* NULL is fine */
 /* Whether there is room to send for a round now. The one after those that are done always has. */

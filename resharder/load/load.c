@@ -164,40 +164,7 @@ static struct load_window *window_of(struct loader *l, uint32_t round)
     return &l->windows[round % LOAD_WINDOWS];
 }
 
-/* In the window, even where direct I/O could put it in its place: memory that no transfer has touched before makes the first
- * one wait, several times longer than the copy takes that verifying makes nearly free. */
-static char *item_data(const struct loader *l, const struct pd_read_item *item)
-{
-    if (l->chunks) return load_chunks_data(l, item);
-    char *data = l->request->buffers;
-    const uint64_t skip = load_is_in_chunks(l, item) ? 0 : load_item_skip(l, item);
-    return data + item->round % LOAD_WINDOWS * l->window_bytes + item->window_offset + skip;
-}
-
 /* ---- reading ---- */
-
-static pd_status submit_item(struct loader *l, const struct pd_read_item *item, struct pd_error *err)
-{
-    struct load_window *w = window_of(l, item->round);
-    struct pd_shard *shard = l->shards[item->shard];
-    if (l->chunks) return load_chunks_submit(l, w, item, err);
-    const bool is_in_chunks = load_is_in_chunks(l, item);
-    const uint64_t skip = is_in_chunks ? 0 : load_item_skip(l, item), span = pd_round_up(skip + item->bytes, PD_VFS_ALIGN);
-    l->report.bytes_wanted += item->bytes;
-    l->report.bytes_stored += item->bytes;
-    l->report.bytes_read += span;
-    if (is_in_chunks) return PD_OK; /* without room to read ahead it is read when it is verified */
-    char *data = item_data(l, item) - skip;
-    const uint64_t offset = pd_shard_box_offset(shard, item->box) - skip + item->first_block * PD_SHARD_BLOCK_BYTES;
-    for (uint64_t at = 0; at < span; at += LOAD_READ_BYTES_MAX) {
-        const struct pd_transfer transfer = {.file = pd_shard_file(shard),
-                                             .data = data + at,
-                                             .offset = offset + at,
-                                             .bytes = span - at < LOAD_READ_BYTES_MAX ? span - at : LOAD_READ_BYTES_MAX};
-        PD_TRY(load_send(l, w, &transfer, err));
-    }
-    return PD_OK;
-}
 
 static pd_status submit_round(struct loader *l, uint32_t round, struct pd_error *err)
 {
@@ -206,16 +173,15 @@ static pd_status submit_round(struct loader *l, uint32_t round, struct pd_error 
     w->sent = 0;
     w->failed = NULL;
     while (w->end < l->plan->item_count && l->plan->items[w->end].round == round)
-        PD_TRY(submit_item(l, &l->plan->items[w->end++], err));
+        PD_TRY(load_chunks_submit(l, w, &l->plan->items[w->end++], err));
     l->next_item = w->end;
-    return l->chunks ? load_chunks_submit_rest(l, w, round, err) : PD_OK;
+    return load_chunks_submit_rest(l, w, round, err);
 }
 
 /* Sends for every round that has a window, while `round` and those after it occupy theirs. */
 static pd_status submit_ahead(struct loader *l, uint32_t round, struct pd_error *err)
 {
-    while (l->next_round < l->plan->round_count && l->next_round < round + LOAD_WINDOWS &&
-           (!l->chunks || load_chunks_fit(l, l->next_round)))
+    while (l->next_round < l->plan->round_count && l->next_round < round + LOAD_WINDOWS && load_chunks_fit(l, l->next_round))
         PD_TRY(submit_round(l, l->next_round++, err));
     return PD_OK;
 }
@@ -260,7 +226,7 @@ static void visit_copy(void *context, const struct pd_transfer_run *run)
 {
     struct runs *own = context;
     char *place = place_of(own->l, own->item, run);
-    const char *data = item_data(own->l, own->item) + travelling(own->l, own->item, run->item_offset);
+    const char *data = load_chunks_data(own->l, own->item) + travelling(own->l, own->item, run->item_offset);
     if (widens(own->l, own->item))
         pd_widen_bf16(place, data, run->bytes / sizeof(uint16_t));
     else
@@ -276,28 +242,17 @@ static void copy_part(const char *data, const struct pd_transfer_run *run, char 
     if (begin < end) pd_stream_copy(place + (begin - run->item_offset), data + begin, end - begin);
 }
 
-/* Blocks of chunks that were not read ahead. One shard at a time keeps some. */
-static pd_status read_now(struct loader *l, const struct pd_read_item *item, struct pd_error *err)
-{
-    struct pd_shard *shard = l->shards[item->shard];
-    if (l->kept && l->kept != shard) pd_shard_forget(l->kept);
-    l->kept = shard;
-    return pd_shard_read_blocks(shard, item->box, item->first_block, item->block_count, item_data(l, item), err);
-}
-
 /* Verifies an item; when all that this rank wants of it is one run, each block is copied while it is in the cache. */
 static pd_status verify_item(struct loader *l, const struct pd_read_item *item, struct pd_error *err)
 {
     struct pd_shard *shard = l->shards[item->shard];
-    char *data = item_data(l, item);
+    char *data = load_chunks_data(l, item);
     struct runs own = {.l = l, .item = item};
     pd_plan_runs(l->plan, item, l->group->rank, visit_count, &own);
     char *place = own.count == 1 && !converts(l, item) ? place_of(l, item, &own.last) : NULL;
-    const bool is_read_now = !l->chunks && load_is_in_chunks(l, item);
-    if (is_read_now) PD_TRY(read_now(l, item, err));
     for (uint64_t b = 0; b < item->block_count; b++) {
         char *block = data + b * PD_SHARD_BLOCK_BYTES;
-        if (!is_read_now) PD_TRY(pd_stored_verify_block(shard, item->box, item->first_block + b, block, err));
+        PD_TRY(pd_stored_verify_block(shard, item->box, item->first_block + b, block, err));
         if (place) copy_part(data, &own.last, place, b * PD_SHARD_BLOCK_BYTES, (b + 1) * PD_SHARD_BLOCK_BYTES);
     }
     if (narrows(l, item)) pd_narrow_bf16(data, data, item->bytes / sizeof(float));
@@ -319,7 +274,7 @@ static pd_status verify_round(struct loader *l, const struct load_window *w, str
 static void visit_send(void *context, const struct pd_transfer_run *run)
 {
     struct runs *c = context;
-    append_piece(&c->l->sends, c->peer, item_data(c->l, c->item) + travelling(c->l, c->item, run->item_offset),
+    append_piece(&c->l->sends, c->peer, load_chunks_data(c->l, c->item) + travelling(c->l, c->item, run->item_offset),
                  travelling(c->l, c->item, run->bytes));
 }
 
@@ -373,7 +328,7 @@ static pd_status run_round(struct loader *l, uint32_t round, struct pd_error *er
     pd_status st = submit_ahead(l, round, err);
     if (!st) st = reap_round(l, round, err);
     if (!st) pd_owner_acquire(owner, "round");
-    if (!st && l->chunks) st = load_chunks_decompress(l, round, err);
+    if (!st) st = load_chunks_decompress(l, round, err);
     if (!st) st = verify_round(l, window_of(l, round), err);
     if (!st) st = name_pieces(l, round, err);
     PD_TRY(pd_group_agree(l->group, st, err));
@@ -383,7 +338,7 @@ static pd_status run_round(struct loader *l, uint32_t round, struct pd_error *er
         struct runs c = {.l = l, .item = &l->plan->coming[i]};
         if (widens(l, c.item)) pd_plan_runs(l->plan, c.item, l->group->rank, visit_widen, &c);
     }
-    if (l->chunks) load_chunks_done(l, round);
+    load_chunks_done(l, round);
     pd_owner_release(owner, "round");
     return PD_OK;
 }
@@ -395,19 +350,6 @@ static pd_status run_rounds(struct loader *l, struct pd_error *err)
         st = run_round(l, round, err);
     drain(l);
     return st;
-}
-
-/* Transfers of this reader's largest round, an item at most one more than its bytes fill. */
-static uint64_t count_transfers(const struct loader *l)
-{
-    uint64_t most = 0, count = 0;
-    for (uint64_t i = 0; i < l->plan->item_count; i++) {
-        const struct pd_read_item *item = &l->plan->items[i];
-        if (i == 0 || item->round != l->plan->items[i - 1].round) count = 0;
-        count += (item->bytes + 2 * PD_VFS_ALIGN) / LOAD_READ_BYTES_MAX + 1;
-        if (count > most) most = count;
-    }
-    return most;
 }
 
 static pd_status check_record(const struct loader *l, struct pd_error *err)
@@ -444,13 +386,12 @@ static pd_status prepare(struct loader *l, struct pd_error *err)
     l->shards = calloc(r->commit->shard_count, sizeof *l->shards);
     if (!l->shards) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for %u shards", r->commit->shard_count);
     PD_TRY(open_shards(l, err));
-    l->window_transfers = count_transfers(l);
     PD_TRY(load_chunks_new(l, err));
     struct pd_transfer *transfers = calloc(LOAD_WINDOWS * l->window_transfers + 1, sizeof *transfers);
     for (uint32_t i = 0; i < LOAD_WINDOWS; i++)
         l->windows[i].transfers = transfers + i * l->window_transfers;
     if (!transfers) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for the transfers of %u windows", LOAD_WINDOWS);
-    return pd_queue_open(l->vfs, r->buffers, r->buffer_bytes, &l->queue, err);
+    return PD_OK;
 }
 
 /* Of one attempt; what is known of hosts stays. */

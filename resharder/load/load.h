@@ -22,7 +22,7 @@ struct pd_load_request {
     const bool *tensor_wanted;             /* (tensors) or NULL: all */
     void *buffers;                         /* (buffer_bytes) aligned to PD_VFS_ALIGN: windows of rounds */
     uint64_t buffer_bytes;                 /* equal on all ranks; at least 8 * PD_SHARD_BLOCK_BYTES; 64 MiB is fast, and
-                                              below some 8 MiB compressed boxes are not read ahead */
+                                              below some 8 MiB compressed boxes take memory of their own */
     struct pd_thread_pool *pool;           /* decompresses; NULL: the caller does */
     bool has_replicas; /* hosts have directories of their own: a shard that is of no use on one may be whole on another */
     /* Start of this rank's wanted box: dense, as `tensors` keep the kind. Moments stored otherwise are converted: exactly to
