@@ -4,7 +4,7 @@
 #include "ckpt/base/checked.h"
 #include "ckpt/base/digest.h"
 #include "ckpt/base/words.h"
-#include "ckpt/io/transfer_ring.h"
+#include "ckpt/shard/staging.h"
 #include "resharder/catalog/catalog.h"
 #include "resharder/catalog/model_directory.h"
 #include "resharder/convert/export_tasks.h"
@@ -22,10 +22,9 @@ struct output {
     struct pd_vfs *vfs;
     const struct pd_catalog *wanted; /* whose files they are */
     struct pd_queue *queue;
-    struct pd_transfer_ring ring;
-    struct pd_transfer_slot slots[OUTPUT_SLOTS];
-    struct pd_transfer_slot *filling;
-    uint64_t filled, at; /* bytes in it; where in the file it begins */
+    struct pd_shard_staging staging; /* of the file that is open */
+    void *buffers;                   /* (buffer_bytes) */
+    uint64_t buffer_bytes, at;       /* at: end of what was written */
     struct pd_file *file;
     uint32_t number; /* of the file that is open */
 };
@@ -34,62 +33,27 @@ struct output {
 static pd_status output_open(struct pd_vfs *vfs, const struct pd_catalog *wanted, void *buffers, struct output *ret_output,
                              struct pd_error *err)
 {
-    *ret_output = (struct output){.vfs = vfs, .wanted = wanted, .number = UINT32_MAX};
-    uint64_t bytes = OUTPUT_SLOT_BYTES, slots;
+    *ret_output = (struct output){.vfs = vfs, .wanted = wanted, .buffers = buffers, .number = UINT32_MAX};
+    uint64_t bytes = OUTPUT_SLOT_BYTES;
     for (uint32_t f = 0; f < wanted->file_count; f++)
         bytes += wanted->files[f].bytes;
-    slots = pd_min_u64(bytes / OUTPUT_SLOT_BYTES, OUTPUT_SLOTS); /* memory that is touched first takes its time */
-    PD_TRY(pd_queue_open(vfs, buffers, slots * OUTPUT_SLOT_BYTES, &ret_output->queue, err));
-    pd_transfer_ring_init(&ret_output->ring, ret_output->queue, ret_output->slots, (uint32_t)slots, buffers,
-                          OUTPUT_SLOT_BYTES);
-    return PD_OK;
+    /* Memory that is touched first takes its time. */
+    ret_output->buffer_bytes = pd_min_u64(bytes / OUTPUT_SLOT_BYTES, OUTPUT_SLOTS) * OUTPUT_SLOT_BYTES;
+    return pd_queue_open(vfs, buffers, ret_output->buffer_bytes, &ret_output->queue, err);
 }
 
-/* Whole pages; what is beyond the end is cut off when the file is closed. */
-static pd_status send(struct output *o, struct pd_error *err)
+/* Whole pages are written; what is beyond the end is cut off. */
+static pd_status end_file(struct output *o, pd_status st, struct pd_error *err)
 {
-    struct pd_transfer_slot *slot = o->filling;
-    if (!slot) return PD_OK;
-    const uint64_t pages = pd_round_up(o->filled, PD_VFS_ALIGN);
-    memset(slot->buffer + o->filled, 0, pages - o->filled);
-    const struct pd_transfer transfer = {
-        .file = o->file, .offset = o->at, .bytes = pages, .is_write = true, .what = "write of an export"};
-    o->filling = NULL;
-    o->at += o->filled;
-    o->filled = 0;
-    return pd_transfer_ring_submit(&o->ring, slot, &transfer, err);
-}
-
-/* `data` NULL: zeros. */
-static pd_status append(struct output *o, const unsigned char *data, uint64_t bytes, struct pd_error *err)
-{
-    while (bytes) {
-        if (!o->filling) PD_TRY(pd_transfer_ring_take_written(&o->ring, &o->filling, err));
-        const uint64_t room = OUTPUT_SLOT_BYTES - o->filled, n = bytes < room ? bytes : room;
-        if (data)
-            memcpy(o->filling->buffer + o->filled, data, n);
-        else
-            memset(o->filling->buffer + o->filled, 0, n);
-        o->filled += n;
-        bytes -= n;
-        if (data) data += n;
-        if (o->filled == OUTPUT_SLOT_BYTES) PD_TRY(send(o, err));
-    }
-    return PD_OK;
-}
-
-static pd_status end_file(struct output *o, struct pd_error *err)
-{
-    if (!o->file) return PD_OK;
+    if (!o->file) return st;
     const uint64_t bytes = o->wanted->files[o->number].bytes;
-    PD_CHECK(o->at + o->filled <= bytes);
-    PD_TRY(append(o, NULL, bytes - o->at - o->filled, err));
-    PD_TRY(send(o, err));
-    PD_TRY(pd_transfer_ring_drain(&o->ring, PD_OK, err));
-    PD_TRY(pd_file_truncate(o->file, bytes, err));
     struct pd_file *file = o->file;
+    if (!st) st = pd_shard_staging_put(&o->staging, o->at, NULL, pd_round_up(bytes, PD_VFS_ALIGN) - o->at, err);
+    st = pd_shard_staging_finish(&o->staging, st, err);
+    if (!st) st = pd_file_truncate(file, bytes, err);
     o->file = NULL;
-    return pd_file_close(file, err);
+    const pd_status closed = pd_file_close(file, st ? NULL : err);
+    return st ? st : closed;
 }
 
 /* Offsets of a file ascend, and a file that was left is not written again. */
@@ -97,26 +61,26 @@ static pd_status output_write(struct output *o, uint32_t file, uint64_t offset, 
                               struct pd_error *err)
 {
     if (file != o->number) {
-        PD_TRY(end_file(o, err));
+        PD_TRY(end_file(o, PD_OK, err));
         o->number = file;
         o->at = 0;
         const unsigned flags = PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE | PD_OPEN_DIRECT;
         PD_TRY(pd_file_open(o->vfs, o->wanted->files[file].path, flags, &o->file, err));
+        pd_shard_staging_init(&o->staging, PD_STAGING_SLOTS, o->file, o->queue, o->buffers, o->buffer_bytes,
+                              OUTPUT_SLOT_BYTES);
         pd_status st = pd_file_preallocate(o->file, o->wanted->files[file].bytes, err);
         PD_TRY(st == PD_UNSUPPORTED ? PD_OK : st);
     }
-    PD_CHECK(offset >= o->at + o->filled);
-    PD_TRY(append(o, NULL, offset - o->at - o->filled, err));
-    return append(o, data, bytes, err);
+    PD_CHECK(offset >= o->at && offset + bytes <= o->wanted->files[file].bytes);
+    PD_TRY(pd_shard_staging_put(&o->staging, o->at, NULL, offset - o->at, err));
+    o->at = offset + bytes;
+    return pd_shard_staging_put(&o->staging, offset, data, bytes, err);
 }
 
 /* Ends what is open, after failures too. Nothing is synced. */
 static pd_status output_close(struct output *o, pd_status mine, struct pd_error *err)
 {
-    pd_status st = mine ? mine : end_file(o, err);
-    if (o->filling) pd_transfer_ring_release(&o->ring, o->filling);
-    st = pd_transfer_ring_drain(&o->ring, st, err);
-    pd_file_close_readonly(o->file); /* of a failed export */
+    const pd_status st = end_file(o, mine, err);
     pd_queue_close(o->queue);
     return st;
 }
@@ -402,29 +366,17 @@ static pd_status write_bands(struct filling *f, struct pd_error *err)
     }
 }
 
-/* Files without a tensor of their own. */
-static pd_status make_empty_files(struct filling *f, struct pd_error *err)
-{
-    for (uint32_t n = 0; n < f->e->wanted->file_count; n++) {
-        struct pd_file *file = NULL;
-        const char *path = f->e->wanted->files[n].path;
-        PD_TRY(pd_file_open(f->e->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
-        const pd_status st = pd_file_truncate(file, f->e->wanted->files[n].bytes, err);
-        const pd_status closed = pd_file_close(file, st ? NULL : err);
-        if (st || closed) return st ? st : closed;
-    }
-    return PD_OK;
-}
-
 /* ---- what was written ---- */
 
+/* Files without a tensor of their own get their size here. */
 static pd_status sync_files(struct pd_export *e, pd_should_stop should_stop, struct pd_error *err)
 {
     for (uint32_t n = 0; n < e->wanted->file_count; n++) {
         struct pd_file *file = NULL;
         PD_TRY(pd_stop_check(should_stop, "export.sync.file", err));
-        PD_TRY(pd_file_open(e->vfs, e->wanted->files[n].path, PD_OPEN_WRITE, &file, err));
-        const pd_status st = pd_file_sync(file, err);
+        PD_TRY(pd_file_open(e->vfs, e->wanted->files[n].path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+        pd_status st = pd_file_truncate(file, e->wanted->files[n].bytes, err);
+        if (!st) st = pd_file_sync(file, err);
         const pd_status closed = pd_file_close(file, st ? NULL : err);
         if (st || closed) return st ? st : closed;
     }
@@ -544,7 +496,6 @@ static pd_status run(struct filling *f, struct pd_export_report *report, struct 
     if (!st) st = write_bands(f, err);
     handoff_stop(&f->handoff);
     PD_TRY(output_close(&f->output, st, err));
-    PD_TRY(make_empty_files(f, err));
     struct pd_export *e = f->e;
     void *state = e->state;
     e->state = NULL;

@@ -183,7 +183,7 @@ static pd_status read_all(void *context, struct pd_reader *reader, struct pd_err
         bool has_one = false;
         PD_TRY(pd_read_line_take(&line, &task, &has_one, err));
         if (!has_one || !handoff_free(&f->handoff, &slot)) return PD_OK;
-        PD_TRY(fill(&f->slots[slot], f->request->is_ours ? RUN_BYTES : SLOT_BYTES, reader, &task, err));
+        PD_TRY(fill(&f->slots[slot], f->request->ours ? RUN_BYTES : SLOT_BYTES, reader, &task, err));
         handoff_fill(&f->handoff);
     }
 }
@@ -195,7 +195,7 @@ pd_status feed_begin(struct feed *f, const struct pd_chunk_stream_cursor *cursor
     unsigned char *memory = (unsigned char *)f->request->buffers + REWRITE_BYTES;
     f->handoff.buffers = memory;
     for (uint32_t i = 0; i < SLOTS; i++) /* ours has no turned tensors, so that runs are all there is */
-        f->slots[i].data = (float *)(void *)(memory + READER_BYTES + i * (f->request->is_ours ? RUN_BYTES : SLOT_BYTES));
+        f->slots[i].data = (float *)(void *)(memory + READER_BYTES + i * (f->request->ours ? RUN_BYTES : SLOT_BYTES));
     f->cursor = *cursor;
     f->stretch = (struct pd_stretch){0};
     f->stretch_done = f->part = f->part_count = 0;

@@ -192,7 +192,7 @@ static pd_status read_back_shard(struct rewriter *r, uint32_t number, struct pd_
 /* The feed of a checkpoint of ours has verified what it brings. */
 static pd_status read_back(struct rewriter *r, struct pd_error *err)
 {
-    for (uint32_t s = 0; !r->request->is_ours && s < r->report.shards; s++)
+    for (uint32_t s = 0; !r->request->ours && s < r->report.shards; s++)
         PD_TRY(read_back_shard(r, s, err));
     return PD_OK;
 }
@@ -217,8 +217,11 @@ static pd_status check_space(struct rewriter *r, struct pd_error *err)
 {
     const struct pd_import_request *q = r->request;
     const bool packs = q->codec.codec != PD_CODEC_NONE;
-    const uint64_t bytes = r->total + r->total / 64, stored = q->stored_bytes ? q->stored_bytes : r->total,
-                   there = stored + stored / 16;
+    const uint64_t bytes = r->total + r->total / 64;
+    uint64_t there = q->ours ? 0 : r->total;
+    for (uint32_t s = 0; q->ours && s < q->ours->shard_count; s++)
+        there += q->ours->shards[s].file_bytes;
+    there += there / 16;
     const bool is_guess = packs && there < bytes;
     pd_status st = pd_store_check_space(q->target, is_guess ? there : bytes, 1, err);
     if (st == PD_NO_SPACE && packs && !is_guess)
@@ -254,7 +257,7 @@ static pd_status import(struct rewriter *r, struct pd_error *err)
     pd_status st = prepare(r, err);
     if (!st) st = prepare_and_commit(r, err);
     r->report.bytes_read = feed_bytes_read(r->feed);
-    return st && !r->request->is_ours ? pd_error_context(err, st, "importing %s", r->request->source) : st;
+    return st && !r->request->ours ? pd_error_context(err, st, "importing %s", r->request->source) : st;
 }
 
 pd_status pd_import(struct pd_vfs *vfs, const struct pd_import_request *request, struct pd_import_report *ret_report,

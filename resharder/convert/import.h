@@ -9,7 +9,7 @@
 #include "resharder/layout.h"
 
 #define PD_IMPORT_BUFFER_BYTES (UINT64_C(164) << 20)
-#define PD_RESHARD_BUFFER_BYTES (UINT64_C(98) << 20) /* is_ours: there are no tensors to turn */
+#define PD_RESHARD_BUFFER_BYTES (UINT64_C(98) << 20) /* of ours: there are no tensors to turn */
 
 struct pd_import_request {
     const char *source;                    /* what messages call it */
@@ -19,8 +19,7 @@ struct pd_import_request {
     bool fresh_optimizer;                  /* moments without a link are zeros; otherwise each must have one */
     const struct pd_layout *layout;
     const struct pd_run_state *state; /* to be; its layout is not looked at */
-    bool is_ours;                     /* a checkpoint of ours: its blocks are verified as they are read */
-    uint64_t stored_bytes; /* of its files, for the question whether there is room; 0: as many as the tensors have */
+    const struct pd_commit *ours;     /* the record of a checkpoint of ours, whose blocks are verified as they are read */
     struct pd_shard_codec codec;
     struct pd_store *target; /* writable, of this process alone */
     void *buffers;           /* (PD_IMPORT_BUFFER_BYTES, or PD_RESHARD_BUFFER_BYTES) on PD_VFS_ALIGN */

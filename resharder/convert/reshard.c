@@ -17,52 +17,41 @@ static pd_status link_all(const struct pd_tensor_table *tensors, struct pd_links
     return PD_OK;
 }
 
-static pd_status write_again(struct pd_vfs *vfs, const struct pd_reshard_request *q, const struct pd_catalog *catalog,
-                             const struct pd_links *links, struct pd_import_report *ret_report, struct pd_error *err)
+static pd_status write_again(struct pd_vfs *vfs, const struct pd_import_request *request,
+                             struct pd_import_report *ret_report, struct pd_error *err)
 {
-    struct pd_import_request request = {.source = q->directory,
-                                        .catalog = catalog,
-                                        .links = links,
-                                        .tensors = q->tensors,
-                                        .layout = q->layout,
-                                        .state = &q->commit->state,
-                                        .is_ours = true,
-                                        .codec = q->codec,
-                                        .target = q->target,
-                                        .buffers = q->buffers,
-                                        .should_stop = q->should_stop,
-                                        .progress = q->progress,
-                                        .context = q->context};
-    for (uint32_t s = 0; s < q->commit->shard_count; s++)
-        request.stored_bytes += q->commit->shards[s].file_bytes;
-    const pd_status st = pd_import_check(&request, err);
+    const pd_status st = pd_import_check(request, err);
     if (st == PD_INVALID) /* it has its record and verified, and is still not what its configuration says */
         return pd_error_context(err, pd_error_change(err, PD_CORRUPT),
                                 "its shards do not hold what its configuration gives");
     PD_TRY(st);
-    return pd_import(vfs, &request, ret_report, err);
+    return pd_import(vfs, request, ret_report, err);
 }
 
-pd_status pd_reshard(struct pd_vfs *vfs, const struct pd_reshard_request *q, struct pd_import_report *ret_report,
+pd_status pd_reshard(struct pd_vfs *vfs, const struct pd_import_request *q, struct pd_import_report *ret_report,
                      struct pd_error *err)
 {
     struct pd_catalog catalog;
     struct pd_links links = {0};
-    const struct pd_run_state *state = &q->commit->state;
+    const struct pd_run_state *state = &q->ours->state;
+    struct pd_import_request request = *q;
     PD_TRY(pd_layout_check(q->layout, err));
     if (q->layout->virtual_tp != state->layout.virtual_tp || q->layout->virtual_sp != state->layout.virtual_sp)
         PD_FAIL(err, PD_INVALID,
                 "the checkpoint has virtual_tp %u and virtual_sp %u; they are numerics, and a reshard keeps them",
                 state->layout.virtual_tp, state->layout.virtual_sp);
     if (state->tensor_count != q->tensors->count)
-        PD_FAIL(err, PD_INVALID, "%s holds %" PRIu64 " tensors where its configuration gives %u", q->directory,
+        PD_FAIL(err, PD_INVALID, "%s holds %" PRIu64 " tensors where its configuration gives %u", q->source,
                 state->tensor_count, q->tensors->count);
     pd_catalog_init(&catalog, pd_format_perdure.name);
-    pd_status st = pd_format_perdure.read(vfs, q->directory, &catalog, err);
+    pd_status st = pd_format_perdure.read(vfs, q->source, &catalog, err);
     if (!st) st = pd_catalog_finish(&catalog, err);
     if (!st) st = link_all(q->tensors, &links, err);
-    if (!st) st = write_again(vfs, q, &catalog, &links, ret_report, err);
+    request.catalog = &catalog;
+    request.links = &links;
+    request.state = state;
+    if (!st) st = write_again(vfs, &request, ret_report, err);
     pd_links_deinit(&links);
     pd_catalog_deinit(&catalog);
-    return st ? pd_error_context(err, st, "rewriting %s", q->directory) : PD_OK;
+    return st ? pd_error_context(err, st, "rewriting %s", q->source) : PD_OK;
 }

@@ -6,19 +6,7 @@
 
 #include "resharder/convert/import.h"
 
-struct pd_reshard_request {
-    const char *directory;                 /* of the committed checkpoint */
-    const struct pd_commit *commit;        /* its record */
-    const struct pd_tensor_table *tensors; /* of its model */
-    const struct pd_layout *layout;        /* virtual_tp and virtual_sp as stored */
-    struct pd_shard_codec codec;           /* of the new shards */
-    struct pd_store *target;               /* writable, of this process alone */
-    void *buffers;                         /* (PD_RESHARD_BUFFER_BYTES) on PD_VFS_ALIGN */
-    pd_should_stop should_stop;
-    void (*progress)(void *context, uint64_t done_bytes, uint64_t total_bytes); /* may be NULL */
-    void *context;
-};
-
-/* ret_report may be NULL. */
-PD_MUST_USE pd_status pd_reshard(struct pd_vfs *vfs, const struct pd_reshard_request *request,
+/* `request`: source is the directory of the committed checkpoint, ours its record; layout has virtual_tp and virtual_sp as
+ * stored; catalog, links and state are not looked at.   ret_report  may be NULL */
+PD_MUST_USE pd_status pd_reshard(struct pd_vfs *vfs, const struct pd_import_request *request,
                                  struct pd_import_report *ret_report, struct pd_error *err);

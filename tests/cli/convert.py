@@ -124,7 +124,7 @@ expect("export-deep", ["ckpt", "export", "deep", "deep-hf", "--format=safetensor
 for name, layout, under in (("stages", "pp=6", "dp 1, tp 1, pp 6, sp 1"), ("ranks", "dp=20", "dp 20, tp 1, pp 1, sp 1")):
     expect(f"import-{name}", ["ckpt", "import", "deep-hf", f"deep-{name}", "--fresh-optimizer", f"--layout={layout}"], 0, re.compile(f", under {under}, "))
 expect("import-too-many-stages", ["ckpt", "import", "hf", "in", "--fresh-optimizer", "--layout=pp=4"], 78,
-       err=re.compile("layout.pp is 4 pipeline stages, but the model has 2 blocks; use layout.pp=2 at most\n$"))
+       err=re.compile("layout.pp 4 x layout.interleave 1 is 4 pipeline stages, but the model has 2 blocks; use layout.pp=2 at most, with layout.interleave=1\n$"))
 expect("import-no-power", ["ckpt", "import", "hf", "in", "--fresh-optimizer", "--layout=tp=6"], 78, err=said("--layout: tp=6 must be a power of two"))
 expect("reshard-no-power", ["ckpt", "reshard", "run", "in", "--layout=tp=3"], 78, err=re.compile("--layout: tp=3 "))
 expect("reshard-beyond", ["ckpt", "reshard", "deep-stages", "in", "--layout=tp=2"], 78, err=said(

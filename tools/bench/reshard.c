@@ -185,12 +185,12 @@ static pd_status rewrite_ours(void *bench, double *ret_seconds, struct pd_error 
     const struct pd_store_options options = {.writable = true, .keep_last = 1};
     struct pd_store *store = NULL;
     PD_TRY(pd_store_open(b->room.vfs, target, &options, &b->group, &store, err));
-    const struct pd_reshard_request request = {.directory = b->source,
-                                               .commit = &b->commit,
-                                               .tensors = &b->model->tensors,
-                                               .layout = &b->rewritten,
-                                               .target = store,
-                                               .buffers = b->rewrite_buffers};
+    const struct pd_import_request request = {.source = b->source,
+                                              .ours = &b->commit,
+                                              .tensors = &b->model->tensors,
+                                              .layout = &b->rewritten,
+                                              .target = store,
+                                              .buffers = b->rewrite_buffers};
     const double cpu_before = pd_bench_processor_seconds();
     const uint64_t start = pd_clock_monotonic_ns(NULL);
     pd_status st = pd_reshard(b->room.vfs, &request, NULL, err);

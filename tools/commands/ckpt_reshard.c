@@ -183,16 +183,16 @@ static pd_status rewrite(struct reshard *r, struct pd_error *err)
     const struct pd_memory_plan memory = {.bytes = {[PD_MEMORY_BUFFERS] = PD_RESHARD_BUFFER_BYTES}};
     if (!r->codec.pool) PD_TRY(pd_thread_pool_new(compressors(), &r->codec.pool, err));
     PD_TRY(pd_arena_new(&memory, &arena, err));
-    struct pd_reshard_request request = {.directory = r->directory,
-                                         .commit = &r->commit,
-                                         .tensors = &r->model->tensors,
-                                         .layout = &r->laid_out.layout,
-                                         .codec = r->codec,
-                                         .target = r->target.place.store,
-                                         .buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_RESHARD_BUFFER_BYTES),
-                                         .should_stop = pd_signals_say_leave,
-                                         .progress = pd_shown_progress_start(&progress),
-                                         .context = &progress};
+    struct pd_import_request request = {.source = r->directory,
+                                        .ours = &r->commit,
+                                        .tensors = &r->model->tensors,
+                                        .layout = &r->laid_out.layout,
+                                        .codec = r->codec,
+                                        .target = r->target.place.store,
+                                        .buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_RESHARD_BUFFER_BYTES),
+                                        .should_stop = pd_signals_say_leave,
+                                        .progress = pd_shown_progress_start(&progress),
+                                        .context = &progress};
     pd_status st = pd_reshard(r->target.place.vfs, &request, &r->report, err);
     pd_shown_progress_end(&progress);
     r->seconds = pd_clock_seconds_since(NULL, progress.start_ns);

@@ -173,12 +173,12 @@ static pd_status with_target(struct work *w,
 
 static pd_status rewrite_into(struct work *w, struct pd_store *target, struct pd_error *err)
 {
-    struct pd_reshard_request request = {.directory = "/stored",
-                                         .commit = &w->commit,
-                                         .tensors = &w->s.table,
-                                         .layout = &w->layout,
-                                         .target = target,
-                                         .buffers = w->buffers};
+    struct pd_import_request request = {.source = "/stored",
+                                        .ours = &w->commit,
+                                        .tensors = &w->s.table,
+                                        .layout = &w->layout,
+                                        .target = target,
+                                        .buffers = w->buffers};
     if (w->kind->writes_compressed) request.codec = (struct pd_shard_codec){.codec = PD_CODEC_ZSTD, .level = 1};
     PD_TRY(with_pool(w, &request.codec.pool, err));
     const pd_status st = pd_reshard(w->s.vfs, &request, NULL, err);

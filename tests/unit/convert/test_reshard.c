@@ -25,15 +25,11 @@ static void *buffers(void)
     return memory;
 }
 
-static struct pd_reshard_request request_of(const struct state *s, const struct pd_commit *commit,
-                                            const struct pd_layout *layout, struct pd_store *store)
+static struct pd_import_request request_of(const struct state *s, const struct pd_commit *commit,
+                                           const struct pd_layout *layout, struct pd_store *store)
 {
-    return (struct pd_reshard_request){.directory = "/stored",
-                                       .commit = commit,
-                                       .tensors = &s->table,
-                                       .layout = layout,
-                                       .target = store,
-                                       .buffers = buffers()};
+    return (struct pd_import_request){
+        .source = "/stored", .ours = commit, .tensors = &s->table, .layout = layout, .target = store, .buffers = buffers()};
 }
 
 static void read_whole(struct pd_vfs *vfs, const char *path, void **ret_data, uint64_t *ret_bytes)
@@ -108,7 +104,7 @@ Test(reshard, any_layout_to_any_layout)
         pd_group_init_single(&group);
         OK(pd_vfs_mkdir(s.vfs, "/target", err));
         struct pd_store *store = open_store(s.vfs, &group);
-        const struct pd_reshard_request request = request_of(&s, &commit, &layout, store);
+        const struct pd_import_request request = request_of(&s, &commit, &layout, store);
         OK(pd_reshard(s.vfs, &request, &report, err));
         cr_assert_eq(report.shards, pd_layout_world(&layout));
         check_target(&s, s.vfs, store, &layout, &commit);
@@ -153,7 +149,7 @@ static void check_packing(const struct packing *p)
     pd_group_init_single(&group);
     OK(pd_vfs_mkdir(s.vfs, "/target", err));
     struct pd_store *store = open_store(s.vfs, &group);
-    struct pd_reshard_request request = request_of(&s, &commit, &layout, store);
+    struct pd_import_request request = request_of(&s, &commit, &layout, store);
     request.codec = (struct pd_shard_codec){.codec = PD_CODEC_ZSTD, .level = 1};
     if (p->threads) OK(pd_thread_pool_new(p->threads, &request.codec.pool, err));
     OK(pd_reshard(s.vfs, &request, &report, err));
@@ -185,7 +181,7 @@ static int little_space(struct pd_vfs *vfs, const char *path, struct pd_space *r
     return result;
 }
 
-static pd_status rewrite_in(struct state *s, const struct pd_reshard_request *request, uint64_t bytes, struct pd_error *err)
+static pd_status rewrite_in(struct state *s, const struct pd_import_request *request, uint64_t bytes, struct pd_error *err)
 {
     struct pd_vfs_ops ops = *s->vfs->ops;
     whole_ops = s->vfs->ops;
@@ -212,7 +208,7 @@ Test(reshard, room_is_asked_for_as_far_as_it_is_known)
     pd_group_init_single(&group);
     cr_assert_eq(pd_vfs_mkdir(s.vfs, "/target", &err), PD_OK);
     struct pd_store *store = open_store(s.vfs, &group);
-    struct pd_reshard_request request = request_of(&s, &commit, &layout, store);
+    struct pd_import_request request = request_of(&s, &commit, &layout, store);
     uint64_t takes = 0, plain = 0;
     for (uint32_t r = 0; r < commit.shard_count; r++) {
         takes += commit.shards[r].file_bytes;
@@ -277,7 +273,7 @@ Test(reshard, numerics_stay)
     pd_group_init_single(&group);
     OK(pd_vfs_mkdir(s.vfs, "/target", err));
     struct pd_store *store = open_store(s.vfs, &group);
-    const struct pd_reshard_request request = request_of(&s, &commit, &layout, store);
+    const struct pd_import_request request = request_of(&s, &commit, &layout, store);
     cr_assert_eq(pd_reshard(s.vfs, &request, NULL, &refusal), PD_INVALID);
     cr_assert(strstr(refusal.message, "virtual_tp 4"), "%s", refusal.message);
     cr_assert_eq(pd_store_count(store), 0u);
@@ -314,7 +310,7 @@ static void rewrite_wide(uint32_t from, uint32_t to, uint64_t columns)
     pd_group_init_single(&group);
     OK(pd_vfs_mkdir(s.vfs, "/target", err));
     struct pd_store *store = open_store(s.vfs, &group);
-    const struct pd_reshard_request request = request_of(&s, &commit, &layout, store);
+    const struct pd_import_request request = request_of(&s, &commit, &layout, store);
     OK(pd_reshard(s.vfs, &request, &report, err));
     cr_assert_eq(report.shards, to);
     check_target(&s, s.vfs, store, &layout, &commit);
@@ -350,7 +346,7 @@ static void refuse(struct refusal *x, pd_status status, const char *says)
     pd_group_init_single(&group);
     OK(pd_vfs_mkdir(x->s.vfs, "/target", err));
     struct pd_store *store = open_store(x->s.vfs, &group);
-    const struct pd_reshard_request request = request_of(&x->s, &x->commit, &x->layout, store);
+    const struct pd_import_request request = request_of(&x->s, &x->commit, &x->layout, store);
     cr_assert_eq(pd_reshard(x->s.vfs, &request, NULL, &refusal), status, "%s", refusal.message);
     cr_assert(strstr(refusal.message, says), "%s, not %s", refusal.message, says);
     cr_assert_eq(pd_store_count(store), 0u);
@@ -407,7 +403,7 @@ static bool fail_submit(uint64_t nth, bool is_compressed, uint32_t *failed)
     OK(pd_vfs_mkdir(s.vfs, "/target", err));
     failing_submit_begin(&failing, s.vfs);
     struct pd_store *store = open_store(s.vfs, &group);
-    struct pd_reshard_request request = request_of(&s, &commit, &stored, store);
+    struct pd_import_request request = request_of(&s, &commit, &stored, store);
     if (is_compressed) request.codec = (struct pd_shard_codec){.codec = PD_CODEC_ZSTD, .level = 1};
     failing_submit_arm(&failing, nth);
     pd_status st = pd_reshard(s.vfs, &request, NULL, &error);
@@ -452,7 +448,7 @@ static pd_status attempt(const struct attempt *a, struct pd_simulated_disk *disk
     PD_TRY(pd_simulated_disk_vfs(disk, 0, &vfs, err));
     pd_status st = pd_store_open(vfs, "/target", &options, &group, &store, err);
     if (!st && pd_store_count(store) == 0) { /* as the tool: never beside one that is there */
-        struct pd_reshard_request request = request_of(a->s, a->commit, a->layout, store);
+        struct pd_import_request request = request_of(a->s, a->commit, a->layout, store);
         request.codec = a->codec;
         st = pd_reshard(vfs, &request, NULL, err);
     }
@@ -581,7 +577,7 @@ static pd_status rewrite_misread(const struct attempt *a, uint64_t nth, bool *re
     OK(pd_simulated_disk_vfs(disk, 0, &of_store, err));
     pd_group_init_single(&group);
     struct pd_store *store = open_store(of_store, &group);
-    const struct pd_reshard_request request = request_of(a->s, a->commit, a->layout, store);
+    const struct pd_import_request request = request_of(a->s, a->commit, a->layout, store);
     pd_simulated_disk_set_fault(disk, &(struct pd_disk_fault){.kind = PD_DISK_FAULT_FLIP, .nth = nth, .vfs = vfs});
     const pd_status st = pd_reshard(vfs, &request, NULL, failed);
     *ret_fired = pd_simulated_disk_fired(disk) > 0;
