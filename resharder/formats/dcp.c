@@ -162,17 +162,9 @@ static pd_status sort_names(struct dcp *d, struct pd_error *err)
 
 static int64_t find_name(const struct dcp *d, const char *name)
 {
-    uint32_t low = 0, high = d->name_count;
-    while (low < high) {
-        const uint32_t middle = low + (high - low) / 2;
-        const int order = strcmp(d->names[2 * middle]->text, name);
-        if (order == 0) return middle;
-        if (order < 0)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return -1;
+    const struct pd_pickle_node wanted = {.text = name}, *const key = &wanted,
+                                *const *found = bsearch(&key, d->names, d->name_count, 2 * sizeof key, compare_names);
+    return found ? (found - d->names) / 2 : -1;
 }
 
 /* properties is an object whose state is (dtype, layout, ...), or has a field dtype (before torch 2.1). */

@@ -205,26 +205,25 @@ static void put_tensor(struct pd_pickle_writer *p, const struct pd_foreign_tenso
 {
     static const uint64_t zeros[PD_FOREIGN_DIMS_MAX];
     pd_pickle_object_begin(p, METADATA, "TensorStorageMetadata");
-    pd_pickle_put_text(p, "properties");
+    pd_pickle_put_text(p, NULL, "properties");
     /* (dtype, layout, requires_grad, memory format, pin_memory) */
     enum pd_element element = t->element;
     pd_pickle_put_global(p, METADATA, "TensorProperties");
     pd_pickle_do(p, ")\x81(");
     pd_pickle_put_global(p, "torch", pd_torch_dtype(element));
     pd_pickle_put_global(p, "torch.serialization", "_get_layout");
-    pd_pickle_put_text(p, "torch.strided");
+    pd_pickle_put_text(p, NULL, "torch.strided");
     pd_pickle_do(p, "\x85R\x89");
     pd_pickle_put_global(p, METADATA, "_MEM_FORMAT_ENCODING");
-    pd_pickle_put_u64(p, 0); /* contiguous */
+    pd_pickle_put_u64(p, NULL, 0); /* contiguous */
     pd_pickle_do(p, "\x85R\x89tb");
-    pd_pickle_put_text(p, "size");
+    pd_pickle_put_text(p, NULL, "size");
     put_size(p, t->shape, t->ndim);
-    pd_pickle_put_text(p, "chunks");
-    pd_pickle_do(p, "](");
+    pd_pickle_put(p, "chunks", "](");
     pd_pickle_object_begin(p, METADATA, "ChunkStorageMetadata");
-    pd_pickle_put_text(p, "offsets");
+    pd_pickle_put_text(p, NULL, "offsets");
     put_size(p, zeros, t->ndim);
-    pd_pickle_put_text(p, "sizes");
+    pd_pickle_put_text(p, NULL, "sizes");
     put_size(p, t->shape, t->ndim);
     pd_pickle_object_end(p);
     pd_pickle_do(p, "e");
@@ -236,10 +235,10 @@ static void put_path(struct pd_pickle_writer *p, const struct writer *w, const s
 {
     const struct pd_foreign_tensor *t = &w->plan->wanted->tensors[o->tensor];
     pd_pickle_do(p, "(");
-    pd_pickle_put_text(p, t->kind == PD_PARAM ? "model" : "optimizer");
-    if (t->kind != PD_PARAM) pd_pickle_put_text(p, "state");
-    pd_pickle_put_text(p, t->name);
-    if (t->kind != PD_PARAM) pd_pickle_put_text(p, strrchr(key, '.') + 1);
+    pd_pickle_put_text(p, NULL, t->kind == PD_PARAM ? "model" : "optimizer");
+    if (t->kind != PD_PARAM) pd_pickle_put_text(p, NULL, "state");
+    pd_pickle_put_text(p, NULL, t->name);
+    if (t->kind != PD_PARAM) pd_pickle_put_text(p, NULL, strrchr(key, '.') + 1);
     pd_pickle_do(p, "t");
 }
 
@@ -249,27 +248,23 @@ static void put_place(struct pd_pickle_writer *p, const struct writer *w, const 
     static const uint64_t zeros[PD_FOREIGN_DIMS_MAX];
     char name[32];
     pd_pickle_object_begin(p, METADATA, "MetadataIndex");
-    pd_pickle_put_text(p, "fqn");
-    pd_pickle_put_text(p, key);
-    pd_pickle_put_text(p, "offset");
+    pd_pickle_put_text(p, "fqn", key);
+    pd_pickle_put_text(p, NULL, "offset");
     if (o)
         put_size(p, zeros, shape_of(w, o)->ndim);
     else
         pd_pickle_do(p, "N");
-    pd_pickle_put_text(p, "index");
+    pd_pickle_put_text(p, NULL, "index");
     if (o)
-        pd_pickle_put_u64(p, 0);
+        pd_pickle_put_u64(p, NULL, 0);
     else
         pd_pickle_do(p, "N");
     pd_pickle_object_end(p);
     pd_pickle_object_begin(p, "torch.distributed.checkpoint.filesystem", "_StorageInfo");
     file_name(o ? o->file : w->files - 1, name);
-    pd_pickle_put_text(p, "relative_path");
-    pd_pickle_put_text(p, name);
-    pd_pickle_put_text(p, "offset");
-    pd_pickle_put_u64(p, o ? o->begin : w->nothing_begin);
-    pd_pickle_put_text(p, "length");
-    pd_pickle_put_u64(p, o ? o->archive.bytes : w->nothing_bytes);
+    pd_pickle_put_text(p, "relative_path", name);
+    pd_pickle_put_u64(p, "offset", o ? o->begin : w->nothing_begin);
+    pd_pickle_put_u64(p, "length", o ? o->archive.bytes : w->nothing_bytes);
     pd_pickle_object_end(p);
 }
 
@@ -282,7 +277,7 @@ static void put_objects(struct pd_pickle_writer *p, const struct writer *w, enum
             put_place(p, w, NULL, w->objects[i]);
             continue;
         }
-        pd_pickle_put_text(p, w->objects[i]);
+        pd_pickle_put_text(p, NULL, w->objects[i]);
         pd_pickle_object_begin(p, METADATA, "BytesStorageMetadata");
         pd_pickle_object_end(p);
     }
@@ -292,12 +287,12 @@ static void put_section(struct pd_pickle_writer *p, const struct writer *w, enum
 {
     static const char *const names[SECTIONS] = {"state_dict_metadata", "planner_data", "storage_data"};
     char key[KEY_MAX];
-    pd_pickle_put_text(p, names[section]);
+    pd_pickle_put_text(p, NULL, names[section]);
     pd_pickle_do(p, "}(");
     for (uint32_t i = 0; i < w->count && (section != PATHS || w->style->has_paths); i++) {
         const struct output *o = &w->outputs[i];
         for (uint32_t variant = 0; key_of(w, o, variant, key); variant++) {
-            if (section != PLACES) pd_pickle_put_text(p, key);
+            if (section != PLACES) pd_pickle_put_text(p, NULL, key);
             if (section == NAMES) put_tensor(p, shape_of(w, o));
             if (section == PATHS) put_path(p, w, o, key);
             if (section == PLACES) put_place(p, w, o, key);

@@ -190,15 +190,15 @@ static pd_status read_rank(struct deepspeed *d, uint32_t rank, bool is_bf16, str
 
 /* ---- parameters ---- */
 
-/* Elements [begin, end) of the line that stretches `first` to `last` (not included) of it are: ranges of tensor `t` from its
+/* Elements [begin, end) of the line that stretches of one rank (stage 3) or of one group make: ranges of tensor `t` from its
  * element `at` on. */
-static pd_status add_ranges(struct deepspeed *d, const struct line *line, bool (*belongs)(const struct stretch *, uint32_t),
-                            uint32_t which, uint64_t begin, uint64_t end, uint32_t t, uint64_t at, struct pd_error *err)
+static pd_status add_ranges(struct deepspeed *d, const struct line *line, uint32_t which, uint64_t begin, uint64_t end,
+                            uint32_t t, uint64_t at, struct pd_error *err)
 {
     uint64_t position = 0;
     for (uint32_t s = 0; s < line->count && begin < end; s++) {
         const struct stretch *stretch = &line->stretches[s];
-        if (!belongs(stretch, which)) continue;
+        if ((d->stage < 3 ? stretch->group : stretch->rank) != which) continue;
         const uint64_t next = position + stretch->elements;
         if (next > begin) {
             const uint64_t count = (next < end ? next : end) - begin;
@@ -218,25 +218,15 @@ static pd_status add_ranges(struct deepspeed *d, const struct line *line, bool (
     return PD_OK;
 }
 
-static bool is_of_rank(const struct stretch *s, uint32_t rank)
-{
-    return s->rank == rank;
-}
-
-static bool is_of_group(const struct stretch *s, uint32_t group)
-{
-    return s->group == group;
-}
-
 static pd_status add_pieces(struct deepspeed *d, enum pd_kind kind, uint32_t group, uint32_t t, uint64_t elements,
                             struct pd_error *err)
 {
     const struct line *line = &d->lines[kind];
-    if (d->stage < 3) return add_ranges(d, line, is_of_group, group, d->consumed, d->consumed + elements, t, 0, err);
+    if (d->stage < 3) return add_ranges(d, line, group, d->consumed, d->consumed + elements, t, 0, err);
     const uint64_t share = pd_divide_up(elements, d->ranks);
     for (uint32_t r = 0; r < d->ranks; r++) {
         const uint64_t at = r * share, left = at < elements ? elements - at : 0, mine = left < share ? left : share;
-        PD_TRY(add_ranges(d, line, is_of_rank, r, d->consumed, d->consumed + mine, t, at, err));
+        PD_TRY(add_ranges(d, line, r, d->consumed, d->consumed + mine, t, at, err));
     }
     return PD_OK;
 }

@@ -89,30 +89,6 @@ void pd_megatron_observe(void *state, uint32_t tensor, const void *data, uint64_
 
 /* ---- common.pt ---- */
 
-static void put_number(struct pd_pickle_writer *p, const char *key, uint64_t value)
-{
-    pd_pickle_put_text(p, key);
-    pd_pickle_put_u64(p, value);
-}
-
-static void put_double(struct pd_pickle_writer *p, const char *key, double value)
-{
-    pd_pickle_put_text(p, key);
-    pd_pickle_put_double(p, value);
-}
-
-static void put_switch(struct pd_pickle_writer *p, const char *key, bool value)
-{
-    pd_pickle_put_text(p, key);
-    pd_pickle_do(p, value ? "\x88" : "\x89");
-}
-
-static void put_words(struct pd_pickle_writer *p, const char *key, const char *value)
-{
-    pd_pickle_put_text(p, key);
-    pd_pickle_put_text(p, value);
-}
-
 static uint64_t number_of(const struct pd_json_value *config, const char *key)
 {
     const struct pd_json_value *value = key ? pd_json_member(config, key) : NULL;
@@ -132,12 +108,13 @@ static void put_rope(struct pd_pickle_writer *p, const struct pd_json_value *con
     const struct pd_json_value *scaling = pd_json_member(config, "rope_scaling"),
                                *type = scaling ? pd_json_member(scaling, "rope_type") : NULL;
     const char *name = type ? pd_json_text(type) : NULL;
-    put_double(p, "rotary_base", real_of(config, "rope_theta", 10000));
-    put_double(p, "rotary_percent", 1);
+    pd_pickle_put_double(p, "rotary_base", real_of(config, "rope_theta", 10000));
+    pd_pickle_put_double(p, "rotary_percent", 1);
     if (!name) return;
     const bool is_llama3 = strcmp(name, "llama3") == 0;
-    put_switch(p, "use_rope_scaling", is_llama3);
-    put_double(p, is_llama3 ? "rope_scaling_factor" : "rotary_seq_len_interpolation_factor", real_of(scaling, "factor", 1));
+    pd_pickle_put_bool(p, "use_rope_scaling", is_llama3);
+    pd_pickle_put_double(p, is_llama3 ? "rope_scaling_factor" : "rotary_seq_len_interpolation_factor",
+                         real_of(scaling, "factor", 1));
 }
 
 /* What makes the model, as its command line says it; what is not said is that of the run that loads. */
@@ -153,20 +130,20 @@ static void put_model(struct pd_pickle_writer *p, const struct pd_json_value *co
     if (!class) return;
     for (int i = 0; i < PD_NUMBER_EPSILON; i++) {
         const uint64_t number = number_of(config, f->keys[i].config);
-        if (number) put_number(p, f->keys[i].megatron, number);
+        if (number) pd_pickle_put_u64(p, f->keys[i].megatron, number);
     }
-    put_number(p, "padded_vocab_size", number_of(config, f->keys[PD_NUMBER_VOCAB].config));
-    put_number(p, "seq_length", number_of(config, f->keys[PD_NUMBER_CONTEXT].config));
-    put_switch(p, "group_query_attention", !f->heads_make_hidden);
-    put_switch(p, "swiglu", f->activation == PD_ACTIVATION_SWIGLU);
-    put_switch(p, "add_bias_linear", f->has_linear_biases);
-    put_switch(p, "add_qkv_bias", class->qkv_bias && !f->has_linear_biases);
-    put_switch(p, "qk_layernorm", f->has_head_norms);
-    put_words(p, "normalization", f->norm == PD_NORM_RMS ? "RMSNorm" : "LayerNorm");
-    put_words(p, "position_embedding_type", f->positions == PD_POSITIONS_ROPE ? "rope" : "learned_absolute");
-    put_double(p, "norm_epsilon", real_of(config, f->keys[PD_NUMBER_EPSILON].config, 1e-5));
+    pd_pickle_put_u64(p, "padded_vocab_size", number_of(config, f->keys[PD_NUMBER_VOCAB].config));
+    pd_pickle_put_u64(p, "seq_length", number_of(config, f->keys[PD_NUMBER_CONTEXT].config));
+    pd_pickle_put_bool(p, "group_query_attention", !f->heads_make_hidden);
+    pd_pickle_put_bool(p, "swiglu", f->activation == PD_ACTIVATION_SWIGLU);
+    pd_pickle_put_bool(p, "add_bias_linear", f->has_linear_biases);
+    pd_pickle_put_bool(p, "add_qkv_bias", class->qkv_bias && !f->has_linear_biases);
+    pd_pickle_put_bool(p, "qk_layernorm", f->has_head_norms);
+    pd_pickle_put_text(p, "normalization", f->norm == PD_NORM_RMS ? "RMSNorm" : "LayerNorm");
+    pd_pickle_put_text(p, "position_embedding_type", f->positions == PD_POSITIONS_ROPE ? "rope" : "learned_absolute");
+    pd_pickle_put_double(p, "norm_epsilon", real_of(config, f->keys[PD_NUMBER_EPSILON].config, 1e-5));
     if (tied) (void)pd_json_is_bool(tied, &is_tied);
-    put_switch(p, "untie_embeddings_and_output_weights", !is_tied);
+    pd_pickle_put_bool(p, "untie_embeddings_and_output_weights", !is_tied);
     if (f->positions == PD_POSITIONS_ROPE) put_rope(p, config);
 }
 
@@ -175,16 +152,16 @@ static pd_status put_arguments(struct pd_pickle_writer *p, const struct pd_catal
     const struct pd_catalog_text *text = pd_catalog_text(wanted, "config.json");
     struct pd_json_document *document = NULL;
     if (text) PD_TRY(pd_json_parse("config.json", text->text, text->bytes, &document, err));
-    pd_pickle_put_text(p, "args");
+    pd_pickle_put_text(p, NULL, "args");
     pd_pickle_object_begin(p, "argparse", "Namespace");
     if (document) put_model(p, pd_json_root(document));
     pd_json_document_free(document);
-    put_switch(p, "add_position_embedding", true);
-    put_number(p, "tensor_model_parallel_size", 1);
-    put_number(p, "pipeline_model_parallel_size", 1);
-    put_number(p, "consumed_train_samples", wanted->counters.samples);
-    put_number(p, "consumed_valid_samples", 0);
-    put_switch(p, "no_save_rng", true);
+    pd_pickle_put_bool(p, "add_position_embedding", true);
+    pd_pickle_put_u64(p, "tensor_model_parallel_size", 1);
+    pd_pickle_put_u64(p, "pipeline_model_parallel_size", 1);
+    pd_pickle_put_u64(p, "consumed_train_samples", wanted->counters.samples);
+    pd_pickle_put_u64(p, "consumed_valid_samples", 0);
+    pd_pickle_put_bool(p, "no_save_rng", true);
     pd_pickle_object_end(p);
     return PD_OK;
 }
@@ -196,22 +173,20 @@ static void put_group(struct pd_pickle_writer *p, const struct pd_catalog *wante
     const struct pd_catalog_adam adam =
         wanted->adam.is_known ? wanted->adam : (struct pd_catalog_adam){.beta1 = 0.9, .beta2 = 0.999, .epsilon = 1e-8};
     pd_pickle_do(p, "}(");
-    put_double(p, "wd_mult", decays);
-    put_double(p, "lr_mult", 1);
-    put_switch(p, "is_expert_parallel", false);
-    put_switch(p, "is_decoupled_lr", false);
-    put_number(p, "step", c->has_updates ? c->updates : c->step);
-    put_double(p, "lr", adam.rate);
-    pd_pickle_put_text(p, "betas");
-    pd_pickle_do(p, "(");
-    pd_pickle_put_double(p, adam.beta1);
-    pd_pickle_put_double(p, adam.beta2);
+    pd_pickle_put_double(p, "wd_mult", decays);
+    pd_pickle_put_double(p, "lr_mult", 1);
+    pd_pickle_put_bool(p, "is_expert_parallel", false);
+    pd_pickle_put_bool(p, "is_decoupled_lr", false);
+    pd_pickle_put_u64(p, "step", c->has_updates ? c->updates : c->step);
+    pd_pickle_put_double(p, "lr", adam.rate);
+    pd_pickle_put(p, "betas", "(");
+    pd_pickle_put_double(p, NULL, adam.beta1);
+    pd_pickle_put_double(p, NULL, adam.beta2);
     pd_pickle_do(p, "t");
-    put_double(p, "eps", adam.epsilon);
-    put_double(p, "weight_decay", decays ? adam.decay : 0);
-    put_switch(p, "bias_correction", true);
-    pd_pickle_put_text(p, "params");
-    pd_pickle_do(p, "]u");
+    pd_pickle_put_double(p, "eps", adam.epsilon);
+    pd_pickle_put_double(p, "weight_decay", decays ? adam.decay : 0);
+    pd_pickle_put_bool(p, "bias_correction", true);
+    pd_pickle_put(p, "params", "]u");
 }
 
 static pd_status write_common(const struct writer *w, struct pd_error *err)
@@ -221,34 +196,29 @@ static pd_status write_common(const struct writer *w, struct pd_error *err)
     char path[PD_FORMATS_PATH_MAX];
     pd_pickle_begin(&p);
     pd_pickle_do(&p, "}(");
-    put_number(&p, "iteration", wanted->counters.step);
-    put_double(&p, "checkpoint_version", 3);
-    put_number(&p, "num_floating_point_operations_so_far", 0);
-    pd_pickle_put_text(&p, "content_metadata");
-    pd_pickle_do(&p, "}(");
-    put_words(&p, "distrib_optim_sharding_type", "fully_reshardable");
-    put_switch(&p, "distrib_optim_fully_reshardable_mem_efficient", false);
-    put_switch(&p, "singleton_local_shards", false);
-    put_switch(&p, "chained_optim_avoid_prefix", true);
+    pd_pickle_put_u64(&p, "iteration", wanted->counters.step);
+    pd_pickle_put_double(&p, "checkpoint_version", 3);
+    pd_pickle_put_u64(&p, "num_floating_point_operations_so_far", 0);
+    pd_pickle_put(&p, "content_metadata", "}(");
+    pd_pickle_put_text(&p, "distrib_optim_sharding_type", "fully_reshardable");
+    pd_pickle_put_bool(&p, "distrib_optim_fully_reshardable_mem_efficient", false);
+    pd_pickle_put_bool(&p, "singleton_local_shards", false);
+    pd_pickle_put_bool(&p, "chained_optim_avoid_prefix", true);
     pd_pickle_do(&p, "u");
-    pd_pickle_put_text(&p, "optimizer");
-    pd_pickle_do(&p, "}(");
-    put_words(&p, "param_state_sharding_type", "fully_reshardable");
-    pd_pickle_put_text(&p, "optimizer");
-    pd_pickle_do(&p, "}(");
-    pd_pickle_put_text(&p, "param_groups");
-    pd_pickle_do(&p, "](");
+    pd_pickle_put(&p, "optimizer", "}(");
+    pd_pickle_put_text(&p, "param_state_sharding_type", "fully_reshardable");
+    pd_pickle_put(&p, "optimizer", "}(");
+    pd_pickle_put(&p, "param_groups", "](");
     put_group(&p, wanted, true);
     put_group(&p, wanted, false);
     pd_pickle_do(&p, "euu");
-    pd_pickle_put_text(&p, "opt_param_scheduler");
-    pd_pickle_do(&p, "}(");
-    put_double(&p, "max_lr", wanted->adam.rate);
-    put_double(&p, "min_lr", 0);
-    put_number(&p, "lr_warmup_steps", 0);
-    put_number(&p, "lr_decay_steps", 0);
-    put_words(&p, "lr_decay_style", "constant");
-    put_number(&p, "num_steps", wanted->counters.samples);
+    pd_pickle_put(&p, "opt_param_scheduler", "}(");
+    pd_pickle_put_double(&p, "max_lr", wanted->adam.rate);
+    pd_pickle_put_double(&p, "min_lr", 0);
+    pd_pickle_put_u64(&p, "lr_warmup_steps", 0);
+    pd_pickle_put_u64(&p, "lr_decay_steps", 0);
+    pd_pickle_put_text(&p, "lr_decay_style", "constant");
+    pd_pickle_put_u64(&p, "num_steps", wanted->counters.samples);
     pd_pickle_do(&p, "u");
     pd_status st = put_arguments(&p, wanted, err);
     pd_pickle_do(&p, "u");

@@ -116,16 +116,9 @@ static pd_status write_step(const struct writer *w, const char *parameter, struc
     return write_file(w, directory, "step.pt", &p, true, err);
 }
 
-static void put_number(struct pd_pickle_writer *p, const char *key, uint64_t value)
-{
-    pd_pickle_put_text(p, key);
-    pd_pickle_put_u64(p, value);
-}
-
 static void put_groups(struct pd_pickle_writer *p)
 {
-    pd_pickle_put_text(p, "param_groups");
-    pd_pickle_do(p, "](");
+    pd_pickle_put(p, "param_groups", "](");
     for (int g = 0; g < GROUPS; g++)
         pd_pickle_do(p, "}");
     pd_pickle_do(p, "e");
@@ -137,14 +130,13 @@ static pd_status write_model_states(const struct writer *w, const char *name, st
     struct pd_pickle_writer p = {0};
     pd_pickle_begin(&p);
     pd_pickle_do(&p, "}(");
-    pd_pickle_put_text(&p, "module"); /* parameters come from zero */
+    pd_pickle_put_text(&p, NULL, "module"); /* parameters come from zero */
     pd_pickle_do(&p, "}");
     const struct pd_catalog *wanted = w->plan->wanted;
-    pd_pickle_put_text(&p, "param_shapes");
-    pd_pickle_do(&p, "](}(");
+    pd_pickle_put(&p, "param_shapes", "](}(");
     for (uint32_t t = 0; t < wanted->tensor_count; t++) {
         if (wanted->tensors[t].kind != PD_PARAM) continue;
-        pd_pickle_put_text(&p, wanted->tensors[t].name);
+        pd_pickle_put_text(&p, NULL, wanted->tensors[t].name);
         pd_pickle_put_global(&p, "torch", "Size");
         pd_pickle_put_sizes(&p, wanted->tensors[t].shape, wanted->tensors[t].ndim);
         pd_pickle_do(&p, "\x85R");
@@ -152,18 +144,16 @@ static pd_status write_model_states(const struct writer *w, const char *name, st
     pd_pickle_do(&p, "ue");
     /* For schedules of DeepSpeed and of torch, which count from elsewhere. */
     uint64_t step = c->step;
-    pd_pickle_put_text(&p, "lr_scheduler");
-    pd_pickle_do(&p, "}(");
-    put_number(&p, "last_batch_iteration", step ? step - 1 : 0);
-    put_number(&p, "last_epoch", step);
+    pd_pickle_put(&p, "lr_scheduler", "}(");
+    pd_pickle_put_u64(&p, "last_batch_iteration", step ? step - 1 : 0);
+    pd_pickle_put_u64(&p, "last_epoch", step);
     pd_pickle_do(&p, "u");
-    put_number(&p, "global_steps", c->step);
-    put_number(&p, "global_samples", c->samples);
-    put_number(&p, "skipped_steps", c->has_updates && c->updates < c->step ? c->step - c->updates : 0);
-    put_number(&p, "dp_world_size", 1);
-    put_number(&p, "mp_world_size", 1);
-    pd_pickle_put_text(&p, "ds_version");
-    pd_pickle_put_text(&p, VERSION);
+    pd_pickle_put_u64(&p, "global_steps", c->step);
+    pd_pickle_put_u64(&p, "global_samples", c->samples);
+    pd_pickle_put_u64(&p, "skipped_steps", c->has_updates && c->updates < c->step ? c->step - c->updates : 0);
+    pd_pickle_put_u64(&p, "dp_world_size", 1);
+    pd_pickle_put_u64(&p, "mp_world_size", 1);
+    pd_pickle_put_text(&p, "ds_version", VERSION);
     pd_pickle_do(&p, "u");
     return write_file(w, w->directory, name, &p, false, err);
 }
@@ -173,7 +163,7 @@ static pd_status write_model_states(const struct writer *w, const char *name, st
 static pd_status end_archive(struct writer *w, struct output *o, struct pd_error *err)
 {
     struct pd_file *file = NULL;
-    PD_TRY(pd_file_open(w->vfs, o->path, PD_OPEN_WRITE, &file, err));
+    PD_TRY(pd_file_open(w->vfs, o->path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
     const pd_status st = pd_torch_write(&o->archive, o->crc, file, 0, err);
     const pd_status closed = pd_file_close(file, st ? NULL : err);
     return st ? st : closed;
@@ -187,17 +177,14 @@ static pd_status write_rest(struct writer *w, struct pd_error *err)
     struct pd_pickle_writer p = {0};
     pd_pickle_begin(&p);
     pd_pickle_do(&p, "}(");
-    pd_pickle_put_text(&p, "ds_version");
-    pd_pickle_put_text(&p, VERSION);
+    pd_pickle_put_text(&p, "ds_version", VERSION);
     put_groups(&p);
-    pd_pickle_put_text(&p, "optimizer_state_dict");
-    pd_pickle_do(&p, "}(");
+    pd_pickle_put(&p, "optimizer_state_dict", "}(");
     put_groups(&p);
-    pd_pickle_put_text(&p, "state");
+    pd_pickle_put(&p, "state", "}(");
+    pd_pickle_put_u64(&p, NULL, 0);
     pd_pickle_do(&p, "}(");
-    pd_pickle_put_u64(&p, 0);
-    pd_pickle_do(&p, "}(");
-    pd_pickle_put_text(&p, "step");
+    pd_pickle_put_text(&p, NULL, "step");
     pd_torch_put_tensor(&p, &step_tensor);
     pd_pickle_do(&p, "uuuu");
     PD_TRY(write_file(w, w->zero, "optimizer_state.pt", &p, true, err));

@@ -26,13 +26,13 @@ void pd_torch_put_tensor(struct pd_pickle_writer *w, const struct pd_foreign_ten
         strides[d] = stride;
     pd_pickle_put_global(w, "torch._utils", "_rebuild_tensor_v2");
     pd_pickle_do(w, "((");
-    pd_pickle_put_text(w, "storage");
+    pd_pickle_put_text(w, NULL, "storage");
     pd_pickle_put_global(w, "torch", storage_of(t->element));
-    pd_pickle_put_text(w, "0");
-    pd_pickle_put_text(w, "cpu");
-    pd_pickle_put_u64(w, pd_foreign_elements(t));
+    pd_pickle_put_text(w, NULL, "0");
+    pd_pickle_put_text(w, NULL, "cpu");
+    pd_pickle_put_u64(w, NULL, pd_foreign_elements(t));
     pd_pickle_do(w, "tQ");
-    pd_pickle_put_u64(w, 0);
+    pd_pickle_put_u64(w, NULL, 0);
     pd_pickle_put_sizes(w, t->shape, t->ndim);
     pd_pickle_put_sizes(w, strides, t->ndim);
     pd_pickle_do(w, "\x89");
@@ -58,7 +58,7 @@ pd_status pd_torch_plan(const struct pd_foreign_tensor *tensor, const char *key,
     pd_pickle_begin(&w);
     if (key) {
         pd_pickle_do(&w, "}(");
-        pd_pickle_put_text(&w, key);
+        pd_pickle_put_text(&w, NULL, key);
     }
     pd_torch_put_tensor(&w, tensor);
     if (key) pd_pickle_do(&w, "u");
@@ -78,25 +78,38 @@ pd_status pd_torch_plan(const struct pd_foreign_tensor *tensor, const char *key,
     return PD_OK;
 }
 
+/* An archive without the bytes of its data: headers, small entries and the directory, the last two closer by `gap` bytes. */
+static pd_status compose(const struct pd_zip_record *records, const void *const *texts, uint32_t count, uint64_t bytes,
+                         uint64_t gap, unsigned char **ret_text, struct pd_error *err)
+{
+    unsigned char *text = *ret_text = calloc(1, bytes - gap + 512); /* a header may be written with all its padding */
+    if (!text) PD_FAIL(err, PD_NO_MEMORY, "no memory to write an archive");
+    uint64_t closer = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        pd_zip_header(&records[i], text + records[i].header_offset - closer);
+        if (texts[i])
+            memcpy(text + records[i].data_offset - closer, texts[i], records[i].bytes);
+        else
+            closer = gap;
+    }
+    const struct pd_zip_record *last = &records[count - 1];
+    pd_zip_directory(records, count, text + last->data_offset + last->bytes - closer);
+    return PD_OK;
+}
+
 /* [begin, data) with the tensor's own header at its end, and all behind the data: two writes. */
 pd_status pd_torch_write(struct pd_torch_output *output, uint32_t crc, struct pd_file *file, uint64_t begin,
                          struct pd_error *err)
 {
     struct pd_zip_record *r = output->records;
-    const uint64_t behind = r[DATA].data_offset + r[DATA].bytes,
-                   most = output->data_offset > output->bytes - behind ? output->data_offset : output->bytes - behind;
-    unsigned char *text = malloc(most + 512); /* a header may be written with all its padding */
-    if (!text) PD_FAIL(err, PD_NO_MEMORY, "no memory to write an archive");
+    const void *const texts[PD_TORCH_RECORDS] = {
+        [PICKLE] = output->pickle, [ORDER] = fixed[ORDER], [VERSION] = fixed[VERSION]};
+    const uint64_t front = output->data_offset, gap = r[DATA].bytes;
+    unsigned char *text = NULL;
     r[DATA].crc = crc;
-    for (int i = PICKLE; i <= DATA; i++) {
-        pd_zip_header(&r[i], text + r[i].header_offset);
-        if (i < DATA) memcpy(text + r[i].data_offset, i == PICKLE ? (const char *)output->pickle : fixed[i], r[i].bytes);
-    }
-    pd_status st = pd_file_write(file, begin, text, output->data_offset, err);
-    pd_zip_header(&r[VERSION], text);
-    memcpy(text + r[VERSION].data_offset - behind, fixed[VERSION], r[VERSION].bytes);
-    pd_zip_directory(r, PD_TORCH_RECORDS, text + r[VERSION].data_offset + r[VERSION].bytes - behind);
-    if (!st) st = pd_file_write(file, begin + behind, text, output->bytes - behind, err);
+    PD_TRY(compose(r, texts, PD_TORCH_RECORDS, output->bytes, gap, &text, err));
+    pd_status st = pd_file_write(file, begin, text, front, err);
+    if (!st) st = pd_file_write(file, begin + front + gap, text + front, output->bytes - gap - front, err);
     free(text);
     return st;
 }
@@ -125,18 +138,8 @@ pd_status pd_torch_make_small(const struct pd_pickle_writer *pickle, const void 
         texts[count] = all[i].text;
         set_record(&records[count++], (enum record)i, all[i].text, all[i].bytes);
     }
-    const uint64_t bytes = pd_zip_place(records, count);
-    char *text = calloc(1, bytes + 512); /* a header may be written with all its padding */
-    if (!text) PD_FAIL(err, PD_NO_MEMORY, "no memory to write an archive");
-    for (uint32_t i = 0; i < count; i++) {
-        pd_zip_header(&records[i], (unsigned char *)text + records[i].header_offset);
-        memcpy(text + records[i].data_offset, texts[i], records[i].bytes);
-    }
-    const struct pd_zip_record *last = &records[count - 1];
-    pd_zip_directory(records, count, (unsigned char *)text + last->data_offset + last->bytes);
-    *ret_text = text;
-    *ret_bytes = bytes;
-    return PD_OK;
+    *ret_bytes = pd_zip_place(records, count);
+    return compose(records, texts, count, *ret_bytes, 0, (unsigned char **)ret_text, err);
 }
 
 pd_status pd_torch_write_small(struct pd_vfs *vfs, const char *path, const struct pd_pickle_writer *pickle, const void *data,

@@ -272,11 +272,9 @@ static pd_status op_gather(struct machine *m)
     struct pd_pickle_node *node = NULL;
     PD_TRY(above_mark(m, &first));
     /* The stack from `first` on becomes one value. */
-    enum pd_pickle_type type = m->now.type;
-    PD_TRY(new_node(m, type, &node));
+    PD_TRY(new_node(m, m->now.type, &node));
     for (uint64_t i = first; i < m->stack_count; i++)
         PD_TRY(append(m, node, m->stack[i]));
-    if (type == PD_PICKLE_DICT && (node)->count % 2) FAIL(m, "a key without a value");
     drop_to(m, first);
     return push(m, node);
 }
@@ -460,13 +458,6 @@ static pd_status op_pop_mark(struct machine *m)
     return PD_OK;
 }
 
-static pd_status op_dup(struct machine *m)
-{
-    struct pd_pickle_node *node = NULL;
-    PD_TRY(top(m, &node));
-    return push(m, node);
-}
-
 static pd_status op_protocol(struct machine *m)
 {
     uint64_t protocol = 0;
@@ -509,8 +500,6 @@ static const struct operation operations[256] = {
     [0x8c] = {op_text, PD_PICKLE_TEXT, 1},
     ['X'] = {op_text, PD_PICKLE_TEXT, 4},
     [0x8d] = {op_text, PD_PICKLE_TEXT, 8},
-    ['U'] = {op_text, PD_PICKLE_TEXT, 1}, /* strings of Python 2 */
-    ['T'] = {op_text, PD_PICKLE_TEXT, 4},
     ['C'] = {op_text, PD_PICKLE_BYTES, 1},
     ['B'] = {op_text, PD_PICKLE_BYTES, 4},
     [0x8e] = {op_text, PD_PICKLE_BYTES, 8},
@@ -522,8 +511,6 @@ static const struct operation operations[256] = {
     [0x8f] = {op_empty, PD_PICKLE_LIST, 0},
     [')'] = {op_empty, PD_PICKLE_TUPLE, 0},
     ['t'] = {op_gather, PD_PICKLE_TUPLE, 0},
-    ['l'] = {op_gather, PD_PICKLE_LIST, 0},
-    ['d'] = {op_gather, PD_PICKLE_DICT, 0},
     [0x91] = {op_gather, PD_PICKLE_LIST, 0},
     [0x85] = {.run = op_short_tuple, .n = 1},
     [0x86] = {.run = op_short_tuple, .n = 2},
@@ -549,7 +536,6 @@ static const struct operation operations[256] = {
     ['j'] = {.run = op_get, .n = 4},
     ['0'] = {.run = op_pop},
     ['1'] = {.run = op_pop_mark},
-    ['2'] = {.run = op_dup},
 };
 
 static pd_status run(struct machine *m)

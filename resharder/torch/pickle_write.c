@@ -51,15 +51,28 @@ void pd_pickle_do(struct pd_pickle_writer *w, const char *operations)
     put(w, operations, strlen(operations));
 }
 
-void pd_pickle_put_text(struct pd_pickle_writer *w, const char *text)
+void pd_pickle_put(struct pd_pickle_writer *w, const char *key, const char *operations)
 {
+    pd_pickle_put_text(w, NULL, key);
+    pd_pickle_do(w, operations);
+}
+
+void pd_pickle_put_text(struct pd_pickle_writer *w, const char *key, const char *text)
+{
+    if (key) pd_pickle_put_text(w, NULL, key);
     pd_pickle_do(w, "X");
     put_number(w, strlen(text), 4);
     pd_pickle_do(w, text);
 }
 
-void pd_pickle_put_u64(struct pd_pickle_writer *w, uint64_t value)
+void pd_pickle_put_bool(struct pd_pickle_writer *w, const char *key, bool value)
 {
+    pd_pickle_put(w, key, value ? "\x88" : "\x89");
+}
+
+void pd_pickle_put_u64(struct pd_pickle_writer *w, const char *key, uint64_t value)
+{
+    if (key) pd_pickle_put_text(w, NULL, key);
     if (value <= INT32_MAX) {
         pd_pickle_do(w, "J");
         put_number(w, value, 4);
@@ -71,9 +84,10 @@ void pd_pickle_put_u64(struct pd_pickle_writer *w, uint64_t value)
     }
 }
 
-void pd_pickle_put_double(struct pd_pickle_writer *w, double value)
+void pd_pickle_put_double(struct pd_pickle_writer *w, const char *key, double value)
 {
     uint64_t bits;
+    if (key) pd_pickle_put_text(w, NULL, key);
     memcpy(&bits, &value, sizeof bits);
     pd_pickle_do(w, "G");
     put_number(w, __builtin_bswap64(bits), sizeof bits);
@@ -92,7 +106,7 @@ void pd_pickle_put_sizes(struct pd_pickle_writer *w, const uint64_t *sizes, uint
 {
     pd_pickle_do(w, "(");
     for (uint32_t i = 0; i < count; i++)
-        pd_pickle_put_u64(w, sizes[i]);
+        pd_pickle_put_u64(w, NULL, sizes[i]);
     pd_pickle_do(w, "t");
 }
 

@@ -22,9 +22,12 @@ void pd_pickle_writer_deinit(struct pd_pickle_writer *w);
  * dictionary, "u" set items, "]" empty list, "e" append items, "R" call, "\x81" new object, "b" build, "Q" persistent, "N" None,
  * "\x88" True, "\x89" False, "\x85" tuple of one. */
 void pd_pickle_do(struct pd_pickle_writer *w, const char *operations);
-void pd_pickle_put_text(struct pd_pickle_writer *w, const char *text);
-void pd_pickle_put_u64(struct pd_pickle_writer *w, uint64_t value);
-void pd_pickle_put_double(struct pd_pickle_writer *w, double value);
+/* A text in front: the key of a dictionary, a field.   key  of the next three may be NULL: there is none */
+void pd_pickle_put(struct pd_pickle_writer *w, const char *key, const char *operations);
+void pd_pickle_put_bool(struct pd_pickle_writer *w, const char *key, bool value);
+void pd_pickle_put_text(struct pd_pickle_writer *w, const char *key, const char *text);
+void pd_pickle_put_u64(struct pd_pickle_writer *w, const char *key, uint64_t value);
+void pd_pickle_put_double(struct pd_pickle_writer *w, const char *key, double value);
 void pd_pickle_put_global(struct pd_pickle_writer *w, const char *module, const char *name);
 void pd_pickle_put_sizes(struct pd_pickle_writer *w, const uint64_t *sizes, uint32_t count); /* a tuple */
 /* `name` of `module` made without arguments and given the fields that follow until pd_pickle_object_end: name, value, .. */
