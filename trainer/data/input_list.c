@@ -1,4 +1,5 @@
 #include "trainer/data/input_list.h"
+#include "ckpt/base/grow.h"
 #include "ckpt/base/words.h"
 #include "trainer/data/byte_stream.h"
 #include "trainer/data/megatron_index.h"
@@ -51,16 +52,13 @@ static bool is_packed(enum pd_input_form form)
     return form == PD_INPUT_TOKENS || form == PD_INPUT_DOUBTFUL;
 }
 
-pd_status pd_source_check_text(const char *path, const char *entry, enum pd_data_format asked, int64_t document_token,
-                               struct pd_error *err)
+static pd_status check_kind(const struct pd_byte_stream *stream, const char *path, const char *entry,
+                            enum pd_data_format asked, int64_t document_token, struct pd_error *err)
 {
     static const struct pd_input_kind gzip = {PD_INPUT_OTHER, "compressed with gzip", "unpack it: gunzip -k @"},
                                       zstd = {PD_INPUT_OTHER, "compressed with zstd", "unpack it: unzstd @"};
-    struct pd_byte_stream *stream;
-    PD_TRY(pd_byte_stream_open(path, &stream, err));
     const struct pd_input_kind kind = pd_byte_stream_kind(stream);
     const enum pd_input_form compression = pd_byte_stream_compression(stream);
-    pd_byte_stream_close(stream);
     const struct pd_input_kind *outer = compression == PD_INPUT_GZIP ? &gzip : compression == PD_INPUT_ZSTD ? &zstd : NULL;
     if (kind.form == PD_INPUT_OTHER) return pd_input_refuse(path, &kind, err);
     if (outer && is_packed(kind.form)) return pd_input_refuse(path, outer, err);
@@ -70,61 +68,62 @@ pd_status pd_source_check_text(const char *path, const char *entry, enum pd_data
     return kind.form == PD_INPUT_JSON_LINES ? refuse_unpacked(path, entry, kind.what, document_token, err) : PD_OK;
 }
 
+/* What of its bytes is learned, or is not, where the user may not know. */
+static pd_status note_bytes(FILE *notes, struct pd_byte_stream *stream, const char *path, const char *entry,
+                            struct pd_error *err)
+{
+    char head[PD_INPUT_HEAD_BYTES], output[512], word[512], output_word[512];
+    size_t bytes = 0;
+    if (pd_byte_stream_drop_mark(stream)) fprintf(notes, "%s: its byte order mark is passed over\n", path);
+    PD_TRY(pd_byte_stream_read(stream, head, sizeof head, &bytes, err));
+    if (!memmem(head, bytes, "\r\n", 2)) return PD_OK;
+    packed_name(entry, output, sizeof output);
+    fprintf(notes, "%s: its lines end in CRLF, and both bytes are learned; perdure data pack --output=%s %s writes LF\n",
+            path, pd_shell_word(output, output_word, sizeof output_word), pd_shell_word(entry, word, sizeof word));
+    return PD_OK;
+}
+
+pd_status pd_source_check_text(const char *path, const char *entry, enum pd_data_format asked, int64_t document_token,
+                               FILE *notes, struct pd_error *err)
+{
+    struct pd_byte_stream *stream;
+    PD_TRY(pd_byte_stream_open(path, &stream, err));
+    pd_status status = check_kind(stream, path, entry, asked, document_token, err);
+    if (!status && notes && pd_byte_stream_kind(stream).form == PD_INPUT_TEXT)
+        status = note_bytes(notes, stream, path, entry, err);
+    pd_byte_stream_close(stream);
+    return status;
+}
+
 /* ---- lists ---- */
 
 struct finding {
     const char *key;
     int64_t document_token;
     FILE *notes;
-    struct pd_data_source *sources; /* (count, capacity) what will be the list */
-    uint32_t count, capacity;
+    struct pd_data_source *sources; /* (count) what will be the list */
+    uint32_t count;
 };
 
 static pd_status sources_push(struct finding *f, const struct pd_data_source *like, const char *path, double weight,
                               struct pd_error *err)
 {
-    if (f->count == f->capacity) {
-        const uint32_t capacity = f->capacity ? 2 * f->capacity : 16;
-        struct pd_data_source *grown = reallocarray(f->sources, capacity, sizeof *grown);
-        if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for a list of %u files", capacity);
-        f->sources = grown;
-        f->capacity = capacity;
-    }
+    if (!pd_grow(&f->sources, f->count, sizeof *f->sources))
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for a list of %u files", f->count + 1);
     char *copy = strdup(path);
     if (!copy) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for its name", path);
     f->sources[f->count++] = (struct pd_data_source){copy, like->format, weight};
     return PD_OK;
 }
 
-/* What of its bytes is learned, or is not, where the user may not know. */
-static pd_status note_bytes(const struct finding *f, struct pd_byte_stream *stream, const char *path, const char *entry,
-                            struct pd_error *err)
-{
-    char head[PD_INPUT_HEAD_BYTES], output[512], word[512], output_word[512];
-    size_t bytes = 0;
-    if (pd_byte_stream_drop_mark(stream)) fprintf(f->notes, "%s: its byte order mark is passed over\n", path);
-    PD_TRY(pd_byte_stream_read(stream, head, sizeof head, &bytes, err));
-    if (!memmem(head, bytes, "\r\n", 2)) return PD_OK;
-    packed_name(entry, output, sizeof output);
-    fprintf(f->notes, "%s: its lines end in CRLF, and both bytes are learned; perdure data pack --output=%s %s writes LF\n",
-            path, pd_shell_word(output, output_word, sizeof output_word), pd_shell_word(entry, word, sizeof word));
-    return PD_OK;
-}
-
 static pd_status check_file(const struct finding *f, const char *path, const struct pd_data_source *entry,
                             struct pd_error *err)
 {
-    struct pd_byte_stream *stream;
     struct stat st;
     const bool may_be_text = entry->format == PD_DATA_TEXT || entry->format == PD_DATA_AUTO;
     if (!may_be_text || pd_megatron_is_pair(path)) return PD_OK;
     if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || !st.st_size) return PD_OK; /* whoever opens it says so */
-    PD_TRY(pd_source_check_text(path, entry->path, entry->format, f->document_token, err));
-    PD_TRY(pd_byte_stream_open(path, &stream, err));
-    pd_status status = PD_OK;
-    if (pd_byte_stream_kind(stream).form == PD_INPUT_TEXT) status = note_bytes(f, stream, path, entry->path, err);
-    pd_byte_stream_close(stream);
-    return status;
+    return pd_source_check_text(path, entry->path, entry->format, f->document_token, f->notes, err);
 }
 
 static bool stands_for_several(const char *path)
@@ -209,13 +208,11 @@ pd_status pd_sources_find(struct pd_data_source **sources, uint32_t *count, cons
 /* Takes `text` over; NULL stands for no memory. */
 static pd_status push(char ***list, uint32_t *count, char *text, struct pd_error *err)
 {
-    char **grown = text ? reallocarray(*list, *count + 1ull, sizeof *grown) : NULL;
-    if (grown) *list = grown;
-    if (!grown) {
+    if (!text || !pd_grow(list, *count, sizeof **list)) {
         free(text);
         PD_FAIL(err, PD_NO_MEMORY, "no memory for a list of %u files", *count + 1);
     }
-    grown[(*count)++] = text;
+    (*list)[(*count)++] = text;
     return PD_OK;
 }
 
@@ -229,6 +226,16 @@ static void free_strings(char **list, uint32_t count)
 static int by_bytes(const void *a, const void *b)
 {
     return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+static int by_name(const struct dirent **a, const struct dirent **b)
+{
+    return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+static int is_shown(const struct dirent *entry)
+{
+    return entry->d_name[0] != '.';
 }
 
 /* "a, b and 7 more", appended. */
@@ -341,17 +348,15 @@ static void found_deinit(struct found *found)
 
 static pd_status look_through(const char *directory, bool takes_tokens, struct found *found, struct pd_error *err)
 {
-    DIR *dir = opendir(directory);
-    if (!dir) PD_FAIL_ERRNO(err, errno, "%s cannot be listed", directory);
+    struct dirent **entries = NULL;
+    const int count = scandir(directory, &entries, is_shown, by_name);
+    if (count < 0) PD_FAIL_ERRNO(err, errno, "%s cannot be listed", directory);
     pd_status status = PD_OK;
-    errno = 0;
-    for (struct dirent *e; !status && (e = readdir(dir)); errno = 0)
-        if (e->d_name[0] != '.') status = sort_entry_in(directory, e->d_name, takes_tokens, found, err);
-    const int failed = status ? 0 : errno;
-    closedir(dir);
-    if (failed) PD_FAIL_ERRNO(err, failed, "%s cannot be listed", directory);
-    if (found->count) qsort(found->names, found->count, sizeof *found->names, by_bytes);
-    if (found->left_count) qsort(found->left_out, found->left_count, sizeof *found->left_out, by_bytes);
+    for (int i = 0; i < count; i++) {
+        if (!status) status = sort_entry_in(directory, entries[i]->d_name, takes_tokens, found, err);
+        free(entries[i]);
+    }
+    free(entries);
     return status;
 }
 

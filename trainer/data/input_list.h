@@ -42,6 +42,7 @@ PD_MUST_USE pd_status pd_sources_find(struct pd_data_source **sources, uint32_t 
                                       int64_t document_token, FILE *notes, struct pd_error *err);
 
 /* PD_INVALID when `path`, read as text, is anything but plain bytes of text; `entry` is what the user named it by.
- *   asked  TEXT where the user says that it is: then JSON is text too */
+ *   asked  TEXT where the user says that it is: then JSON is text too
+ *   notes  takes lines about its bytes; NULL: nobody wants them */
 PD_MUST_USE pd_status pd_source_check_text(const char *path, const char *entry, enum pd_data_format asked,
-                                           int64_t document_token, struct pd_error *err);
+                                           int64_t document_token, FILE *notes, struct pd_error *err);

@@ -34,14 +34,9 @@ bool pd_megatron_is_pair(const char *path)
     return found;
 }
 
-static uint64_t lengths_at(void)
-{
-    return PD_MEGATRON_HEADER_BYTES;
-}
-
 static uint64_t offsets_at(const struct pd_token_file *file)
 {
-    return lengths_at() + 4 * file->sequence_count;
+    return PD_MEGATRON_HEADER_BYTES + 4 * file->sequence_count;
 }
 
 static uint64_t documents_at(const struct pd_token_file *file)
@@ -96,7 +91,7 @@ static pd_status check_sequences(const struct pd_token_file *file, uint64_t firs
     int32_t lengths[CHUNK];
     int64_t offsets[CHUNK];
     const char *path = file->index_path;
-    PD_TRY(pd_data_file_read(file->index_fd, path, lengths_at() + 4 * first, lengths, 4ull * count, err));
+    PD_TRY(pd_data_file_read(file->index_fd, path, PD_MEGATRON_HEADER_BYTES + 4 * first, lengths, 4ull * count, err));
     PD_TRY(pd_data_file_read(file->index_fd, path, offsets_at(file) + 8 * first, offsets, 8ull * count, err));
     for (uint32_t i = 0; i < count; i++) {
         int32_t length = (int32_t)le32toh((uint32_t)lengths[i]);

@@ -250,30 +250,6 @@ static enum pd_token_type choose_type(const struct pd_pack_options *options)
     }
 }
 
-static pd_status put_token(struct packer *packer, uint32_t token, struct pd_error *err)
-{
-    unsigned char bytes[4] = {(unsigned char)token, (unsigned char)(token >> 8), (unsigned char)(token >> 16),
-                              (unsigned char)(token >> 24)};
-    packer->document_tokens++;
-    return pd_file_writer_add(&packer->tokens, bytes, pd_token_bytes(packer->type), err);
-}
-
-static pd_status put_text(struct packer *packer, const unsigned char *text, size_t bytes, struct pd_error *err)
-{
-    uint32_t width = pd_token_bytes(packer->type);
-    packer->document_tokens += bytes;
-    while (bytes) {
-        size_t part = bytes < CONVERT_TOKENS ? bytes : CONVERT_TOKENS;
-        memset(packer->converted, 0, part * width);
-        for (size_t i = 0; i < part; i++)
-            packer->converted[i * width] = text[i];
-        PD_TRY(pd_file_writer_add(&packer->tokens, packer->converted, part * width, err));
-        text += part;
-        bytes -= part;
-    }
-    return PD_OK;
-}
-
 static pd_status put_ids(struct packer *packer, const int32_t *ids, size_t count, struct pd_error *err)
 {
     const uint32_t width = pd_token_bytes(packer->type);
@@ -286,6 +262,18 @@ static pd_status put_ids(struct packer *packer, const int32_t *ids, size_t count
         PD_TRY(pd_file_writer_add(&packer->tokens, packer->converted, part * width, err));
         ids += part;
         count -= part;
+    }
+    return PD_OK;
+}
+
+static pd_status put_text(struct packer *packer, const unsigned char *text, size_t bytes, struct pd_error *err)
+{
+    int32_t ids[1024];
+    for (size_t part; bytes; text += part, bytes -= part) {
+        part = bytes < sizeof ids / sizeof *ids ? bytes : sizeof ids / sizeof *ids;
+        for (size_t i = 0; i < part; i++)
+            ids[i] = text[i];
+        PD_TRY(put_ids(packer, ids, part, err));
     }
     return PD_OK;
 }
@@ -309,7 +297,8 @@ static pd_status end_document(struct packer *packer, struct pd_error *err)
         packer->result.empty_documents++;
         return PD_OK;
     }
-    if (packer->options->document_token >= 0) PD_TRY(put_token(packer, (uint32_t)packer->options->document_token, err));
+    if (packer->options->document_token >= 0)
+        PD_TRY(put_ids(packer, &(int32_t){(int32_t)packer->options->document_token}, 1, err));
     PD_TRY(note_length(packer, err));
     packer->result.tokens += packer->document_tokens;
     packer->result.documents++;

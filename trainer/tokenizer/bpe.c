@@ -14,60 +14,47 @@
  * ever happens, so text may be cut there.
  *   threads  any */
 
-#define FREE UINT64_MAX
 #define ASCII 128u
 
 struct pd_joins {
     bool ascii[ASCII][ASCII];
-    uint64_t *pairs; /* (mask + 1) first << 32 | second; FREE */
-    uint64_t mask;
+    struct pd_merge_table *pairs; /* of characters in place of tokens */
 };
 
-static uint64_t *pair_of(const struct pd_joins *joins, uint32_t first, uint32_t second)
-{
-    const uint64_t pair = (uint64_t)first << 32 | second;
-    uint64_t at = (pair * 0x9e3779b97f4a7c15u >> 32) & joins->mask;
-    while (joins->pairs[at] != FREE && joins->pairs[at] != pair)
-        at = (at + 1) & joins->mask;
-    return &joins->pairs[at];
-}
-
-static void add_merge(struct pd_joins *joins, const struct pd_vocab *vocab, const struct pd_merge *merge)
+static bool join_of(const struct pd_vocab *vocab, const struct pd_merge *merge, struct pd_merge *ret_pair)
 {
     size_t left_bytes = 0, right_bytes = 0;
     unsigned length;
     const char *left = pd_vocab_text(vocab, merge->left, &left_bytes);
     const char *right = pd_vocab_text(vocab, merge->right, &right_bytes);
-    if (!left || !right || !left_bytes || !right_bytes) return;
-    const uint32_t first = pd_unicode_at(left + left_bytes - pd_unicode_last_bytes(left, left_bytes), &length);
-    const uint32_t second = pd_unicode_at(right, &length);
-    if (first < ASCII && second < ASCII) joins->ascii[first][second] = true;
-    *pair_of(joins, first, second) = (uint64_t)first << 32 | second;
+    if (!left || !right || !left_bytes || !right_bytes) return false;
+    ret_pair->left = pd_unicode_at(left + left_bytes - pd_unicode_last_bytes(left, left_bytes), &length);
+    ret_pair->right = pd_unicode_at(right, &length);
+    return true;
 }
 
 static pd_status joins_new(const struct pd_vocab *vocab, const struct pd_merge *merges, uint32_t count,
                            struct pd_joins **ret_joins, struct pd_error *err)
 {
-    struct pd_joins *joins = calloc(1, sizeof *joins);
-    if (!joins) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u merges", count);
-    for (joins->mask = 255; joins->mask < 2ull * count;)
-        joins->mask = 2 * joins->mask + 1;
-    joins->pairs = malloc((joins->mask + 1) * sizeof *joins->pairs);
-    if (!joins->pairs) {
-        free(joins);
-        PD_FAIL(err, PD_NO_MEMORY, "no memory for %u merges", count);
+    struct pd_joins *joins = *ret_joins = calloc(1, sizeof *joins);
+    struct pd_merge *pairs = calloc((size_t)count + 1, sizeof *pairs);
+    uint32_t kept = 0;
+    pd_status status = PD_ALLOCATED(joins && pairs, err, "no memory for %u merges", count);
+    for (uint32_t i = 0; !status && i < count; i++) {
+        struct pd_merge *pair = &pairs[kept];
+        if (!join_of(vocab, &merges[i], pair)) continue;
+        if (pair->left < ASCII && pair->right < ASCII) joins->ascii[pair->left][pair->right] = true;
+        kept++;
     }
-    memset(joins->pairs, 0xff, (joins->mask + 1) * sizeof *joins->pairs);
-    for (uint32_t i = 0; i < count; i++)
-        add_merge(joins, vocab, &merges[i]);
-    *ret_joins = joins;
-    return PD_OK;
+    if (!status) status = pd_merge_table_new(pairs, kept, &joins->pairs, err);
+    free(pairs);
+    return status;
 }
 
 static void joins_free(struct pd_joins *joins)
 {
     if (!joins) return;
-    free(joins->pairs);
+    pd_merge_table_free(joins->pairs);
     free(joins);
 }
 
@@ -79,7 +66,7 @@ static size_t joins_cut(const struct pd_joins *joins, const char *text, size_t b
     for (size_t at = length; at < bytes; at += length) {
         const uint32_t code = pd_unicode_at(text + at, &length);
         const bool joined =
-            before < ASCII && code < ASCII ? joins->ascii[before][code] : *pair_of(joins, before, code) != FREE;
+            before < ASCII && code < ASCII ? joins->ascii[before][code] : pd_merge_table_has(joins->pairs, before, code);
         if (!joined) return at;
         before = code;
     }
@@ -103,7 +90,6 @@ _Static_assert(sizeof(struct cache_line) == 64, "a line");
 
 struct pd_bpe {
     const struct pd_vocab *vocab;
-    struct pd_vocab words; /* byte-level: tokens by the bytes they stand for; for ignore_merges */
     struct pd_bpe_options options;
     struct pd_merge_table *merges;
     struct pd_joins *joins;   /* NULL: text is not cut */
@@ -114,6 +100,7 @@ struct pd_bpe {
 struct pd_bpe_scratch {
     struct cache_line *cache; /* (1 << CACHE_BITS) from the first word on: who only decodes needs none */
     struct pd_merge_scratch merge;
+    struct pd_string word; /* byte-level: a word as the vocabulary has it */
 };
 
 /* ---- symbols ---- */
@@ -182,11 +169,32 @@ static pd_status put_symbols(const struct pd_bpe *bpe, struct pd_bpe_scratch *sc
 
 /* ---- words ---- */
 
+#define FOUND_BYTES_MAX (1u << 20) /* of a word that may be a token */
+
+/* The token that a word is; -1: none. */
+static pd_status find_word(const struct pd_bpe *bpe, struct pd_string *word, const char *text, size_t bytes, int32_t *ret_id,
+                           struct pd_error *err)
+{
+    *ret_id = -1;
+    if (bytes > FOUND_BYTES_MAX) return PD_OK;
+    pd_string_cut(word, 0);
+    if (bpe->options.byte_level) {
+        PD_TRY(pd_string_reserve(word, 2 * bytes, err));
+        for (size_t i = 0; i < bytes; i++)
+            word->count += pd_unicode_put(pd_byte_level_char((unsigned char)text[i]), word->bytes + word->count);
+        text = word->bytes;
+        bytes = word->count;
+    }
+    *ret_id = pd_vocab_find(bpe->vocab, text, bytes);
+    return PD_OK;
+}
+
 static pd_status encode_new(const struct pd_bpe *bpe, struct pd_bpe_scratch *scratch, const char *text, size_t bytes,
                             struct pd_tokens *tokens, struct pd_error *err)
 {
     if (bpe->options.ignore_merges) {
-        int32_t id = pd_vocab_find(bpe->options.byte_level ? &bpe->words : bpe->vocab, text, bytes);
+        int32_t id;
+        PD_TRY(find_word(bpe, &scratch->word, text, bytes, &id, err));
         if (id >= 0) return pd_tokens_add(tokens, &id, 1, err);
     }
     PD_TRY(put_symbols(bpe, scratch, text, bytes, err));
@@ -231,23 +239,6 @@ pd_status pd_bpe_encode(const struct pd_bpe *bpe, struct pd_bpe_scratch *scratch
 
 /* ---- making one ---- */
 
-static pd_status fill_words(struct pd_bpe *bpe, struct pd_error *err)
-{
-    struct pd_string word = {0};
-    pd_status status = PD_OK;
-    if (!bpe->options.byte_level || !bpe->options.ignore_merges) return PD_OK;
-    for (uint32_t id = 0; !status && id < bpe->vocab->limit; id++) {
-        size_t bytes;
-        bool all = false;
-        const char *text = pd_vocab_text(bpe->vocab, id, &bytes);
-        pd_string_cut(&word, 0);
-        if (text) status = pd_byte_level_decode(text, bytes, &word, &all, err);
-        if (!status && all) status = pd_vocab_add(&bpe->words, word.bytes, word.count, id, err);
-    }
-    pd_string_deinit(&word);
-    return status;
-}
-
 /* What is cut must not change where unknown characters fuse or, left out, let their neighbours meet, nor where a token of bytes
  * takes part in a merge. */
 static bool may_cut(const struct pd_bpe *bpe, const struct pd_merge *merges, uint32_t count)
@@ -281,7 +272,6 @@ static pd_status build(struct pd_bpe *bpe, const struct pd_merge *merges, uint32
         snprintf(name, sizeof name, "<0x%02X>", byte);
         bpe->byte_tokens[byte] = pd_vocab_find(bpe->vocab, name, 6);
     }
-    PD_TRY(fill_words(bpe, err));
     if (may_cut(bpe, merges, count)) PD_TRY(joins_new(bpe->vocab, merges, count, &bpe->joins, err));
     return pd_merge_table_new(merges, count, &bpe->merges, err);
 }
@@ -307,7 +297,6 @@ void pd_bpe_free(struct pd_bpe *bpe)
     if (!bpe) return;
     pd_merge_table_free(bpe->merges);
     joins_free(bpe->joins);
-    pd_vocab_deinit(&bpe->words);
     free(bpe->direct);
     free(bpe);
 }
@@ -324,6 +313,7 @@ void pd_bpe_scratch_free(struct pd_bpe_scratch *scratch)
 {
     if (!scratch) return;
     pd_merge_scratch_deinit(&scratch->merge);
+    pd_string_deinit(&scratch->word);
     free(scratch->cache);
     free(scratch);
 }

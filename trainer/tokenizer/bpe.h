@@ -52,6 +52,7 @@ struct pd_merge_scratch {
 PD_MUST_USE pd_status pd_merge_table_new(const struct pd_merge *merges, uint32_t count, struct pd_merge_table **ret_table,
                                          struct pd_error *err);
 void pd_merge_table_free(struct pd_merge_table *table);
+bool pd_merge_table_has(const struct pd_merge_table *table, uint32_t left, uint32_t right);
 PD_MUST_USE pd_status pd_merge_reserve(struct pd_merge_scratch *scratch, size_t symbols, struct pd_error *err);
 void pd_merge_scratch_deinit(struct pd_merge_scratch *scratch);
 PD_MUST_USE pd_status pd_merge_all(const struct pd_merge_table *table, struct pd_merge_scratch *scratch,

@@ -53,6 +53,11 @@ void pd_merge_table_free(struct pd_merge_table *table)
     free(table);
 }
 
+bool pd_merge_table_has(const struct pd_merge_table *table, uint32_t left, uint32_t right)
+{
+    return slot_of(table, (uint64_t)left << 32 | right)->rank != NO_RANK;
+}
+
 /* Rank and result of the pair of symbols `left` and `right`, kept at `at`. */
 static void look_up(const struct pd_merge_table *table, struct pd_merge_scratch *s, size_t at, uint32_t left, uint32_t right)
 {

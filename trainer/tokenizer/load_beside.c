@@ -3,10 +3,10 @@
  * tokenizer_config.json, unless that has an added_tokens_decoder. All of it goes in front of the tokenizer's own text, as a
  * member "beside", so that a copy is whole. */
 #include "ckpt/base/parse.h"
+#include "ckpt/base/regular_file.h"
 #include "trainer/tokenizer/load.h"
 #include "trainer/tokenizer/tokenizer.h"
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -238,37 +238,21 @@ pd_status pd_tokenizer_parse_with(const char *name, const struct pd_tokenizer_te
 
 /* ---- opening a path ---- */
 
-static pd_status read_all(const char *path, int fd, size_t bytes, char *text, struct pd_error *err)
+pd_status pd_tokenizer_read(const char *path, struct pd_tokenizer_text *ret, struct pd_error *err)
 {
-    for (size_t at = 0; at < bytes;) {
-        const ssize_t part = read(fd, text + at, bytes - at);
-        if (part < 0 && errno == EINTR) continue;
-        if (part < 0) PD_FAIL_ERRNO(err, errno, "reading %s", path);
-        if (part == 0) PD_FAIL(err, PD_IO, "%s became shorter while it was read", path);
-        at += (size_t)part;
-    }
-    return PD_OK;
-}
-
-/* Terminated.   ret_text  malloc'ed */
-static pd_status read_file(const char *path, struct pd_tokenizer_text *ret, struct pd_error *err)
-{
-    struct stat st;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) PD_FAIL_ERRNO(err, errno, "the tokenizer %s cannot be opened", path);
+    struct stat st = {0};
+    FILE *file = pd_regular_fopen(path, false);
+    if (!file) PD_FAIL_ERRNO(err, errno, "the tokenizer %s cannot be opened", path);
     pd_status status = PD_OK;
     char *text = NULL;
-    if (fstat(fd, &st))
-        status = pd_error_set(err, PD_IO, PD_WHERE, errno, "reading %s", path);
-    else if (!S_ISREG(st.st_mode))
-        status = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "%s is not a file", path);
-    else if (st.st_size > (off_t)PD_TOKENIZER_FILE_BYTES_MAX)
+    if (fstat(fileno(file), &st) || st.st_size > (off_t)PD_TOKENIZER_FILE_BYTES_MAX)
         status = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "%s has %lld bytes; a tokenizer.json has at most %u", path,
                               (long long)st.st_size, PD_TOKENIZER_FILE_BYTES_MAX);
     else if (!(text = calloc(1, (size_t)st.st_size + 1)))
         status = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory to read %s", path);
-    if (!status) status = read_all(path, fd, (size_t)st.st_size, text, err);
-    close(fd);
+    else if (fread(text, 1, (size_t)st.st_size, file) != (size_t)st.st_size)
+        status = pd_error_set(err, PD_IO, PD_WHERE, ferror(file) ? errno : 0, "%s cannot be read to its end", path);
+    fclose(file);
     if (status)
         free(text);
     else
@@ -314,11 +298,11 @@ pd_status pd_tokenizer_open_as(const char *path, const char *name, struct pd_tok
     struct pd_tokenizer_text texts[1 + PD_TOKENIZER_BESIDE] = {{0}};
     const char *slash = strrchr(inside, '/');
     const bool is_json = strcmp(slash ? slash + 1 : inside, PD_TOKENIZER_FILE) == 0;
-    pd_status status = read_file(inside, &texts[0], err);
+    pd_status status = pd_tokenizer_read(inside, &texts[0], err);
     for (uint32_t i = 0; i < PD_TOKENIZER_BESIDE && !status && is_json; i++) {
         char beside[4200];
         snprintf(beside, sizeof beside, "%.*s%s", slash ? (int)(slash + 1 - inside) : 0, inside, pd_tokenizer_beside[i]);
-        if (access(beside, F_OK) == 0) status = read_file(beside, &texts[i + 1], err);
+        if (access(beside, F_OK) == 0) status = pd_tokenizer_read(beside, &texts[i + 1], err);
     }
     if (!status) status = pd_tokenizer_parse_with(name ? name : inside, &texts[0], &texts[1], ret_tokenizer, err);
     for (uint32_t i = 0; i <= PD_TOKENIZER_BESIDE; i++)

@@ -40,6 +40,8 @@ struct pd_tokenizer_text {
     const char *text; /* terminated */
     size_t bytes;
 };
+/* A whole file.   ret  its text is malloc'ed, the caller's */
+PD_MUST_USE pd_status pd_tokenizer_read(const char *path, struct pd_tokenizer_text *ret, struct pd_error *err);
 PD_MUST_USE pd_status pd_tokenizer_parse_with(const char *name, const struct pd_tokenizer_text *json,
                                               const struct pd_tokenizer_text beside[PD_TOKENIZER_BESIDE],
                                               struct pd_tokenizer **ret_tokenizer, struct pd_error *err);
