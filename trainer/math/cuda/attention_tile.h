@@ -34,7 +34,7 @@ template <int D, uint32_t ROWS> PD_DEVICE void pd_tile_load(uint16_t *tile, cons
     const uint32_t row = threadIdx.x / chunks, chunk = threadIdx.x % chunks;
     uint16_t *to = tile + pd_tile_at<D>(row, chunk);
     const uint16_t *from = src + row * ld + chunk * 8;
-#pragma unroll
+#pragma unroll 2 /* with more addresses at once forward spills */
     for (uint32_t i = 0; i < ROWS / step; i++)
         pd_cp_async16(to + i * step * D, from + i * step * ld, row + i * step < count);
 }

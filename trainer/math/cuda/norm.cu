@@ -235,6 +235,7 @@ PD_DEVICE void put_staged_dx(const struct pd_norm &n, const staged &s, const sta
 template <enum pd_dtype D>
 PD_DEVICE void add_column(const staged &s, const staged_row *rows, uint32_t count, uint32_t c, float *dweight, float *dbias)
 {
+#pragma unroll 1 /* registers are few beside the sums of K columns */
     for (uint32_t r = 0; r < count; r++) {
         const float d = pd_get<D>(s.dout, r * s.stride + c), x = pd_get<D>(s.x, r * s.stride + c);
         *dweight = __fmaf_rn(d, (x - rows[r].mean) * rows[r].rstd, *dweight);
@@ -294,11 +295,6 @@ static __global__ void __launch_bounds__(PD_THREADS)
                  (unsigned char *)n.weight, columns};
         if (K == 1 && n.positions) turn_back<D>(n, s, first, count);
         sum_rows<D>(n, s, rows, count);
-#pragma unroll
-        for (int k = 0; k < K; k++) {
-            const uint32_t c = k * PD_THREADS + threadIdx.x;
-            if (c < columns) add_column<D>(s, rows, count, c, &dweight[k], &dbias[k]);
-        }
         for (uint32_t c = threadIdx.x; !K && c < columns; c += PD_THREADS)
             add_column<D>(s, rows, count, c, to + c, n.dbias ? to + columns + c : nullptr);
         __syncthreads();
@@ -306,6 +302,11 @@ static __global__ void __launch_bounds__(PD_THREADS)
             put_staged_dx<D, WIDE>(n, s, rows, count);
         else
             put_staged_dx<D, 1>(n, s, rows, count);
+#pragma unroll
+        for (int k = 0; k < K; k++) {
+            const uint32_t c = k * PD_THREADS + threadIdx.x;
+            if (c < columns) add_column<D>(s, rows, count, c, &dweight[k], &dbias[k]);
+        }
     }
 #pragma unroll
     for (int k = 0; k < K; k++) {
