@@ -317,6 +317,9 @@ static void mpi_environment_set(const struct pd_start *start)
         {"OMPI_MCA_hwloc_base_binding_policy", "none"},
         {"OMPI_MCA_btl_vader_single_copy_mechanism", "none"},
         {"OMPI_MCA_mpi_yield_when_idle", "1"},
+        /* Slurm's tree (since 20.11) has no edges on fewer nodes than TreeWidth: PMIx_Fence without data waits for nobody, and a
+         * first message that finds its receiver still in MPI_Init kills it. Slurm's ring waits. */
+        {"SLURM_PMIX_FENCE", "ring"},
         {"PRTE_ALLOW_RUN_AS_ROOT", "1"},
         {"PRTE_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
         {"PRTE_MCA_rmaps_default_mapping_policy", ":OVERSUBSCRIBE"},

@@ -247,6 +247,18 @@ Test(hosts, are_for_mpirun_alone)
     rmdir(dir);
 }
 
+/* Slurm's own choice does not make ranks wait for one another in MPI_Init. */
+Test(hosts, of_slurm_fence_in_a_ring_or_as_the_user_says)
+{
+    const struct pd_start start = {.transport = PD_TRANSPORT_MPI, .ranks = 2, .dir = "/tmp"};
+    unsetenv("SLURM_PMIX_FENCE");
+    pd_starter_environment_set(&start, 1);
+    cr_expect_str_eq(getenv("SLURM_PMIX_FENCE"), "ring");
+    setenv("SLURM_PMIX_FENCE", "tree", 1);
+    pd_starter_environment_set(&start, 1);
+    cr_expect_str_eq(getenv("SLURM_PMIX_FENCE"), "tree");
+}
+
 static void update(struct pd_launch_account *a, const char *text, const char *silent)
 {
     uint32_t count;
