@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """tools/launch/slurm.sbatch under a real Slurm (slurmctld, three slurmd, munged) of this test's own: a job that is signalled as
 before its time limit, then preempted twice, the second time to fewer nodes, has the bits of a run that nobody disturbed. So has one whose srun is
-killed, and one that runs in a step of its own. Skipped (77) where Slurm or root is not there.
+killed, one that loses a rank while the others wait for it in MPI_Init, and one that runs in a step of its own. Skipped (77) where Slurm or root
+is not there.
 """
 import contextlib
 import json
@@ -47,7 +48,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 ReturnToService=2
 JobRequeue=1
-KillWait=60
+KillWait={wait}
 MpiDefault=none
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
@@ -83,7 +84,8 @@ class Cluster:
         base = ports(4)
         self.conf = os.path.join(d, "slurm.conf")
         with open(self.conf, "w", encoding="utf-8") as f:
-            f.write(SLURM.format(host=socket.gethostname().split(".")[0], port=base, d=d, first=base + 1, last=base + 3))
+            f.write(SLURM.format(host=socket.gethostname().split(".")[0], port=base, d=d, first=base + 1, last=base + 3,
+                                 wait=6 * harness.PATIENCE))
         os.environ["SLURM_CONF"] = self.conf
 
     def __enter__(self):
@@ -287,6 +289,20 @@ def srun_killed(workspace, cluster, bits):
     print("srun killed, one task stopped: Slurm ended it before the next start, same bits", flush=True)
 
 
+def lost_while_joining(workspace, cluster, bits):
+    """The others wait for it in MPI_Init, and end when srun sends them TERM: KILL comes after KillWait, which is longer than this test waits."""
+    directory, output = workspace.directory("lost"), workspace.directory("output")
+    job = cluster.submit("--partition=low", "--nodes=3", "--ntasks-per-node=1", f"--output={output}",
+                         f"--wrap=exec {workspace.perdure} train {bits.config} run.dir={directory} layout.ranks=3",
+                         environment={"PERDURE_FAULT": "worker.begun:1:kill", "PERDURE_FAULT_ONCE": workspace.directory("fired"),
+                                      "PERDURE_PROGRESS": "off", "OMPI_MCA_btl_tcp_if_include": "lo"})
+    _, said = ended(cluster, job, output)
+    if "restart 1: 3 ranks" not in said:
+        raise harness.Failure(f"no restart with all ranks:\n{said}")
+    bits.check(directory, said)
+    print("a rank killed before it had joined the others: they ended when srun asked them to, same bits", flush=True)
+
+
 def in_a_step(workspace, cluster, bits):
     """Ranks that mpirun starts are in the launcher's own step, which must not be ended when one of them dies."""
     directory, output = workspace.directory("step"), workspace.directory("output")
@@ -320,7 +336,7 @@ def body(workspace, _):
     bits = Bits(workspace)
     with Cluster(workspace) as cluster:
         cluster.begin()
-        for tried in (requeued, srun_killed, in_a_step):
+        for tried in (requeued, srun_killed, lost_while_joining, in_a_step):
             tried(workspace, cluster, bits)
 
 

@@ -545,6 +545,7 @@ pd_status pd_cmd_worker(int argc, char **argv, struct pd_error *err)
     if (argc != 2) PD_FAIL(err, PD_USAGE, "worker is started by perdure train");
     PD_TRY(pd_fault_configure_env(err));
     PD_TRY(pd_launched_begin(&launched, err));
+    pd_fault_point("worker.begun");
     pd_status st = open_trace(&launched, err);
     if (!st) st = work(&launched, argv[1], err);
     close_trace();

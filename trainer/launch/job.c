@@ -746,6 +746,7 @@ static pd_status job_run(struct job *job, const struct pd_starter_command *comma
     workers_look(job);
     run_dir_look(job);
     oom_look(job);
+    job->end.is_left_opening |= job->requests->wants_leave && !all_are_ready(job);
     pd_launch_judge(&job->end, ret_verdict);
     PD_TRY(pd_starter_end_step(job->end.start, job->said, job->requests, err));
     return job_sweep(job, err);

@@ -23,7 +23,7 @@ struct pd_launch_end {
     const struct pd_launch_process *processes; /* (count) */
     uint32_t count;                            /* 1 for LOCAL, else ranks */
     bool is_run_dir_gone;                      /* moved or deleted meanwhile */
-    bool is_left_opening;                      /* ended by the launcher: asked to leave, and no rank was in a step */
+    bool is_left_opening;                      /* asked to leave, and no rank was in a step */
     bool is_left_stopped;                      /* ended by the launcher: asked to leave, and a rank was stopped (SIGSTOP) */
     bool is_left_late;                         /* ended by the launcher: asked to leave, and PERDURE_GRACE_S is over */
     char hang[640];                            /* ended by the launcher: this rank held up the others; "": none did */

@@ -124,6 +124,7 @@ void pd_launched_ready(const struct pd_launched *launched)
 {
     /* A limit of file sizes is an error of the write that meets it, in words; not before, since MPI waits for ever then. */
     signal(SIGXFSZ, SIG_IGN);
+    pd_signals_joined();
     pd_channel_say(PD_MESSAGE_READY, launched->rank, "", 0);
 }
 

@@ -7,17 +7,27 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
-static _Atomic int wants_save, wants_leave;
-static _Atomic int interrupts, minds_parent;
+#define JOIN_SECONDS 2 /* after TERM: longer than mpirun takes to send KILL, so that the launcher sees who died first */
 
-/* Only lock-free atomics and _exit: all of it may run inside a handler. */
+static _Atomic int wants_save, wants_leave;
+static _Atomic int interrupts, minds_parent, has_joined;
+
+/* Only lock-free atomics, alarm and _exit: all of it may run inside a handler. */
 static void on_signal(int number, siginfo_t *info, void *context)
 {
     (void)context;
-    if (number == SIGTERM && atomic_load(&minds_parent) && info->si_code <= 0 && info->si_pid == getppid())
+    if (number == SIGTERM && atomic_load(&minds_parent) && info->si_code <= 0 && info->si_pid == getppid()) {
         pd_heartbeat_ended_by_parent();
+        alarm(JOIN_SECONDS);
+    }
     if (number == SIGINT && atomic_fetch_add(&interrupts, 1) > 0) _exit(75);
     atomic_store(number == SIGUSR2 ? &wants_save : &wants_leave, 1);
+}
+
+static void on_alarm(int number)
+{
+    (void)number;
+    if (!atomic_load(&has_joined)) _exit(75);
 }
 
 pd_status pd_signals_install(struct pd_error *err)
@@ -57,7 +67,13 @@ void pd_signals_ask_leave(void)
 
 void pd_signals_mind_parent(void)
 {
+    signal(SIGALRM, on_alarm);
     atomic_store(&minds_parent, 1);
+}
+
+void pd_signals_joined(void)
+{
+    atomic_store(&has_joined, 1);
 }
 
 void pd_signals_clear_save(void)
