@@ -331,7 +331,7 @@ pd_status pd_ring_end(struct pd_ring *ring, struct pd_ring_report *ret_report, s
     if (st) r->failed = st; /* the message is there */
     pd_status drained = leave(ring);
     if (!st) st = drained ? drained : r->failed;
-    r->report.seconds = pd_clock_seconds_since(NULL, r->start_ns);
+    r->report.seconds = pd_clock_seconds_since(r->start_ns);
     if (!st && ret_report) *ret_report = r->report;
     return st;
 }

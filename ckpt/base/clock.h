@@ -1,4 +1,4 @@
-/* Time as a table, so that tests own it. Decisions use the monotonic clock; wall time is for people only.
+/* Time. Decisions use the monotonic clock, which tests may replace; wall time is for people only.
  *   threads  any */
 #pragma once
 
@@ -7,18 +7,13 @@
 
 struct pd_clock {
     uint64_t (*monotonic_ns)(void *context);
-    uint64_t (*wall_ns)(void *context); /* since 1970-01-01 UTC */
-    void (*sleep_ns)(void *context, uint64_t ns);
     void *context;
 };
 
-const struct pd_clock *pd_clock_system(void);
-
-/* A NULL clock is the system's. */
-uint64_t pd_clock_monotonic_ns(const struct pd_clock *clock);
-uint64_t pd_clock_wall_ns(const struct pd_clock *clock);
-void pd_clock_sleep_ns(const struct pd_clock *clock, uint64_t ns);
+uint64_t pd_clock_monotonic_ns(const struct pd_clock *clock); /* NULL: the system's */
+uint64_t pd_clock_wall_ns(void);                              /* since 1970-01-01 UTC */
+void pd_clock_sleep_ns(uint64_t ns);
 /* Sleeps until `bytes` may have been begun at `bytes_per_second` (0: as fast as it goes) since start_ns, in naps of 20 ms
  * so that *stop is seen soon. False: *stop is set (NULL: it never is). */
 bool pd_clock_pace(uint64_t start_ns, uint64_t bytes, uint64_t bytes_per_second, const _Atomic bool *stop);
-double pd_clock_seconds_since(const struct pd_clock *clock, uint64_t start_ns); /* start from pd_clock_monotonic_ns */
+double pd_clock_seconds_since(uint64_t start_ns); /* start from pd_clock_monotonic_ns */

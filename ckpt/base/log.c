@@ -132,7 +132,7 @@ void pd_log_set_sink(void (*sink)(void *context, const char *line, size_t bytes)
 
 static size_t format_prefix(char *line, size_t capacity, enum pd_log_level level, const char *module)
 {
-    uint64_t now_ns = pd_clock_wall_ns(NULL);
+    uint64_t now_ns = pd_clock_wall_ns();
     time_t seconds = (time_t)(now_ns / 1000000000u);
     struct tm utc;
     gmtime_r(&seconds, &utc);

@@ -214,7 +214,7 @@ pd_status store_dir_lock(const struct store_dir *dir, const char *path, uint32_t
     struct pd_error own = {0};
     pd_status st = pd_vfs_lock(dir->vfs, path, ret_lock, &own);
     for (uint32_t waited = 0; st == PD_BUSY && waited < wait_ms; waited += LOCK_POLL_MS) {
-        pd_clock_sleep_ns(NULL, LOCK_POLL_MS * 1000000ull);
+        pd_clock_sleep_ns(LOCK_POLL_MS * 1000000ull);
         st = pd_vfs_lock(dir->vfs, path, ret_lock, &own);
     }
     if (st == PD_UNSUPPORTED) return PD_OK;

@@ -157,7 +157,7 @@ static pd_status lock_other(struct store_lease *lease, uint32_t wait_ms, struct 
         if (st != PD_BUSY) return st;
         PD_TRY(read_owner(lease, &owner, err));
         if (strcmp(owner.token, lease->token) == 0 || waited >= wait_ms) return PD_OK;
-        pd_clock_sleep_ns(NULL, BUSY_POLL_MS * 1000000ull);
+        pd_clock_sleep_ns(BUSY_POLL_MS * 1000000ull);
     }
 }
 

@@ -1,7 +1,7 @@
 /* The way out: every tier, and other hosts, get the last step. */
 #include "ckpt/base/clock.h"
-#include "ckpt/base/log.h"
 #include "ckpt/base/heartbeat.h"
+#include "ckpt/base/log.h"
 #include "ckpt/tiers/internal.h"
 
 #include <inttypes.h>
@@ -77,7 +77,7 @@ static void wait_for_copies(struct pd_tiers *t, struct leaving *l)
         }
         if (l->seconds < 0) continue;
         if (!l->since_ns && is_persistent(t, l)) l->since_ns = pd_clock_monotonic_ns(NULL);
-        if (l->since_ns && pd_clock_seconds_since(NULL, l->since_ns) >= l->seconds) give_up_copies(t, UINT64_MAX);
+        if (l->since_ns && pd_clock_seconds_since(l->since_ns) >= l->seconds) give_up_copies(t, UINT64_MAX);
     }
     pd_heartbeat_tier("");
 }

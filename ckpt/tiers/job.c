@@ -63,6 +63,6 @@ pd_status tier_run_job(void *context, struct tier_job *job, struct pd_error *err
     struct tier *tier = context;
     const uint64_t start = pd_clock_monotonic_ns(NULL);
     const pd_status st = run(tier, job, err);
-    tier_report_result(tier, job->step, pd_clock_seconds_since(NULL, start), st, err);
+    tier_report_result(tier, job->step, pd_clock_seconds_since(start), st, err);
     return st;
 }

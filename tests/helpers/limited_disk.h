@@ -14,7 +14,6 @@ struct limited_disk {
     const struct pd_vfs_ops *inner;
     struct pd_vfs_ops ops;
     double bytes_per_second;      /* 0: no limit */
-    const struct pd_clock *clock; /* NULL, after begin: the system's */
     pthread_mutex_t mutex;
     uint64_t busy_until_ns;
     _Atomic uint64_t bytes_read, bytes_written;
@@ -29,10 +28,10 @@ static inline void limited_disk_wait(struct limited_disk *d, uint64_t bytes)
 {
     if (d->bytes_per_second <= 0) return;
     pthread_mutex_lock(&d->mutex);
-    const uint64_t now = pd_clock_monotonic_ns(d->clock), start = d->busy_until_ns > now ? d->busy_until_ns : now;
+    const uint64_t now = pd_clock_monotonic_ns(NULL), start = d->busy_until_ns > now ? d->busy_until_ns : now;
     const uint64_t end = d->busy_until_ns = start + (uint64_t)((double)bytes * 1e9 / d->bytes_per_second);
     pthread_mutex_unlock(&d->mutex);
-    pd_clock_sleep_ns(d->clock, end - now);
+    pd_clock_sleep_ns(end - now);
 }
 
 static inline int limited_disk_read(struct pd_file *file, uint64_t offset, void *data, uint64_t bytes, uint64_t *ret_moved)

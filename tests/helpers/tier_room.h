@@ -241,7 +241,7 @@ static inline pd_status tier_rank_run(struct tier_rank *rank, struct pd_comm *co
     pd_comm_group(rank->replica_comm, &rank->replica_group);
     options.replica_group = &rank->replica_group;
     options.needs_first = options.generations;
-    pd_clock_manual_init(&rank->clock, 1, 0);
+    pd_clock_manual_init(&rank->clock, 1);
     options.clock = &rank->clock.clock;
     st = tier_rank_live(rank, &options, launch->script, err);
     if (launch->ended) launch->ended[comm->rank] = st;

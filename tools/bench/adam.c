@@ -68,7 +68,7 @@ static pd_status run_triad(void *bench, double *ret_seconds, struct pd_error *er
         b->streams = streams;
         uint64_t start = pd_clock_monotonic_ns(NULL);
         pd_parallel(b->pool, pd_divide_up(b->elements, PIECE), triad_piece, b);
-        seconds[streams] = pd_clock_seconds_since(NULL, start);
+        seconds[streams] = pd_clock_seconds_since(start);
     }
     *ret_seconds = (seconds[0] < seconds[1] ? seconds[0] : seconds[1]) / TRIAD_BYTES;
     return PD_OK;
@@ -94,7 +94,7 @@ static pd_status run_adam(void *bench, double *ret_seconds, struct pd_error *err
     (void)err;
     uint64_t start = pd_clock_monotonic_ns(NULL);
     pd_cpu_adam(b->pool, b->isa, &step, &range);
-    *ret_seconds = pd_clock_seconds_since(NULL, start) / (touched + (b->has_copy ? 2 : 0));
+    *ret_seconds = pd_clock_seconds_since(start) / (touched + (b->has_copy ? 2 : 0));
     return PD_OK;
 }
 

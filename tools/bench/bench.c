@@ -309,7 +309,7 @@ pd_status pd_bench_run_step(struct pd_bench_run *run, uint64_t i, double *ret_se
     const uint64_t start = pd_clock_monotonic_ns(NULL);
     PD_TRY(pd_engine_step(run->whole.engine, i * run->config.batch.sequences, i, &result, err));
     PD_TRY(pd_rank_device_sync(&run->device, err));
-    *ret_seconds = pd_clock_seconds_since(NULL, start);
+    *ret_seconds = pd_clock_seconds_since(start);
     if (ret_loss) *ret_loss = result.loss;
     return PD_OK;
 }

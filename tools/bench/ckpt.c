@@ -77,7 +77,7 @@ static pd_status save(struct ckpt_bench *b, struct pd_store *store, double *ret_
     pd_status written = pd_shard_write(b->writer, path, &state.identity, 0, b->data, &summary, err);
     PD_TRY(pd_store_commit(store, written, &summary, &state, err));
     PD_TRY(pd_store_prune(store, err));
-    *ret_seconds = pd_clock_seconds_since(NULL, start);
+    *ret_seconds = pd_clock_seconds_since(start);
     return PD_OK;
 }
 
@@ -111,7 +111,7 @@ static pd_status load(struct ckpt_bench *b, double *ret_seconds, struct pd_error
                                             .context = &b->memory};
     uint64_t start = pd_clock_monotonic_ns(NULL);
     pd_status st = pd_load(b->room.vfs, &b->group, &request, NULL, err);
-    double seconds = pd_clock_seconds_since(NULL, start);
+    double seconds = pd_clock_seconds_since(start);
     pd_commit_deinit(&commit);
     if (!st) *ret_seconds = seconds;
     return st;

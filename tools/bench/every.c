@@ -123,7 +123,7 @@ static pd_status run_steps(struct every_bench *b, uint64_t count, double *ret_se
         b->state.identity.step++;
     }
     PD_TRY(pd_rank_device_sync(&b->run.device, err));
-    *ret_seconds = pd_clock_seconds_since(NULL, start);
+    *ret_seconds = pd_clock_seconds_since(start);
     return PD_OK;
 }
 
@@ -137,10 +137,10 @@ static pd_status run_saved(struct every_bench *b, uint64_t steps, struct pd_save
         PD_TRY(run_steps(b, steps, ret_seconds, err));
     else
         pd_saver_unpin(b->saver);
-    *ret_seconds = pd_clock_seconds_since(NULL, start); /* of a save alone: its copy */
+    *ret_seconds = pd_clock_seconds_since(start); /* of a save alone: its copy */
     pd_saver_wait(b->saver);
     PD_CHECK(pd_saver_collect(b->saver, pd_saver_finished(b->saver), outcome));
-    if (steps) *ret_seconds = pd_clock_seconds_since(NULL, start);
+    if (steps) *ret_seconds = pd_clock_seconds_since(start);
     if (outcome->status) *err = outcome->error;
     return outcome->status;
 }
@@ -167,7 +167,7 @@ static pd_status rehearse_step(struct every_bench *b, double *ret_step_s, struct
         PD_TRY(run_steps(b, 1, &seconds, err));
         if (i < 0) continue;
         steps[i] = seconds;
-        updates[i] = pd_clock_seconds_since(NULL, b->update_started_ns);
+        updates[i] = pd_clock_seconds_since(b->update_started_ns);
     }
     *ret_step_s = pd_bench_quantile(steps, REHEARSALS, 0.5);
     b->update_s = pd_bench_quantile(updates, REHEARSALS, 0.5);
@@ -218,7 +218,7 @@ static pd_status run_turn(struct every_bench *b, bool has_saves, double *ret_sec
     const uint64_t start = pd_clock_monotonic_ns(NULL);
     for (uint64_t i = 0; i < b->options.steps; i += b->options.every)
         PD_TRY(has_saves ? run_and_save(b, err) : run_steps(b, b->options.every, &unused, err));
-    *ret_seconds = pd_clock_seconds_since(NULL, start);
+    *ret_seconds = pd_clock_seconds_since(start);
     b->work_s[has_saves] = pd_bench_processor_seconds() - work;
     const struct pd_vfs_counts after = pd_vfs_counts(b->room.vfs);
     sum->bytes_written += after.bytes_written - before.bytes_written;

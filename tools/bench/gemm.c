@@ -94,7 +94,7 @@ static pd_status gemm_once(struct pd_gemm_bench *bench, const struct gemm_case *
     const int status = dnnl_sgemm(one->trans_a ? 'T' : 'N', one->trans_b ? 'T' : 'N', (dnnl_dim_t)one->m, (dnnl_dim_t)one->n,
                                   (dnnl_dim_t)one->k, 1.0f, bench->a, (dnnl_dim_t)(one->trans_a ? one->m : one->k), bench->b,
                                   (dnnl_dim_t)(one->trans_b ? one->k : one->n), 0.0f, bench->c, (dnnl_dim_t)one->n);
-    *ret_s = pd_clock_seconds_since(NULL, start);
+    *ret_s = pd_clock_seconds_since(start);
     if (status == dnnl_success) return PD_OK;
     PD_FAIL(err, status == dnnl_out_of_memory ? PD_NO_MEMORY : PD_BUG,
             "dnnl_sgemm refused m %zu, n %zu, k %zu with status %d; --pairs=0 leaves it out", (size_t)one->m, (size_t)one->n,
@@ -122,7 +122,7 @@ pd_status pd_gemm_bench_run_onednn(struct pd_gemm_bench *bench, double *ret_s, s
             sum += once;
         }
     }
-    pd_clock_sleep_ns(NULL, SETTLE_NS);
+    pd_clock_sleep_ns(SETTLE_NS);
     *ret_s = sum;
     return PD_OK;
 }

@@ -127,7 +127,7 @@ static pd_status run_step(void *bench, double *ret_seconds, struct pd_error *err
     PD_TRY(pd_optimizer_store_update_begin(b->store, &step, err));
     PD_TRY(start_step(b, &update, err));
     PD_TRY(pd_optimizer_store_update_end(b->store, &update, &b->report, err));
-    *ret_seconds = pd_clock_seconds_since(NULL, start);
+    *ret_seconds = pd_clock_seconds_since(start);
     return PD_OK;
 }
 
@@ -214,7 +214,7 @@ static pd_status run_pair(struct offload_bench *b, struct pd_error *err)
             .place = {.first = at, .columns = 1, .stride = 1}};
         pd_update(b->pool, b->math->isa, &update, &range);
     }
-    compute = pd_clock_seconds_since(NULL, start);
+    compute = pd_clock_seconds_since(start);
     const double raw = b->raws.ceiling_s[i];
     pd_pairs_add(&b->steps, b->raws.candidate_s[i], raw > compute ? raw : compute);
     pd_pairs_add(&b->transfers, b->report.seconds, raw);

@@ -147,7 +147,7 @@ pd_status pd_raw_bench_write(struct pd_raw_bench *bench, const char *path, uint6
     }
     uint64_t start_ns = pd_clock_monotonic_ns(NULL);
     PD_TRY(write_file(bench, path, bytes, state == PD_RAW_FRESH, err));
-    *ret_seconds = pd_clock_seconds_since(NULL, start_ns);
+    *ret_seconds = pd_clock_seconds_since(start_ns);
     return PD_OK;
 }
 
@@ -165,7 +165,7 @@ static pd_status move_timed(struct pd_raw_bench *bench, const char *const *paths
         const pd_status closed = files[i].file ? pd_file_close(files[i].file, st ? NULL : err) : PD_OK;
         if (!st) st = closed;
     }
-    if (!st) *ret_seconds = pd_clock_seconds_since(NULL, start_ns);
+    if (!st) *ret_seconds = pd_clock_seconds_since(start_ns);
     return st;
 }
 

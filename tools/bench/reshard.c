@@ -194,7 +194,7 @@ static pd_status rewrite_ours(void *bench, double *ret_seconds, struct pd_error 
     const double cpu_before = pd_bench_processor_seconds();
     const uint64_t start = pd_clock_monotonic_ns(NULL);
     pd_status st = pd_reshard(b->room.vfs, &request, NULL, err);
-    *ret_seconds = pd_clock_seconds_since(NULL, start);
+    *ret_seconds = pd_clock_seconds_since(start);
     b->offline_cpu_s = pd_bench_processor_seconds() - cpu_before;
     pd_store_close(store);
     return st;
@@ -248,7 +248,7 @@ static pd_status load(struct reshard_bench *b, const char *directory, const stru
     PD_TRY(pd_bench_room_settle(&b->room, err));
     const uint64_t start = pd_clock_monotonic_ns(NULL);
     pd_status st = pd_comm_run_local(LOADERS, 1, load_rank, &l, err);
-    *ret_seconds = pd_clock_seconds_since(NULL, start);
+    *ret_seconds = pd_clock_seconds_since(start);
     return st;
 }
 
@@ -334,7 +334,7 @@ static pd_status plan_rank(struct pd_plan_input *input, uint32_t rank, struct pl
     input->rank = rank;
     PD_TRY(pd_plan_new(input, &plan, err));
     const uint64_t bytes = walk_plan(plan, rank);
-    const double seconds = pd_clock_seconds_since(NULL, start);
+    const double seconds = pd_clock_seconds_since(start);
     if (seconds > result->seconds) result->seconds = seconds;
     if (pd_plan_bytes(plan) > result->bytes) result->bytes = pd_plan_bytes(plan);
     pd_plan_free(plan);

@@ -45,7 +45,7 @@ static pd_status step_together(struct rank_bench *r, struct pd_bench_run *run, d
     const uint64_t start = pd_clock_monotonic_ns(NULL);
     PD_TRY(pd_bench_run_step(run, r->step, &ignored, ret_loss, err));
     PD_TRY(pd_comm_barrier(r->comm, err));
-    *ret_seconds = pd_clock_seconds_since(NULL, start);
+    *ret_seconds = pd_clock_seconds_since(start);
     return PD_OK;
 }
 

@@ -408,7 +408,7 @@ static pd_status work(struct export *x, struct pd_error *err)
     st = pd_export_run(export, &request, &x->report, err);
     pd_shown_progress_end(&progress);
     st = pd_export_end(export, st, err);
-    x->seconds = pd_clock_seconds_since(NULL, progress.start_ns);
+    x->seconds = pd_clock_seconds_since(progress.start_ns);
     pd_arena_free(arena);
     return x->is_foreign ? st : pd_ckpt_add_advice(st, err);
 }

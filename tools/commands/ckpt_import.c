@@ -131,7 +131,7 @@ static pd_status make_state(struct import *m, struct pd_error *err)
                              .tensor_count = m->model->tensors.count,
                              .parameter_count = m->model->parameter_count};
     s.identity.step = n.step;
-    if (getrandom(s.identity.run_id, sizeof s.identity.run_id, 0) < 0) s.identity.run_id[0] = pd_clock_wall_ns(NULL);
+    if (getrandom(s.identity.run_id, sizeof s.identity.run_id, 0) < 0) s.identity.run_id[0] = pd_clock_wall_ns();
     snprintf(s.created_by, sizeof s.created_by, "perdure %s", PERDURE_VERSION);
     pd_json_writer_init_object(&w, 0);
     pd_json_string(&w, "imported_from", m->source.format->name);
@@ -234,7 +234,7 @@ static pd_status work(struct import *m, struct pd_error *err)
     request.context = &progress;
     const pd_status st = pd_import(m->target.place.vfs, &request, &m->report, err);
     pd_shown_progress_end(&progress);
-    m->seconds = pd_clock_seconds_since(NULL, progress.start_ns);
+    m->seconds = pd_clock_seconds_since(progress.start_ns);
     pd_arena_free(arena);
     return st;
 }

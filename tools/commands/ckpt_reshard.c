@@ -195,7 +195,7 @@ static pd_status rewrite(struct reshard *r, struct pd_error *err)
                                         .context = &progress};
     pd_status st = pd_reshard(r->target.place.vfs, &request, &r->report, err);
     pd_shown_progress_end(&progress);
-    r->seconds = pd_clock_seconds_since(NULL, progress.start_ns);
+    r->seconds = pd_clock_seconds_since(progress.start_ns);
     pd_arena_free(arena);
     return st;
 }

@@ -146,7 +146,7 @@ static pd_status read_all(struct verify *v, struct checked *c, struct pd_error *
     if (st) return add_finding(&c->list, "commit.h5", st == PD_NOT_FOUND ? PD_CORRUPT : st, why.message, err);
     st = pd_inspect_verify(inspect, pd_shown_progress_start(&progress), &progress, &c->list, err);
     pd_shown_progress_end(&progress);
-    c->seconds = pd_clock_seconds_since(NULL, progress.start_ns);
+    c->seconds = pd_clock_seconds_since(progress.start_ns);
     if (!st && !c->list.count && !c->candidate->unusable) check_index(v, c, inspect);
     pd_inspect_close(inspect);
     return st;

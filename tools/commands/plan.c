@@ -267,7 +267,7 @@ static pd_status plan(struct options *o, const struct pd_config *config, const s
     limit_memory(o, config, model);
     const uint64_t start = pd_clock_monotonic_ns(NULL);
     pd_status status = plan_each(o, &subject, worlds, &refused, err);
-    const double seconds = pd_clock_seconds_since(NULL, start);
+    const double seconds = pd_clock_seconds_since(start);
     if (!status) status = pd_plan_print(&subject, worlds, o->world_count, seconds, o->json, err);
     if (!status && refused == o->world_count)
         status = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "none of the %u worlds asked for has a layout; %s: %s", refused,

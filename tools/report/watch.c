@@ -91,7 +91,7 @@ static double newest_step(const struct pd_history *h)
 
 pd_status pd_watch_look(struct pd_watch *w, struct pd_error *err)
 {
-    w->now = (double)pd_clock_wall_ns(NULL) / 1e9;
+    w->now = (double)pd_clock_wall_ns() / 1e9;
     if (has_no_directory(w)) {
         w->state = PD_WATCH_NO_DIRECTORY;
         return PD_OK;

@@ -345,7 +345,7 @@ static void remote_end(struct pd_progress *engine)
         const bool is_busy = cancel_all(remote, tries == 0);
         pthread_mutex_unlock(&mpi_lock);
         if (!is_busy) return;
-        pd_clock_sleep_ns(NULL, 1000000);
+        pd_clock_sleep_ns(1000000);
     }
     pthread_mutex_lock(&mpi_lock);
     mpi_has_leftovers = true;
@@ -373,7 +373,7 @@ static bool leave_together(struct pd_progress *engine)
         pthread_mutex_unlock(&mpi_lock);
         if (is_asked && is_done) return true;
         if (n % 64 == 0 && pd_segment_has_lost(engine->segment, engine->slot)) return false;
-        pd_clock_sleep_ns(NULL, 1000000);
+        pd_clock_sleep_ns(1000000);
     }
     return false;
 }

@@ -164,7 +164,7 @@ pd_status nccl_poll_until_done(struct nccl_comm *c, int code, const char *what, 
     struct pd_error why;
     uint64_t looked = now_ns(), gone = 0;
     while (code == PD_NCCL_IN_PROGRESS) {
-        pd_clock_sleep_ns(NULL, POLL_NS);
+        pd_clock_sleep_ns(POLL_NS);
         const uint64_t now = now_ns();
         PD_TRY(nccl_state_of(c->family, err));
         if (now - looked > WATCH_NS) {

@@ -23,7 +23,7 @@ static pd_status wait_for_owner(int directory, const char *run_dir, uint32_t wai
     for (uint32_t waited = 0; waited < wait_ms; waited += POLL_MS) {
         if (pd_launch_signals_say_leave())
             PD_FAIL(err, PD_STOPPED, "asked to leave while waiting for another launch (%s)", owner);
-        pd_clock_sleep_ns(NULL, POLL_MS * 1000000ull);
+        pd_clock_sleep_ns(POLL_MS * 1000000ull);
         if (flock(directory, LOCK_EX | LOCK_NB) == 0) return PD_OK;
     }
     PD_FAIL(err, PD_BUSY, "another launch is using %s (%s): wait for it, stop it, or choose another run.dir", run_dir,

@@ -532,7 +532,7 @@ static void ask_all(const struct question *q, struct pd_launch_host_seen *hosts,
     const uint64_t began = pd_clock_monotonic_ns(NULL);
     if (q->asks_links && hosts[0].answers) ask_from_here(hosts, count, &asked[0]);
     for (int waited_ms = 0; left && pd_launch_look_waits(q->patience, slowest_ms, last_ms, waited_ms - links_ms);
-         waited_ms = (int)(pd_clock_seconds_since(NULL, began) * 1e3)) {
+         waited_ms = (int)(pd_clock_seconds_since(began) * 1e3)) {
         for (uint32_t i = 0; i < count; i++) {
             if (!hosts[i].is_silent || !take_answer(&hosts[i], &asked[i])) continue;
             left--;
@@ -541,7 +541,7 @@ static void ask_all(const struct question *q, struct pd_launch_host_seen *hosts,
             hosts[i].after_ms = (uint32_t)waited_ms + 1;
             tell(results, hosts, i);
         }
-        if (left) pd_clock_sleep_ns(NULL, 10000000);
+        if (left) pd_clock_sleep_ns(10000000);
     }
     for (uint32_t i = 0; i < count; i++)
         if (hosts[i].is_silent) kill(asked[i].process, SIGKILL);

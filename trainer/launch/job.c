@@ -294,7 +294,7 @@ static void *run_dir_main(void *context)
             if (run_dir_is_gone(d)) atomic_store(&d->is_gone, true);
             atomic_store(&d->asked_ns, 0);
         }
-        pd_clock_sleep_ns(NULL, TICK_MS * UINT64_C(1000000));
+        pd_clock_sleep_ns(TICK_MS * UINT64_C(1000000));
     }
     return NULL;
 }

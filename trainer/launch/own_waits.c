@@ -25,7 +25,7 @@ static void *own_waits_main(void *context)
 {
     const struct pd_heartbeat *own = context;
     uint64_t done = 0, since_ns = 0, next_ns = SAY_NS; /* next_ns: after since_ns */
-    for (;; pd_clock_sleep_ns(NULL, LOOK_NS)) {
+    for (;; pd_clock_sleep_ns(LOOK_NS)) {
         const uint64_t now = pd_clock_monotonic_ns(NULL), done_now = atomic_load(&own->storage_done);
         if (!since_ns || !atomic_load(&own->storage_waits) || done_now != done) {
             done = done_now;

@@ -141,7 +141,7 @@ void pd_launch_reach_ask(const char *const *addresses, uint32_t count, bool *ret
         (void)!pd_launch_reach_add(&reach, addresses[i], addresses[i], PD_LAUNCH_REACH_PORT, NULL);
     for (uint64_t now = began; !have_all_answered(&reach) && now - began < SILENT_NS; now = pd_clock_monotonic_ns(NULL)) {
         pd_launch_reach_look(&reach, now);
-        if (!have_all_answered(&reach)) pd_clock_sleep_ns(NULL, UINT64_C(10000000));
+        if (!have_all_answered(&reach)) pd_clock_sleep_ns(UINT64_C(10000000));
     }
     for (uint32_t i = 0, k = 0; i < count; i++) { /* in the same order, less those that are no addresses */
         const bool is_asked = k < reach.count && !strcmp(reach.hosts[k].name, addresses[i]);

@@ -217,7 +217,7 @@ void pd_event_begin(struct pd_json_writer *ret_writer, const char *event)
     pd_json_writer_init(ret_writer, 0);
     pd_json_object_begin(ret_writer, NULL);
     pd_json_string(ret_writer, "event", event);
-    pd_json_double(ret_writer, "time", (double)(pd_clock_wall_ns(NULL) / 1000000) / 1000);
+    pd_json_double(ret_writer, "time", (double)(pd_clock_wall_ns() / 1000000) / 1000);
 }
 
 static int append(const char *run_dir, const char *text, size_t bytes)

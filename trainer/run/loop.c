@@ -189,7 +189,7 @@ static pd_status wait_for_try(struct run *r, enum pd_signal *ret_signal, struct 
     uint64_t finished;
     *ret_signal = PD_SIGNAL_NONE;
     while (pd_save_failures_is_backing_off(&r->failures, r->now_ns) && (is_leaving || *ret_signal == PD_SIGNAL_NONE)) {
-        pd_clock_sleep_ns(NULL, POLL_NS);
+        pd_clock_sleep_ns(POLL_NS);
         PD_TRY(agree(r, ret_signal, &finished, err));
     }
     return PD_OK;
@@ -265,7 +265,7 @@ static void write_metrics(struct run *r, struct pd_metrics_step *m)
     r->save_seconds = r->stall_seconds = 0;
     if (r->metrics) pd_metrics_write(r->metrics, m);
     r->step_log.line.step = r->state.identity.step;
-    r->step_log.line.time = (double)pd_clock_wall_ns(NULL) * 1e-9;
+    r->step_log.line.time = (double)pd_clock_wall_ns() * 1e-9;
     log_kept(r);
 }
 
@@ -406,7 +406,7 @@ static pd_status run_step(struct run *r, struct pd_error *err)
     const pd_status stepped = pd_engine_step(r->engine, r->state.samples, r->state.updates, &m.result, err);
     if (stepped && r->engine->disagreement.is_there) return doubt(r, err);
     PD_TRY(stepped);
-    m.seconds = pd_clock_seconds_since(NULL, start);
+    m.seconds = pd_clock_seconds_since(start);
     PD_TRY(pd_advance(r->config, &m.result, r->comm->rank == 0, &r->state, r->rollbacks, err));
     m.rolls_back = r->rollbacks->goes_back;
     m.rolled_back_to = r->rollbacks->target;

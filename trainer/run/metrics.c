@@ -86,7 +86,7 @@ static double gemm_share(const struct pd_metrics *m, const struct pd_metrics_ste
 static double eta_seconds(const struct pd_metrics *m, const struct pd_metrics_step *s)
 {
     double done = fmax((double)(s->step - m->first_step + 1), 1);
-    return pd_clock_seconds_since(NULL, m->start_ns) / done * (double)(m->options.config->run.steps - s->step);
+    return pd_clock_seconds_since(m->start_ns) / done * (double)(m->options.config->run.steps - s->step);
 }
 
 static void format_eta(double seconds, char *text, size_t room)
@@ -152,7 +152,7 @@ static bool progress_due(const struct pd_metrics *m, const struct pd_metrics_ste
     if (m->progress.kind == PD_PROGRESS_BAR || !m->last_line_ns || s->step == m->options.config->run.steps ||
         !isnan(s->validation_loss))
         return true;
-    return pd_clock_seconds_since(NULL, m->last_line_ns) >= m->progress.line_seconds;
+    return pd_clock_seconds_since(m->last_line_ns) >= m->progress.line_seconds;
 }
 
 /* One warning when it breaks, one line when it works again. A sink that fails is opened again after ever longer times; the
@@ -200,7 +200,7 @@ static void add_to_totals(struct pd_metrics_totals *t, const struct pd_metrics_s
 static void make_line(struct pd_metrics *m, const struct pd_metrics_step *s)
 {
     struct pd_metrics_line *line = &m->line;
-    line->time = (double)pd_clock_wall_ns(NULL) / 1e9;
+    line->time = (double)pd_clock_wall_ns() / 1e9;
     line->step = *s;
     line->tokens_per_second = tokens_per_second(s);
     line->gemm_share = gemm_share(m, s);

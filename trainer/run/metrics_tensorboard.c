@@ -143,7 +143,7 @@ static pd_status open_file(struct tensorboard *t, const struct pd_metrics_option
     snprintf(t->path, sizeof t->path, "%.4000s/tensorboard", options->config->run.dir);
     if (mkdir(t->path, 0777) && errno != EEXIST) PD_FAIL_ERRNO(err, errno, "%s: making it", t->path);
     (void)gethostname(host, sizeof host - 1);
-    const uint64_t now_ns = pd_clock_wall_ns(NULL);
+    const uint64_t now_ns = pd_clock_wall_ns();
     const size_t length = strlen(t->path);
     snprintf(t->path + length, sizeof t->path - length, "/events.out.tfevents.%010llu.%03llu.%.60s.%d",
              (unsigned long long)(now_ns / 1000000000), (unsigned long long)(now_ns / 1000000 % 1000), host, (int)getpid());
@@ -151,7 +151,7 @@ static pd_status open_file(struct tensorboard *t, const struct pd_metrics_option
     if (t->file < 0) PD_FAIL_ERRNO(err, errno, "%s: making it", t->path);
     static const char version[] = "brain.Event:2";
     struct bytes event;
-    begin_event(&event, (double)pd_clock_wall_ns(NULL) / 1e9, 0);
+    begin_event(&event, (double)pd_clock_wall_ns() / 1e9, 0);
     put_bytes(&event, 3, version, sizeof version - 1);
     const pd_status st = write_record(t, &event, err);
     if (st) close(t->file);

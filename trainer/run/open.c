@@ -60,11 +60,11 @@ static pd_status gemm_rate_measure(struct pd_engine *e, struct pd_comm *comm, do
     if (device) PD_TRY(pd_dev_fill(device->dev, device->compute, operands, 0x2e, err));
     PD_TRY(pd_comm_barrier(comm, err));
     const uint64_t begin = pd_clock_monotonic_ns(NULL);
-    for (int i = 0; i < TRIES && (i < TRIES_MIN || pd_clock_seconds_since(NULL, begin) < seconds_max); i++) {
+    for (int i = 0; i < TRIES && (i < TRIES_MIN || pd_clock_seconds_since(begin) < seconds_max); i++) {
         const uint64_t start = pd_clock_monotonic_ns(NULL);
         PD_TRY(pd_gemm(e->math, &gemm, err));
         PD_TRY(pd_math_sync(e->math, err));
-        best = fmax(best, 2.0 * (double)gemm.m * (double)gemm.n * (double)gemm.k / pd_clock_seconds_since(NULL, start));
+        best = fmax(best, 2.0 * (double)gemm.m * (double)gemm.n * (double)gemm.k / pd_clock_seconds_since(start));
     }
     if (device) PD_TRY(pd_dev_fill(device->dev, device->compute, operands, 0, err));
     uint64_t rate = (uint64_t)best;
@@ -445,7 +445,7 @@ static pd_status open_step_log(struct run *r, const struct pd_step_line *known, 
     struct pd_step_line line = {.run = identity->run_id[0],
                                 .fence = r->state.fence,
                                 .step = identity->step,
-                                .time = (double)pd_clock_wall_ns(NULL) * 1e-9};
+                                .time = (double)pd_clock_wall_ns() * 1e-9};
     pd_tiers_report(r->tiers, 0, &first);
     if (!first.has_replicas) line.kept = line.step;
     if (known->run == line.run && known->kept) line.kept = known->kept < line.step ? known->kept : line.step;

@@ -215,7 +215,7 @@ static void *endpoint_main(void *context)
     struct endpoint *e = context;
     while (!atomic_load(&e->is_closing)) {
         (void)MHD_run_wait(e->daemon, ROUND_MS);
-        pd_clock_sleep_ns(NULL, PAUSE_NS);
+        pd_clock_sleep_ns(PAUSE_NS);
     }
     return NULL;
 }

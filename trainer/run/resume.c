@@ -264,7 +264,7 @@ static pd_status start_fresh(struct pd_group *group, struct pd_engine *e, const 
         return pd_group_agree(group, pd_state_init(e->state, &state->identity, err), err);
     }
     if (group->rank == 0 && getrandom(state->identity.run_id, sizeof state->identity.run_id, 0) < 0)
-        state->identity.run_id[0] = pd_clock_wall_ns(NULL);
+        state->identity.run_id[0] = pd_clock_wall_ns();
     PD_TRY(pd_group_broadcast(group, 0, state->identity.run_id, sizeof state->identity.run_id, err));
     return pd_group_agree(group, pd_state_init(e->state, &state->identity, err), err);
 }
@@ -520,7 +520,7 @@ pd_status pd_resume(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group 
         PD_TRY(pd_group_agree(group, asks ? pd_recorded_check_lost(e->options.config, err) : PD_OK, err));
         PD_TRY(start_fresh(group, e, later.lineage ? &later : NULL, ret_state, err));
     }
-    report.seconds = pd_clock_seconds_since(NULL, start);
+    report.seconds = pd_clock_seconds_since(start);
     *ret_report = report;
     if (report.resumed && group->rank == 0) {
         log_other_run(&report, e->options.config->run.dir, ret_state->identity.step);

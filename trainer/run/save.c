@@ -378,7 +378,7 @@ static void run_save(struct pd_saver *s, struct save *save)
     const uint64_t begin = pd_trace_begin();
     const pd_status st = write_save(s, save, &save->outcome.error);
     pd_trace_end(begin, "save", "save", save->state.identity.step);
-    const double seconds = pd_clock_seconds_since(NULL, save->start_ns);
+    const double seconds = pd_clock_seconds_since(save->start_ns);
     pthread_mutex_lock(&s->lock);
     save->outcome.status = st;
     save->outcome.save_seconds = seconds;
@@ -524,7 +524,7 @@ static void start(struct pd_saver *s, const struct save *what)
     next->start_ns = start_ns;
     next->outcome = (struct pd_saver_outcome){.step = what->state.identity.step};
     next->begun = pd_state_save_begin(s->engine->state, &next->state.identity, &next->outcome.error);
-    next->outcome.stall_seconds = pd_clock_seconds_since(NULL, start_ns);
+    next->outcome.stall_seconds = pd_clock_seconds_since(start_ns);
     pthread_mutex_lock(&s->lock);
     pin(s, next);
     s->started++;
@@ -545,7 +545,7 @@ void pd_saver_unpin(struct pd_saver *s)
     while (has_pins(s))
         wait_changed(s);
     /* Not collected yet: that comes from this caller, later. */
-    if (waits) s->saves[(s->started - 1) % PLACES].outcome.stall_seconds += pd_clock_seconds_since(NULL, start);
+    if (waits) s->saves[(s->started - 1) % PLACES].outcome.stall_seconds += pd_clock_seconds_since(start);
     mark_overwritten(s);
     pthread_mutex_unlock(&s->lock);
     if (waits) pd_trace_end(begin, "wait", "copy of the state", 0);

@@ -73,7 +73,7 @@ static int ask(struct pd_preempt *p)
         const pid_t got = waitpid(child, &status, WNOHANG);
         if (got == child) return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
         if (got < 0 && errno != EINTR) return -1;
-        pd_clock_sleep_ns(NULL, TICK_NS);
+        pd_clock_sleep_ns(TICK_NS);
     }
     kill(-child, SIGKILL);
     while (waitpid(child, &status, 0) < 0 && errno == EINTR)
@@ -98,7 +98,7 @@ static void *poll_command(void *preempt)
                 pd_log_warn(MODULE, "preempt.notice: sh cannot run it (exit code %d): %s", code, p->command);
             is_warned |= code >= ABSENT - 1;
         }
-        pd_clock_sleep_ns(NULL, TICK_NS);
+        pd_clock_sleep_ns(TICK_NS);
     }
     return NULL;
 }

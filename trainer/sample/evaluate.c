@@ -128,7 +128,7 @@ pd_status pd_evaluate(const struct pd_evaluation *e, struct pd_evaluated *ret_ev
         st = evaluate(e, &m, &result, err);
     }
     pd_inference_close(&m);
-    result.seconds = pd_clock_seconds_since(NULL, start);
+    result.seconds = pd_clock_seconds_since(start);
     if (!st) *ret_evaluated = result;
     return st;
 }

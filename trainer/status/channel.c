@@ -78,7 +78,7 @@ static int connect_within(int fd, const struct sockaddr *to, socklen_t to_bytes)
     socklen_t bytes = sizeof error;
     while (error == EINPROGRESS) {
         struct pollfd one = {.fd = fd, .events = POLLOUT};
-        const int left_ms = ANSWER_MS - (int)(pd_clock_seconds_since(NULL, began) * 1e3);
+        const int left_ms = ANSWER_MS - (int)(pd_clock_seconds_since(began) * 1e3);
         if (left_ms <= 0) return ETIMEDOUT;
         if (poll(&one, 1, left_ms) > 0) getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &bytes);
     }
@@ -135,7 +135,7 @@ static uint8_t *receive(int fd, struct pd_seal *seal, struct pd_message *ret_mes
     const uint64_t began = pd_clock_monotonic_ns(NULL);
     for (;;) {
         struct pollfd one = {.fd = fd, .events = POLLIN};
-        const int left_ms = ANSWER_MS - (int)(pd_clock_seconds_since(NULL, began) * 1e3);
+        const int left_ms = ANSWER_MS - (int)(pd_clock_seconds_since(began) * 1e3);
         if (got == room) {
             uint8_t *more = realloc(data, room = room ? 2 * room : 16384);
             if (!more) break;
@@ -284,8 +284,8 @@ pd_status pd_channel_open(uint32_t rank, uint32_t size, struct pd_begun *begun, 
     (void)gethostname(begun->host, sizeof begun->host - 1);
     for (;;) {
         st = begin_once(rank, begun, &is_final, err);
-        if (!st || is_final || pd_clock_seconds_since(NULL, began) * 1e3 > OPEN_MS) break;
-        pd_clock_sleep_ns(NULL, RETRY_NS);
+        if (!st || is_final || pd_clock_seconds_since(began) * 1e3 > OPEN_MS) break;
+        pd_clock_sleep_ns(RETRY_NS);
     }
     channel.is_open = !st;
     return st;
@@ -454,7 +454,7 @@ pd_status pd_relay_run(uint32_t rank, uint32_t ranks, struct pd_error *err)
     static struct relay r;
     if (!getenv(PD_CHANNEL_ENV_ADDRESSES)) PD_FAIL(err, PD_USAGE, "relay is started by perdure train");
     (void)gethostname(r.host, sizeof r.host - 1);
-    for (;; pd_clock_sleep_ns(NULL, PERIOD_NS)) {
+    for (;; pd_clock_sleep_ns(PERIOD_NS)) {
         if (channel_connect(&r.seal, &r.fd, err)) continue;
         relay_serve(&r, rank, ranks);
         close(r.fd);

@@ -255,7 +255,7 @@ static pd_status run_rank(struct process *p, struct pd_error *err)
         options.groups[i] = &p->groups[i];
     options.replica_group = &rank->replica_group;
     options.is_host_away = w.start->away[0];
-    pd_clock_manual_init(&rank->clock, 1, 0);
+    pd_clock_manual_init(&rank->clock, 1);
     options.clock = &rank->clock.clock;
     PD_TRY(pd_group_agree(&rank->world, check_device(p, err), err));
     PD_TRY(pd_tiers_open(rank->room.vfs, &options, &rank->tiers, err));

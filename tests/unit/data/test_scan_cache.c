@@ -35,7 +35,7 @@ static void write_text(char letter)
 
 static void settle(void)
 {
-    pd_clock_sleep_ns(NULL, UINT64_C(1100000000)); /* times of files are coarse: what is new is not kept */
+    pd_clock_sleep_ns(UINT64_C(1100000000)); /* times of files are coarse: what is new is not kept */
 }
 
 /* What is read on the way; *ret_fingerprint may be NULL. */
