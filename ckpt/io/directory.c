@@ -131,34 +131,3 @@ pd_status pd_vfs_remove_tree(struct pd_vfs *vfs, const char *path, int depth_max
     pd_dir_close(above);
     return st;
 }
-
-/* ---- slots of a VFS that knows names alone ---- */
-
-int pd_dir_open_by_path(struct pd_dir *dir, const struct pd_dir *parent, const char *name)
-{
-    char target[PD_VFS_PATH_MAX];
-    struct pd_stat stat;
-    (void)name;
-    if (parent && dir->vfs->ops->readlink(dir->vfs, dir->path, target) == 0) return ELOOP;
-    int result;
-    PD_ON_STORAGE(result = dir->vfs->ops->stat(dir->vfs, dir->path, &stat));
-    return result ? result : stat.type == PD_ENTRY_DIRECTORY ? 0 : ENOTDIR;
-}
-
-int pd_dir_list_by_path(struct pd_dir *dir, struct pd_listing *ret_listing)
-{
-    return dir->vfs->ops->list(dir->vfs, dir->path, ret_listing);
-}
-
-int pd_dir_unlink_by_path(struct pd_dir *dir, const char *name, bool is_directory)
-{
-    char path[PD_VFS_PATH_MAX];
-    const int length = snprintf(path, sizeof path, "%s/%s", dir->path, name);
-    if (length < 0 || (size_t)length >= sizeof path) return ENAMETOOLONG;
-    return (is_directory ? dir->vfs->ops->rmdir : dir->vfs->ops->unlink)(dir->vfs, path);
-}
-
-void pd_dir_close_by_path(struct pd_dir *dir)
-{
-    (void)dir;
-}

@@ -26,17 +26,6 @@ pd_status pd_vfs_link(struct pd_vfs *vfs, const char *from, const char *to, stru
     return PD_OK;
 }
 
-pd_status pd_vfs_symlink(struct pd_vfs *vfs, const char *target, const char *path, struct pd_error *err)
-{
-    int result;
-    PD_ON_STORAGE(result = vfs->ops->symlink(vfs, target, path));
-    if (result == EPERM) /* what file systems without links answer */
-        return pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, result, "symbolic link %s to %s", path, target);
-    if (result)
-        return pd_error_set(err, pd_vfs_name_status(result), PD_WHERE, result, "symbolic link %s to %s", path, target);
-    return PD_OK;
-}
-
 pd_status pd_vfs_readlink(struct pd_vfs *vfs, const char *path, char *ret_target, struct pd_error *err)
 {
     char target[PD_VFS_PATH_MAX];

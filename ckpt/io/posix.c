@@ -123,12 +123,6 @@ int pd_posix_link(struct pd_vfs *vfs, const char *from, const char *to)
     return link(from, to) == 0 ? 0 : errno;
 }
 
-int pd_posix_symlink(struct pd_vfs *vfs, const char *target, const char *path)
-{
-    (void)vfs;
-    return symlink(target, path) == 0 ? 0 : errno;
-}
-
 int pd_posix_readlink(struct pd_vfs *vfs, const char *path, char ret_target[PD_VFS_PATH_MAX])
 {
     (void)vfs;

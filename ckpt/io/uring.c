@@ -2,8 +2,8 @@
  *
  * The ladder, from the top: registered buffers -> (ENOMEM under a small memlock limit; EOPNOTSUPP of kernels before 6.5 for
  * memory that is mapped from a file, as CUDA's pinned memory is) unregistered buffers -> (EINVAL of old kernels) no set-up
- * flags -> (EPERM, ENOSYS, EACCES) a thread pool. The VFS stands on a rung when it is made, by trying a small ring; a queue
- * whose buffers or ring are refused later comes down alone and the description says so.
+ * flags -> (EPERM, ENOSYS, EACCES) a thread pool. A small ring is tried when the VFS is made. A queue whose buffers or ring
+ * are refused comes down alone, and the description says so.
  *
  *   invariants  1. every ring first carries a NOP: a kernel may let a process set a ring up and not let it enter it
  *               2. one thread at a time uses a queue, and it goes to another thread only while nothing is in flight: the
@@ -30,8 +30,9 @@ struct uring_vfs {
     pthread_mutex_t mutex;         /* guards `threads` */
     struct pd_io_threads *threads; /* for queues that get no ring */
     unsigned refusals;
-    unsigned flags;         /* set-up flags that this kernel takes */
-    _Atomic bool registers; /* buffers */
+    unsigned flags;               /* set-up flags that this kernel takes */
+    int refused;                  /* the errno that forbids rings altogether; 0: none */
+    _Atomic bool is_unregistered; /* some queue's buffers, and the description says so */
 };
 
 struct uring_queue {
@@ -104,19 +105,6 @@ static int find_rung(struct uring_vfs *vfs, int *ret_flags_errno)
     return result;
 }
 
-/* Tries one page: enough to know whether the kernel registers at all; how much it registers only a queue can know. */
-static int try_register(const struct uring_vfs *vfs)
-{
-    struct io_uring ring;
-    int result = ring_init(vfs, 8, vfs->flags, &ring);
-    if (result) return result;
-    char *page = aligned_alloc(PD_VFS_ALIGN, PD_VFS_ALIGN);
-    result = page ? register_buffers(vfs, &ring, page, PD_VFS_ALIGN) : ENOMEM;
-    io_uring_queue_exit(&ring);
-    free(page);
-    return result;
-}
-
 /* ---- rings of queues ---- */
 
 /* What makes a kernel register, whatever it said. */
@@ -139,27 +127,22 @@ static const char *ring_remedy(int reason)
     }
 }
 
-/* Once a process, whose ranks may be threads. */
-static void warn_unregistered(int reason)
+/* The warning comes once a process, whose ranks may be threads. */
+static void log_unregistered(struct pd_vfs *vfs, uint64_t bytes, int reason)
 {
     static _Atomic bool said;
+    struct uring_vfs *mine = vfs->context;
     char text[64];
+    const char *why = strerror_r(reason, text, sizeof text);
+    if (atomic_exchange(&mine->is_unregistered, true)) return;
+    pd_vfs_set_description(vfs, "io_uring, unregistered buffers (%" PRIu64 " MiB: %s; %s)", bytes >> 20, why,
+                           remedy(reason));
     if (!atomic_exchange(&said, true))
         pd_log_warn(
             "io",
             "io_uring cannot keep our buffers locked (%s): transfers go on and take a little more of the processor; to "
             "change that: %s%s",
-            strerror_r(reason, text, sizeof text), remedy(reason), reason == EOPNOTSUPP ? "" : " (ulimit -l)");
-}
-
-static void log_unregistered(struct pd_vfs *vfs, uint64_t bytes, int result)
-{
-    struct uring_vfs *mine = vfs->context;
-    if (!atomic_exchange(&mine->registers, false)) return;
-    char text[64];
-    warn_unregistered(result);
-    pd_vfs_set_description(vfs, "io_uring, unregistered buffers (%" PRIu64 " MiB: %s; %s)", bytes >> 20,
-                           strerror_r(result, text, sizeof text), remedy(result));
+            why, remedy(reason), reason == EOPNOTSUPP ? "" : " (ulimit -l)");
 }
 
 static int ring_make(struct pd_vfs *vfs, struct uring_queue *queue, void *buffers, uint64_t buffer_bytes)
@@ -317,6 +300,12 @@ static const struct pd_queue_ops queue_ops = {
     .close = queue_close,
 };
 
+static void describe_threads(struct pd_vfs *vfs, int reason)
+{
+    char text[64];
+    pd_vfs_set_description(vfs, "threads (io_uring: %s; %s)", strerror_r(reason, text, sizeof text), ring_remedy(reason));
+}
+
 /* A ring that is refused now (descriptors, memory) leaves a slower queue, not a failed save. */
 static int fall_to_threads(struct pd_queue *queue, int reason)
 {
@@ -324,10 +313,8 @@ static int fall_to_threads(struct pd_queue *queue, int reason)
     pthread_mutex_lock(&vfs->mutex);
     int result = 0;
     if (!vfs->threads) {
-        char text[64];
         result = pd_io_threads_new(PD_IO_THREADS_DEFAULT, &vfs->threads, NULL) ? ENOMEM : 0;
-        pd_vfs_set_description(queue->vfs, "threads (io_uring: %s; %s)", strerror_r(reason, text, sizeof text),
-                               ring_remedy(reason));
+        describe_threads(queue->vfs, reason);
     }
     pthread_mutex_unlock(&vfs->mutex);
     return result ? result : pd_io_threads_queue_open(vfs->threads, queue);
@@ -336,6 +323,7 @@ static int fall_to_threads(struct pd_queue *queue, int reason)
 static int uring_queue_open(struct pd_queue *queue, void *buffers, uint64_t buffer_bytes)
 {
     struct uring_vfs *vfs = queue->vfs->context;
+    if (vfs->refused) return fall_to_threads(queue, vfs->refused);
     struct uring_queue *mine = calloc(1, sizeof *mine);
     if (!mine) return ENOMEM;
     mine->vfs = vfs;
@@ -367,29 +355,14 @@ static const struct pd_vfs_ops vfs_ops = {
     .free = uring_free,
 };
 
-static pd_status new_threads_instead(uint32_t queue_depth, int reason, struct pd_vfs **ret_vfs, struct pd_error *err)
-{
-    static _Atomic bool said; /* once a process: every rank of a test opens VFSs */
-    PD_TRY(pd_vfs_new_threads(queue_depth, PD_IO_THREADS_DEFAULT, ret_vfs, err));
-    char text[64];
-    if (!atomic_exchange(&said, true))
-        pd_log_warn("io", "io_uring is refused here (%s): threads move the data; to change that, %s",
-                    strerror_r(reason, text, sizeof text), ring_remedy(reason));
-    pd_vfs_set_description(*ret_vfs, "threads (io_uring: %s; %s)", strerror_r(reason, text, sizeof text),
-                           ring_remedy(reason));
-    return PD_OK;
-}
-
 pd_status pd_vfs_new_uring_refusing(uint32_t queue_depth, unsigned refusals, struct pd_vfs **ret_vfs, struct pd_error *err)
 {
+    static _Atomic bool said; /* once a process: every rank of a test opens VFSs */
     struct uring_vfs *mine = calloc(1, sizeof *mine);
     if (!mine) PD_FAIL_ERRNO(err, ENOMEM, "opening the io_uring VFS");
     mine->refusals = refusals;
-    int flags_errno = 0, result = find_rung(mine, &flags_errno);
-    if (result) {
-        free(mine);
-        return new_threads_instead(queue_depth, result, ret_vfs, err);
-    }
+    int flags_errno = 0;
+    mine->refused = find_rung(mine, &flags_errno);
     struct pd_vfs *vfs = NULL;
     pd_status st = pd_vfs_new(&vfs_ops, queue_depth, mine, &vfs, err);
     if (st) {
@@ -397,14 +370,14 @@ pd_status pd_vfs_new_uring_refusing(uint32_t queue_depth, unsigned refusals, str
         return st;
     }
     pthread_mutex_init(&mine->mutex, NULL);
-    int register_errno = try_register(mine);
-    atomic_store(&mine->registers, register_errno == 0);
-    char text[64], buffers[128] = "registered buffers";
-    if (register_errno) warn_unregistered(register_errno);
-    if (register_errno)
-        snprintf(buffers, sizeof buffers, "unregistered buffers (%s; %s)", strerror_r(register_errno, text, sizeof text),
-                 remedy(register_errno));
-    pd_vfs_set_description(vfs, "io_uring, %s%s", buffers, flags_errno ? ", no set-up flags (kernel before 5.19)" : "");
+    char text[64];
+    if (!mine->refused)
+        pd_vfs_set_description(vfs, "io_uring%s", flags_errno ? ", no set-up flags (kernel before 5.19)" : "");
+    else
+        describe_threads(vfs, mine->refused);
+    if (mine->refused && !atomic_exchange(&said, true))
+        pd_log_warn("io", "io_uring is refused here (%s): threads move the data; to change that, %s",
+                    strerror_r(mine->refused, text, sizeof text), ring_remedy(mine->refused));
     *ret_vfs = vfs;
     return PD_OK;
 }

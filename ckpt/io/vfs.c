@@ -11,8 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LOGGED_MAX 16u
-
 /* ---- VFSs ---- */
 
 pd_status pd_vfs_new(const struct pd_vfs_ops *ops, uint32_t queue_depth, void *context, struct pd_vfs **ret_vfs,
@@ -72,24 +70,11 @@ void pd_vfs_set_description(struct pd_vfs *vfs, const char *format, ...)
 
 /* ---- direct I/O that is refused ---- */
 
-/* One line per file system and process, whose ranks may be threads: the fallback is correct, only slower, and must be known.
- */
-static void log_buffered(struct pd_file *file, const char *when)
+/* Once a process, whose ranks may be threads: the fallback is correct, only slower, and must be known. */
+static void log_buffered(const struct pd_file *file, const char *when)
 {
-    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-    static uint64_t devices[LOGGED_MAX];
-    static uint32_t count;
-    struct pd_stat st = {0};
-    int result;
-    PD_ON_STORAGE(result = file->vfs->ops->file_stat(file, &st));
-    if (result) return;
-    pthread_mutex_lock(&mutex);
-    bool is_logged = count == LOGGED_MAX;
-    for (uint32_t i = 0; i < count; i++)
-        is_logged = is_logged || devices[i] == st.device;
-    if (!is_logged) devices[count++] = st.device;
-    pthread_mutex_unlock(&mutex);
-    if (!is_logged)
+    static _Atomic bool is_logged;
+    if (!atomic_exchange(&is_logged, true))
         pd_log_warn("io", "%s: this file system refuses direct I/O at %s; buffered I/O is used and may be slower",
                     file->path, when);
 }

@@ -29,7 +29,7 @@ enum pd_open_flags {
     PD_OPEN_WRITE = 2,     /* implies nothing about reading */
     PD_OPEN_CREATE = 4,    /* create when absent */
     PD_OPEN_EXCLUSIVE = 8, /* with CREATE: PD_EXISTS when present */
-    PD_OPEN_DIRECT = 16,   /* O_DIRECT; falls back to buffered, said once per file system, where it is refused */
+    PD_OPEN_DIRECT = 16,   /* O_DIRECT; falls back to buffered where it is refused, with one warning */
     PD_OPEN_TRUNCATE = 32,
 };
 
@@ -78,8 +78,7 @@ PD_MUST_USE pd_status pd_vfs_new_threads(uint32_t queue_depth, uint32_t thread_c
 /* PERDURE_IO=uring|threads|auto decides; auto tries uring. */
 PD_MUST_USE pd_status pd_vfs_new_auto(struct pd_vfs **ret_vfs, struct pd_error *err);
 void pd_vfs_free(struct pd_vfs *vfs);
-/* One line for doctor and logs: "io_uring, registered buffers" or "threads (io_uring: Operation not
- * permitted)". */
+/* One line for doctor and logs: "io_uring", or "threads (io_uring: Operation not permitted; ...)". */
 const char *pd_vfs_describe(const struct pd_vfs *vfs);
 
 /* What went through the VFS since it was opened. */
@@ -108,10 +107,7 @@ PD_MUST_USE pd_status pd_file_stat(struct pd_file *file, struct pd_stat *ret_sta
 /* Names. */
 PD_MUST_USE pd_status pd_vfs_rename(struct pd_vfs *vfs, const char *from, const char *to, struct pd_error *err);
 PD_MUST_USE pd_status pd_vfs_link(struct pd_vfs *vfs, const char *from, const char *to, struct pd_error *err);
-/* A symbolic link: reading, writing and stat of `path` go to `target`, which need not be there; unlink and rename do not.
- * PD_UNSUPPORTED where the file system has none. */
-PD_MUST_USE pd_status pd_vfs_symlink(struct pd_vfs *vfs, const char *target, const char *path, struct pd_error *err);
-/* What the link at `path` says; ret_target has room for 4096 bytes. PD_UNSUPPORTED where `path` is no link. */
+/* Where the symbolic link at `path` leads; ret_target has room for 4096 bytes. PD_UNSUPPORTED where `path` is not a link. */
 PD_MUST_USE pd_status pd_vfs_readlink(struct pd_vfs *vfs, const char *path, char *ret_target, struct pd_error *err);
 PD_MUST_USE pd_status pd_vfs_unlink(struct pd_vfs *vfs, const char *path, struct pd_error *err);
 PD_MUST_USE pd_status pd_vfs_mkdir(struct pd_vfs *vfs, const char *path, struct pd_error *err); /* under the umask */

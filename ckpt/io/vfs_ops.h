@@ -74,7 +74,6 @@ struct pd_vfs_ops {
     int (*set_buffered)(struct pd_file *file); /* a direct file stops being one */
     int (*rename)(struct pd_vfs *vfs, const char *from, const char *to);
     int (*link)(struct pd_vfs *vfs, const char *from, const char *to);
-    int (*symlink)(struct pd_vfs *vfs, const char *target, const char *path);
     int (*readlink)(struct pd_vfs *vfs, const char *path, char ret_target[PD_VFS_PATH_MAX]);
     int (*unlink)(struct pd_vfs *vfs, const char *path);
     int (*mkdir)(struct pd_vfs *vfs, const char *path);
@@ -118,11 +117,6 @@ void pd_vfs_set_description(struct pd_vfs *vfs, const char *format, ...) PD_PRIN
 /* Appends a copied name; for the list slot.  errors  ENOMEM */
 int pd_listing_add(struct pd_listing *listing, const char *name);
 void pd_listing_sort(struct pd_listing *listing);
-/* The dir_ slots of a VFS that knows names alone, over its other slots. */
-int pd_dir_open_by_path(struct pd_dir *dir, const struct pd_dir *parent, const char *name);
-int pd_dir_list_by_path(struct pd_dir *dir, struct pd_listing *ret_listing);
-int pd_dir_unlink_by_path(struct pd_dir *dir, const char *name, bool is_directory);
-void pd_dir_close_by_path(struct pd_dir *dir);
 
 /* Moves `bytes` through the read and write slots: short results are continued, refused direct I/O falls back.
  * Returns 0, an errno or PD_MOVE_END_OF_FILE; *ret_moved is set in every case. */

@@ -151,6 +151,9 @@ bool pd_simulated_disk_flip(struct pd_simulated_disk *disk, uint32_t host, const
 /* Of names and bytes that are durable, on all hosts: after a crash of them all equal digests are one state of the disks. */
 uint64_t pd_simulated_disk_digest(struct pd_simulated_disk *disk);
 
+/* Makes a symbolic link, through the simulated VFS or on a real file system; what the product never does. */
+pd_status pd_simulated_symlink(struct pd_vfs *vfs, const char *target, const char *path);
+
 /* ---- traces ---- */
 
 /* From now on every operation is recorded as a line of text with its result (tests/simulated_disk/disk_trace.h). */

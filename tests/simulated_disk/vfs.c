@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static struct pd_simulated_disk *disk_of(struct pd_vfs *vfs)
 {
@@ -701,6 +702,36 @@ static void sim_free(struct pd_vfs *vfs)
     free(mine);
 }
 
+/* ---- directories that are held open, by their paths ---- */
+
+static int sim_dir_open(struct pd_dir *dir, const struct pd_dir *parent, const char *name)
+{
+    char target[PD_VFS_PATH_MAX];
+    struct pd_stat stat;
+    (void)name;
+    if (parent && dir->vfs->ops->readlink(dir->vfs, dir->path, target) == 0) return ELOOP;
+    const int result = dir->vfs->ops->stat(dir->vfs, dir->path, &stat);
+    return result ? result : stat.type == PD_ENTRY_DIRECTORY ? 0 : ENOTDIR;
+}
+
+static int sim_dir_list(struct pd_dir *dir, struct pd_listing *ret_listing)
+{
+    return dir->vfs->ops->list(dir->vfs, dir->path, ret_listing);
+}
+
+static int sim_dir_unlink(struct pd_dir *dir, const char *name, bool is_directory)
+{
+    char path[PD_VFS_PATH_MAX];
+    const int length = snprintf(path, sizeof path, "%s/%s", dir->path, name);
+    if (length < 0 || (size_t)length >= sizeof path) return ENAMETOOLONG;
+    return (is_directory ? dir->vfs->ops->rmdir : dir->vfs->ops->unlink)(dir->vfs, path);
+}
+
+static void sim_dir_close(struct pd_dir *dir)
+{
+    (void)dir;
+}
+
 const struct pd_vfs_ops pd_sim_vfs_ops = {
     .name = "simulated",
     .open = sim_open,
@@ -714,7 +745,6 @@ const struct pd_vfs_ops pd_sim_vfs_ops = {
     .set_buffered = sim_set_buffered,
     .rename = sim_rename,
     .link = sim_link,
-    .symlink = sim_symlink,
     .readlink = sim_readlink,
     .unlink = sim_unlink,
     .mkdir = sim_mkdir,
@@ -723,12 +753,22 @@ const struct pd_vfs_ops pd_sim_vfs_ops = {
     .stat = sim_stat,
     .space = sim_space,
     .list = sim_list,
-    .dir_open = pd_dir_open_by_path,
-    .dir_list = pd_dir_list_by_path,
-    .dir_unlink = pd_dir_unlink_by_path,
-    .dir_close = pd_dir_close_by_path,
+    .dir_open = sim_dir_open,
+    .dir_list = sim_dir_list,
+    .dir_unlink = sim_dir_unlink,
+    .dir_close = sim_dir_close,
     .lock = sim_lock,
     .unlock = sim_unlock,
     .queue_open = sim_queue_open,
     .free = sim_free,
 };
+
+pd_status pd_simulated_symlink(struct pd_vfs *vfs, const char *target, const char *path)
+{
+    int result = 0;
+    if (vfs->ops == &pd_sim_vfs_ops)
+        result = sim_symlink(vfs, target, path);
+    else if (symlink(target, path) != 0)
+        result = errno;
+    return pd_vfs_name_status(result);
+}

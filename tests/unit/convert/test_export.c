@@ -392,7 +392,7 @@ Test(export, destinations_that_cannot_be_are_refused)
     memset(path + 1, 'a', sizeof path - 2);
     refuse_destination(&x, path, PD_INVALID, "is not a path to export to");
     refuse_destination(&x, "/nowhere/out", PD_NOT_FOUND, "the directory above /nowhere/out does not exist");
-    OK(pd_vfs_symlink(x.s.vfs, "/nothing", "/link", err));
+    OK(pd_simulated_symlink(x.s.vfs, "/nothing", "/link"));
     refuse_destination(&x, "/link", PD_USAGE, "/link is there already");
     size_t length = (size_t)snprintf(path, sizeof path, "/out.exporting");
     for (int depth = 0; depth < 6; depth++) { /* deeper than any format goes: not what an export left */

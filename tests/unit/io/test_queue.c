@@ -156,7 +156,7 @@ Test(queue, memory_that_an_old_kernel_registers_not_is_told_from_a_small_memlock
     struct pd_vfs *vfs = uring(PD_URING_REFUSE_MAPPED);
     struct pd_queue *queue;
     char *data = aligned_alloc(4096, 1 << 20);
-    const bool has_rings = strstr(pd_vfs_describe(vfs), "io_uring, ") != NULL;
+    const bool has_rings = strncmp(pd_vfs_describe(vfs), "io_uring", 8) == 0;
     OK(pd_queue_open(vfs, data, 1 << 20, &queue, err));
     const char *description = pd_vfs_describe(vfs);
     cr_assert(!has_rings || (strstr(description, "Linux 6.5") && !strstr(description, "memlock")), "%s", description);

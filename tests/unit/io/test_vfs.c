@@ -36,11 +36,11 @@ static const struct vfs_row {
     const char *description;
 } rows[] = {
     {"threads", false, 0, "threads (3)"},
-    {"uring", true, 0, "io_uring, registered buffers"},
-    {"uring without buffers", true, PD_URING_REFUSE_BUFFERS, "unregistered buffers (Cannot allocate memory"},
+    {"uring", true, 0, "io_uring"},
+    {"uring without buffers", true, PD_URING_REFUSE_BUFFERS, "io_uring"},
     {"uring of an old kernel", true, PD_URING_REFUSE_FLAGS, "no set-up flags"},
     {"forbidden uring", true, PD_URING_REFUSE_RING, "threads (io_uring: Operation not permitted; "},
-    {"uring out of descriptors", true, PD_URING_REFUSE_LATER, "io_uring, registered buffers"},
+    {"uring out of descriptors", true, PD_URING_REFUSE_LATER, "io_uring"},
     {"uring without locked memory", true, PD_URING_REFUSE_MEMORY,
      "threads (io_uring: Cannot allocate memory; raise the memlock limit (ulimit -l))"},
 };

@@ -101,7 +101,7 @@ Test(optimizer_store, bits_of_memory_under_a_small_memlock_limit)
     cr_assert_eq(setrlimit(RLIMIT_MEMLOCK, &small), 0);
     if (geteuid() == 0) cr_assert_eq(setresuid(65534, 65534, 65534), 0); /* root may lock what it likes */
     struct pd_vfs *vfs = uring(0);
-    bool has_rings = strstr(pd_vfs_describe(vfs), "io_uring, ") != NULL;
+    bool has_rings = strncmp(pd_vfs_describe(vfs), "io_uring", 8) == 0;
     exercise(vfs, BUFFERS, 2);
     cr_assert(!has_rings || strstr(pd_vfs_describe(vfs), "raise the memlock limit"), "%s", pd_vfs_describe(vfs));
     pd_vfs_free(vfs);
