@@ -1,19 +1,21 @@
 #include "ckpt/base/json.h"
 
-#include "ckpt/base/checked.h"
 #include "ckpt/base/utf8.h"
 
 #include <inttypes.h>
 #include <jansson.h>
+#include <limits.h>
 #include <math.h>
+#include <obstack.h>
 #include <pthread.h>
 #include <setjmp.h>
-#include <stdalign.h>
 #include <stdarg.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define obstack_chunk_alloc malloc
+#define obstack_chunk_free free
 
 /* ---- writing ---- */
 
@@ -209,49 +211,28 @@ pd_status pd_json_writer_finish(struct pd_json_writer *w, const char **ret_text,
 
 /* ---- reading: a pd_json_value is Jansson's json_t, never dereferenced by anybody else ---- */
 
-/* What Jansson takes for a document lies in blocks, and goes with them. Where memory is out its parser may drop a character,
+/* What Jansson takes for a document lies in an obstack, and goes with it. Where memory is out its parser may drop a character,
  * speak of bad syntax or end in an assert (2.14): none of that is entered, since the parse is left at once. */
-struct block {
-    struct block *next;
-    size_t bytes, used;
-    alignas(max_align_t) unsigned char data[];
-};
-
-struct pd_json_document {
-    struct block *blocks;
-    json_t *root;
-};
-
-struct parse {
-    struct block *blocks;
+struct pd_json_document { /* stays where it is */
+    struct obstack memory;
     json_t *root;
     jmp_buf out_of_memory;
 };
 
-static _Thread_local struct parse *under_way;
+static _Thread_local struct pd_json_document *under_way;
 static pthread_once_t has_functions = PTHREAD_ONCE_INIT;
 
-static void *take(struct parse *p, size_t bytes)
+static void leave_parse(void)
 {
-    enum { FIRST = 2048, MOST = 1 << 20 };
-    struct block *b = p->blocks;
-    const size_t wanted = pd_round_up(bytes, sizeof(max_align_t));
-    if (!b || b->bytes - b->used < wanted) {
-        const size_t usual = b ? pd_min_u64(2 * b->bytes, MOST) : FIRST, room = usual > wanted ? usual : wanted;
-        b = malloc(sizeof *b + room);
-        if (!b) longjmp(p->out_of_memory, 1);
-        *b = (struct block){.next = p->blocks, .bytes = room};
-        p->blocks = b;
-    }
-    void *taken = b->data + b->used;
-    b->used += wanted;
-    return taken;
+    longjmp(under_way->out_of_memory, 1);
 }
 
 /* Other users of Jansson in the process are on other threads, or come when nothing is parsed here. */
 static void *take_for_jansson(size_t bytes)
 {
-    return under_way ? take(under_way, bytes) : malloc(bytes);
+    if (!under_way) return malloc(bytes);
+    if (bytes > INT_MAX) leave_parse(); /* obstacks count in int */
+    return obstack_alloc(&under_way->memory, (int)bytes);
 }
 
 static void free_for_jansson(void *memory)
@@ -262,47 +243,32 @@ static void free_for_jansson(void *memory)
 static void give_functions(void)
 {
     json_set_alloc_funcs(take_for_jansson, free_for_jansson);
-}
-
-static void blocks_free(struct block *b)
-{
-    while (b) {
-        struct block *next = b->next;
-        free(b);
-        b = next;
-    }
+    obstack_alloc_failed_handler = leave_parse;
 }
 
 /* False: memory is out. */
-static bool parse(struct parse *p, const char *text, size_t bytes, size_t flags, json_error_t *ret_problem)
+static bool parse(struct pd_json_document *document, const char *text, size_t bytes, size_t flags, json_error_t *ret_problem)
 {
-    under_way = p;
-    if (setjmp(p->out_of_memory)) {
-        under_way = NULL;
-        return false;
+    under_way = document;
+    const bool has_memory = !setjmp(document->out_of_memory);
+    if (has_memory) {
+        obstack_init(&document->memory);
+        document->root = json_loadb(text, bytes, flags, ret_problem);
     }
-    p->root = json_loadb(text, bytes, flags, ret_problem);
     under_way = NULL;
-    return true;
+    return has_memory;
 }
 
 /* *ret_document: NULL: no JSON, by *ret_problem.   errors PD_NO_MEMORY */
 static pd_status load(const char *text, size_t bytes, size_t flags, struct pd_json_document **ret_document,
                       json_error_t *ret_problem, struct pd_error *err)
 {
-    struct parse p = {0};
-    struct pd_json_document *document = malloc(sizeof *document);
+    struct pd_json_document *document = calloc(1, sizeof *document);
     pthread_once(&has_functions, give_functions);
-    const bool has_memory = document && parse(&p, text, bytes, flags, ret_problem);
-    if (!p.root) {
-        blocks_free(p.blocks);
-        free(document);
-        *ret_document = NULL;
-        return has_memory ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory to read JSON");
-    }
-    *document = (struct pd_json_document){p.blocks, p.root};
-    *ret_document = document;
-    return PD_OK;
+    const bool has_memory = document && parse(document, text, bytes, flags, ret_problem);
+    *ret_document = has_memory && document->root ? document : NULL;
+    if (!*ret_document) pd_json_document_free(document);
+    return has_memory ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory to read JSON");
 }
 
 static json_t *as_jansson(const struct pd_json_value *value)
@@ -384,7 +350,7 @@ pd_status pd_json_parse_member(const char *text, size_t bytes, const char *key, 
 void pd_json_document_free(struct pd_json_document *document)
 {
     if (!document) return;
-    blocks_free(document->blocks);
+    if (document->memory.chunk) obstack_free(&document->memory, NULL);
     free(document);
 }
 
