@@ -4,24 +4,27 @@
 
 #include <string.h>
 
-void pd_shard_staging_init(struct pd_shard_staging *staging, enum pd_staging_mode mode, struct pd_file *file,
-                           struct pd_queue *queue, void *buffers, uint64_t buffer_bytes, uint64_t slot_bytes)
+void pd_shard_staging_init(struct pd_shard_staging *staging, struct pd_file *file, struct pd_queue *queue, void *buffers,
+                           uint64_t buffer_bytes, uint64_t slot_bytes)
 {
     const uint64_t most = buffer_bytes / slot_bytes;
     const uint32_t count = most < PD_STAGING_SLOTS_MAX ? (uint32_t)most : PD_STAGING_SLOTS_MAX;
-    staging->mode = mode;
     staging->file = file;
-    staging->buffers = buffers;
     staging->slot_bytes = slot_bytes;
     staging->current = NULL;
     staging->offset = staging->bytes = 0;
     pd_transfer_ring_init(&staging->ring, queue, staging->slots, count, buffers, slot_bytes);
 }
 
+bool pd_shard_staging_is_in_memory(const struct pd_shard_staging *staging)
+{
+    return !staging->ring.queue;
+}
+
 static pd_status send(struct pd_shard_staging *s, struct pd_transfer_slot *slot, const void *data, uint64_t offset,
                       uint64_t bytes, struct pd_error *err)
 {
-    if (s->mode == PD_STAGING_IN_MEMORY) {
+    if (pd_shard_staging_is_in_memory(s)) {
         pd_status st = pd_file_write(s->file, offset, data, bytes, err);
         pd_transfer_ring_release(&s->ring, slot);
         return st;
@@ -45,11 +48,6 @@ static pd_status flush(struct pd_shard_staging *s, struct pd_error *err)
 pd_status pd_shard_staging_room(struct pd_shard_staging *s, uint64_t offset, uint64_t wanted, unsigned char **ret_room,
                                 uint64_t *ret_bytes, struct pd_error *err)
 {
-    if (s->mode == PD_STAGING_WHOLE) {
-        *ret_room = s->buffers + offset;
-        *ret_bytes = wanted;
-        return PD_OK;
-    }
     const bool follows = s->current && s->offset + s->bytes == offset && s->bytes < s->slot_bytes;
     if (!follows) {
         PD_TRY(flush(s, err));
@@ -84,7 +82,6 @@ pd_status pd_shard_staging_write(struct pd_shard_staging *s, uint64_t offset, co
                                  struct pd_error *err)
 {
     struct pd_transfer_slot *slot = NULL;
-    PD_CHECK(s->mode != PD_STAGING_WHOLE);
     PD_TRY(flush(s, err));
     PD_TRY(pd_transfer_ring_take_written(&s->ring, &slot, err));
     return send(s, slot, data, offset, bytes, err);
@@ -94,5 +91,5 @@ pd_status pd_shard_staging_finish(struct pd_shard_staging *s, pd_status st, stru
 {
     if (!st) st = flush(s, err);
     s->current = NULL;
-    return s->mode == PD_STAGING_SLOTS ? pd_transfer_ring_drain(&s->ring, st, err) : st;
+    return pd_shard_staging_is_in_memory(s) ? st : pd_transfer_ring_drain(&s->ring, st, err);
 }

@@ -37,18 +37,18 @@ pd_status pd_shard_stream_stage_in(struct pd_shard_stream *stream, void *part, u
                                    struct pd_error *err)
 {
     PD_TRY(need_queue(stream->w, err));
-    pd_shard_staging_init(&stream->staging, PD_STAGING_SLOTS, stream->file, stream->w->queue, part, bytes, slot_bytes);
+    pd_shard_staging_init(&stream->staging, stream->file, stream->w->queue, part, bytes, slot_bytes);
     return PD_OK;
 }
 
-pd_status pd_shard_stream_stage(struct pd_shard_stream *stream, enum pd_staging_mode mode, struct pd_error *err)
+pd_status pd_shard_stream_stage(struct pd_shard_stream *stream, bool is_in_memory, struct pd_error *err)
 {
     struct pd_shard_writer *w = stream->w;
     uint64_t bytes = w->buffer_bytes / 8 / PD_SHARD_BLOCK_BYTES * PD_SHARD_BLOCK_BYTES;
     if (bytes > SLOT_BYTES_MAX) bytes = SLOT_BYTES_MAX;
     if (bytes < SLOT_BYTES_MIN) bytes = SLOT_BYTES_MIN;
-    if (mode == PD_STAGING_SLOTS) return pd_shard_stream_stage_in(stream, w->buffers, w->buffer_bytes, bytes, err);
-    pd_shard_staging_init(&stream->staging, mode, stream->file, NULL, w->buffers, w->buffer_bytes, bytes);
+    if (!is_in_memory) return pd_shard_stream_stage_in(stream, w->buffers, w->buffer_bytes, bytes, err);
+    pd_shard_staging_init(&stream->staging, stream->file, NULL, w->buffers, w->buffer_bytes, bytes);
     return PD_OK;
 }
 
@@ -266,11 +266,6 @@ static pd_status write_table(struct pd_shard_stream *stream, struct pd_error *er
 {
     struct pd_shard_writer *w = stream->w;
     const uint64_t trailer = w->file_bytes - PD_SHARD_PAGE_BYTES;
-    if (stream->staging.mode == PD_STAGING_WHOLE) {
-        memcpy(w->buffers + w->table_offset, w->table, w->table_bytes);
-        memcpy(w->buffers + trailer, w->table + w->table_bytes, PD_SHARD_PAGE_BYTES);
-        return pd_file_write(stream->file, 0, w->buffers, w->file_bytes, err);
-    }
     const bool is_adjacent = w->table_offset + w->table_bytes == trailer;
     const uint64_t bytes = w->table_bytes + (is_adjacent ? PD_SHARD_PAGE_BYTES : 0);
     PD_TRY(pd_file_write(stream->file, w->table_offset, w->table, bytes, err));
@@ -284,7 +279,7 @@ static pd_status write_end(struct pd_shard_stream *stream, struct pd_error *err)
     if (!stream->is_rest_written) {
         const struct pd_shard_map *map = &stream->w->map;
         PD_TRY(pd_shard_stream_rest_begin(stream, err));
-        PD_TRY(pd_shard_stream_stage(stream, PD_STAGING_SLOTS, err));
+        PD_TRY(pd_shard_stream_stage(stream, false, err));
         pd_status st = PD_OK;
         for (uint32_t i = 0; !st && i < map->segment_count; i++)
             if (map->segments[i].type == PD_SEGMENT_REST) st = pd_shard_stream_rest(stream, &map->segments[i], err);

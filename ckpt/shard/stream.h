@@ -35,7 +35,7 @@ PD_MUST_USE pd_status pd_shard_stream_open(struct pd_shard_writer *writer, const
                                            const struct pd_identity *identity, uint32_t writer_rank, const void *const *data,
                                            bool is_in_memory, struct pd_shard_stream **ret_stream, struct pd_error *err);
 /* Staging over all of the writer's buffers, or slots over a part of them. */
-PD_MUST_USE pd_status pd_shard_stream_stage(struct pd_shard_stream *stream, enum pd_staging_mode mode, struct pd_error *err);
+PD_MUST_USE pd_status pd_shard_stream_stage(struct pd_shard_stream *stream, bool is_in_memory, struct pd_error *err);
 PD_MUST_USE pd_status pd_shard_stream_stage_in(struct pd_shard_stream *stream, void *part, uint64_t bytes,
                                                uint64_t slot_bytes, struct pd_error *err);
 uint64_t pd_shard_stream_box_seed(const struct pd_shard_stream *stream, uint32_t box);

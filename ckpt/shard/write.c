@@ -1,14 +1,11 @@
 /* A save from memory: boxes and rest in the order of the file, through the stream's staging.
  *
  * Blocks are hashed and copied, 64 KiB at a time, while they are in the cache. Large boxes that lie page-aligned in memory
- * are zero-copy writes, hashed while they are in flight. A file that fits into the buffers as a whole is one write. A file
- * system in memory gets each piece at once, from where it lies, while the bytes are in the cache from being hashed: no
- * queue, no staging, nobody else's time. */
+ * are zero-copy writes, hashed while they are in flight. A file system in memory gets each piece at once, from where it lies,
+ * while the bytes are in the cache from being hashed: no queue, no staging, nobody else's time. */
 #include "ckpt/shard/compress.h"
 #include "ckpt/shard/stream.h"
 
-
-#define WHOLE_BYTES_MAX PD_SHARD_BUFFERS_MIN        /* of a file that is one write */
 #define ZERO_COPY_BYTES_MIN (1u << 20)              /* smaller boxes are staged even when aligned: fewer, larger writes */
 #define ZERO_COPY_BYTES_MAX (8u << 20)              /* of one transfer */
 #define IN_MEMORY_BYTES (4u * PD_SHARD_BLOCK_BYTES) /* hashed, then written in memory: fits a cache */
@@ -47,9 +44,10 @@ static pd_status write_box(struct pd_shard_stream *s, const struct pd_shard_segm
     const struct pd_shard_place *place = &s->w->places[box];
     const uint64_t seed = pd_shard_stream_box_seed(s, box);
     const unsigned char *data = s->data[box];
+    const bool is_in_memory = pd_shard_staging_is_in_memory(&s->staging);
     uint64_t done = 0;
-    if (s->staging.mode == PD_STAGING_IN_MEMORY) PD_TRY(write_in_memory(s, box, seed, data, &done, err));
-    if (s->staging.mode == PD_STAGING_SLOTS && place->bytes >= ZERO_COPY_BYTES_MIN && (uintptr_t)data % PD_VFS_ALIGN == 0)
+    if (is_in_memory) PD_TRY(write_in_memory(s, box, seed, data, &done, err));
+    if (!is_in_memory && place->bytes >= ZERO_COPY_BYTES_MIN && (uintptr_t)data % PD_VFS_ALIGN == 0)
         PD_TRY(write_zero_copy(s, box, seed, data, &done, err));
     while (done < place->bytes) {
         const uint64_t left = place->bytes - done, bytes = left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES;
@@ -73,13 +71,8 @@ static pd_status write_segments(struct pd_shard_stream *s, struct pd_error *err)
 
 static pd_status write_plain(struct pd_shard_stream *s, bool is_in_memory, struct pd_error *err)
 {
-    const bool is_whole = s->w->file_bytes <= WHOLE_BYTES_MAX;
     PD_TRY(pd_shard_stream_rest_begin(s, err));
-    PD_TRY(pd_shard_stream_stage(s,
-                                 is_whole       ? PD_STAGING_WHOLE
-                                 : is_in_memory ? PD_STAGING_IN_MEMORY
-                                                : PD_STAGING_SLOTS,
-                                 err));
+    PD_TRY(pd_shard_stream_stage(s, is_in_memory, err));
     s->is_rest_written = true;
     pd_status st = write_segments(s, err);
     return pd_shard_staging_finish(&s->staging, st, err);

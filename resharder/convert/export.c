@@ -66,8 +66,7 @@ static pd_status output_write(struct output *o, uint32_t file, uint64_t offset, 
         o->at = 0;
         const unsigned flags = PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE | PD_OPEN_DIRECT;
         PD_TRY(pd_file_open(o->vfs, o->wanted->files[file].path, flags, &o->file, err));
-        pd_shard_staging_init(&o->staging, PD_STAGING_SLOTS, o->file, o->queue, o->buffers, o->buffer_bytes,
-                              OUTPUT_SLOT_BYTES);
+        pd_shard_staging_init(&o->staging, o->file, o->queue, o->buffers, o->buffer_bytes, OUTPUT_SLOT_BYTES);
         pd_status st = pd_file_preallocate(o->file, o->wanted->files[file].bytes, err);
         PD_TRY(st == PD_UNSUPPORTED ? PD_OK : st);
     }
