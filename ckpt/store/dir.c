@@ -55,6 +55,23 @@ bool store_is_link(const struct store_dir *dir, const char *path)
     return pd_vfs_readlink(dir->vfs, path, target, NULL) == PD_OK;
 }
 
+uint64_t store_bytes_in(const struct store_dir *dir, const char *path,
+                        bool (*counts)(const struct store_dir *dir, const char *file))
+{
+    struct pd_listing listing = {0};
+    struct pd_stat stat;
+    uint64_t bytes = 0;
+    if (pd_vfs_list(dir->vfs, path, &listing, NULL) != PD_OK) return 0;
+    for (uint32_t i = 0; i < listing.count; i++) {
+        if (counts && !counts(dir, listing.names[i])) continue;
+        char file[STORE_PATH_MAX];
+        snprintf(file, sizeof file, "%.3800s/%.255s", path, listing.names[i]);
+        if (pd_vfs_stat(dir->vfs, file, &stat, NULL) == PD_OK) bytes += stat.bytes;
+    }
+    pd_listing_deinit(&listing);
+    return bytes;
+}
+
 /* ---- small collectives ---- */
 
 pd_status store_gather(struct store_dir *dir, uint64_t mine, struct pd_error *err)

@@ -51,6 +51,9 @@ struct store_text {
 struct store_text store_at(const struct store_dir *dir, const char *format, ...) PD_PRINTF(2, 3);
 bool store_exists(const struct store_dir *dir, const char *path);  /* or cannot be told */
 bool store_is_link(const struct store_dir *dir, const char *path); /* symbolic */
+/* Of the files in the directory at `path`, or of those that `counts` picks; 0: it cannot be listed. */
+uint64_t store_bytes_in(const struct store_dir *dir, const char *path,
+                        bool (*counts)(const struct store_dir *dir, const char *file));
 /* A further name. PD_UNSUPPORTED: refused here, or for this file, so that it has to be copied; without a message where the
  * probe has found that. */
 PD_MUST_USE pd_status store_link(const struct store_dir *dir, const char *from, const char *to, struct pd_error *err);

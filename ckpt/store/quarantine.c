@@ -30,20 +30,6 @@ static int oldest_first(const void *a, const void *b)
     return strcmp(x->text, y->text);
 }
 
-static uint64_t bytes_in(const struct store_dir *root, const char *name)
-{
-    struct pd_listing listing = {0};
-    struct pd_stat stat;
-    uint64_t bytes = 0;
-    if (pd_vfs_list(root->vfs, store_at(root, "quarantine/%s", name).text, &listing, NULL) != PD_OK) return 0;
-    for (uint32_t i = 0; i < listing.count; i++) {
-        const struct store_text file = store_at(root, "quarantine/%s/%s", name, listing.names[i]);
-        if (pd_vfs_stat(root->vfs, file.text, &stat, NULL) == PD_OK) bytes += stat.bytes;
-    }
-    pd_listing_deinit(&listing);
-    return bytes;
-}
-
 static pd_status remove_quarantined(const struct store_files *files, const struct quarantined *victim, struct pd_error *err)
 {
     const struct store_text path = store_at(&files->dir, "quarantine/%s", victim->text);
@@ -63,7 +49,7 @@ static pd_status enforce_cap(const struct store_files *files, uint64_t bytes_max
     for (uint32_t i = 0; rows && i < listing.count; i++) {
         if (!parse_quarantined(listing.names[i], &rows[count].name)) continue;
         snprintf(rows[count].text, sizeof rows[count].text, "%s", listing.names[i]);
-        rows[count].bytes = bytes_in(root, listing.names[i]);
+        rows[count].bytes = store_bytes_in(root, store_at(root, "quarantine/%s", listing.names[i]).text, NULL);
         total += rows[count++].bytes;
     }
     pd_listing_deinit(&listing);

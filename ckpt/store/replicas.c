@@ -13,67 +13,40 @@
 
 /* ---- who keeps whose ---- */
 
-/* The next share in the ring, or the one before. */
-static uint32_t neighbour(const struct store_dir *root, uint32_t share, bool forward)
+/* The ring goes through shares in ascending order. Rank i of a share is kept by rank i mod n of the next share, which has n. */
+static uint32_t keeper_of(const struct store_dir *root, uint32_t rank)
 {
-    uint32_t wrapped = share, near = share;
-    for (uint32_t r = 0; r < root->group->size; r++) {
-        const uint32_t s = root->share_of[r];
-        if (s != share && (wrapped == share || (forward ? s < wrapped : s > wrapped))) wrapped = s;
-        if (forward ? s <= share : s >= share) continue;
-        if (near == share || (forward ? s < near : s > near)) near = s;
+    const uint32_t size = root->group->size, here = root->share_of[rank];
+    uint32_t next = UINT32_MAX, lowest = UINT32_MAX, place = 0, members = 0;
+    for (uint32_t r = 0; r < size; r++) {
+        const uint32_t share = root->share_of[r];
+        place += r < rank && share == here;
+        if (share > here && share < next) next = share;
+        if (share < lowest) lowest = share;
     }
-    return near != share ? near : wrapped;
+    if (next == UINT32_MAX) next = lowest;
+    for (uint32_t r = next; r < size; r++)
+        members += root->share_of[r] == next;
+    place %= members;
+    for (uint32_t r = next;; r++)
+        if (root->share_of[r] == next && !place--) return r;
 }
 
-static uint32_t count_members(const struct store_dir *root, uint32_t share, uint32_t before)
-{
-    uint32_t count = 0;
-    for (uint32_t r = 0; r < before; r++)
-        count += root->share_of[r] == share;
-    return count;
-}
-
-static uint32_t member_of(const struct store_dir *root, uint32_t share, uint32_t place)
-{
-    for (uint32_t r = share;; r++)
-        if (root->share_of[r] == share && !place--) return r;
-}
-
-/* The most shards of other hosts that any rank keeps. members: (size) scratch. */
-static uint32_t most_sources(const struct store_dir *root, uint32_t *members)
-{
-    const uint32_t size = root->group->size;
-    uint32_t most = 0, last = 0; /* last: the share whose shards `share` keeps; the highest one's go to the lowest */
-    memset(members, 0, size * sizeof *members);
-    for (uint32_t r = 0; r < size; r++)
-        members[root->share_of[r]]++;
-    for (uint32_t share = 0; share < size; share++)
-        if (members[share]) last = share;
-    for (uint32_t share = 0; share < size; share++) {
-        if (!members[share]) continue;
-        const uint32_t kept = (members[last] + members[share] - 1) / members[share];
-        if (kept > most) most = kept;
-        last = share;
-    }
-    return most;
-}
-
-/* Rank i of a host to rank i mod n of the next host, which has n. */
 pd_status store_replicas_open(struct pd_store_replicas *replicas, const struct store_dir *root, struct pd_error *err)
 {
-    const uint32_t size = root->group->size, me = root->group->rank, here = root->share_of[me];
+    const uint32_t size = root->group->size, me = root->group->rank;
     if (!root->has_other_shares) return PD_OK;
+    uint32_t *kept = calloc(size, sizeof *kept);
     replicas->sources = calloc(size, sizeof *replicas->sources);
-    pd_status st = PD_ALLOCATED(replicas->sources, err, "no memory for the replicas of %u ranks", size);
-    PD_TRY(pd_group_agree(root->group, st, err));
-    replicas->most = most_sources(root, replicas->sources);
-    const uint32_t place = count_members(root, here, me), keepers = count_members(root, here, size);
-    const uint32_t next = neighbour(root, here, true), before = neighbour(root, here, false);
-    replicas->replica_host = member_of(root, next, place % count_members(root, next, size));
-    for (uint32_t r = 0, i = 0; r < size; r++)
-        if (root->share_of[r] == before && i++ % keepers == place) replicas->sources[replicas->source_count++] = r;
-    return PD_OK;
+    pd_status st = PD_ALLOCATED(kept && replicas->sources, err, "no memory for the replicas of %u ranks", size);
+    for (uint32_t r = 0; !st && r < size; r++) {
+        const uint32_t keeper = keeper_of(root, r);
+        if (r == me) replicas->replica_host = keeper;
+        if (keeper == me) replicas->sources[replicas->source_count++] = r;
+        if (++kept[keeper] > replicas->most) replicas->most = kept[keeper];
+    }
+    free(kept);
+    return pd_group_agree(root->group, st, err);
 }
 
 /* ---- one replica ---- */
@@ -115,27 +88,17 @@ pd_status store_replica_end(struct store_pool *pool, const char *name, uint32_t 
 
 /* ---- what they take ---- */
 
-static uint64_t bytes_in(const struct store_dir *root, const char *name)
+static bool is_of_another_share(const struct store_dir *root, const char *file)
 {
-    struct pd_listing listing = {0};
-    uint64_t bytes = 0;
-    if (pd_vfs_list(root->vfs, store_at(root, "%s", name).text, &listing, NULL) != PD_OK) return 0;
-    for (uint32_t i = 0; i < listing.count; i++) {
-        uint32_t rank;
-        struct pd_stat stat;
-        if (!pd_shard_name_parse(listing.names[i], &rank)) continue;
-        if (rank < root->group->size && root->share_of[rank] == root->share_of[root->group->rank]) continue;
-        if (pd_vfs_stat(root->vfs, store_at(root, "%s/%s", name, listing.names[i]).text, &stat, NULL) == PD_OK)
-            bytes += stat.bytes;
-    }
-    pd_listing_deinit(&listing);
-    return bytes;
+    uint32_t rank;
+    if (!pd_shard_name_parse(file, &rank)) return false;
+    return rank >= root->group->size || root->share_of[rank] != root->share_of[root->group->rank];
 }
 
 uint64_t store_replica_bytes(const struct store_dir *root, const struct store_items *committed, uint32_t newest)
 {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < committed->count && i < newest; i++)
-        bytes += bytes_in(root, committed->rows[i].entry.name);
+        bytes += store_bytes_in(root, store_at(root, "%s", committed->rows[i].entry.name).text, is_of_another_share);
     return bytes;
 }

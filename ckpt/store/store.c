@@ -331,6 +331,7 @@ pd_status pd_store_count_quarantined(struct pd_store *store, uint32_t *ret_count
 struct space_need {
     uint64_t bytes;   /* one checkpoint of the ranks that share the directory, or one generation of theirs */
     uint64_t there;   /* what lies there already and makes room as new ones come */
+    uint64_t needed;  /* beyond that */
     uint32_t ranks;   /* that share the directory */
     uint32_t copies;  /* must fit at once */
     bool generations; /* files of state; else checkpoints, of which one must fit in any case */
@@ -341,19 +342,16 @@ static pd_status check_space(const struct store_dir *dir, const struct space_nee
     struct pd_space space;
     PD_TRY(pd_vfs_space(dir->vfs, dir->root, &space, err));
     const char *plural = need->copies == 1 ? "" : "s";
-    uint64_t needed, least = need->generations ? 0 : need->bytes;
-    if (__builtin_mul_overflow(need->bytes, need->copies, &needed)) needed = UINT64_MAX;
-    needed = needed > need->there && needed - need->there > least ? needed - need->there : least;
     char already[64] = "";
     if (need->there)
         snprintf(already, sizeof already, ", %s of them is there already", pd_bytes_text((double)need->there).text);
-    if (needed > space.available_bytes)
+    if (need->needed > space.available_bytes)
         PD_FAIL(err, PD_NO_SPACE,
                 "%s (%s) has %s free and needs %s: %u %s%s of %s must fit at once%s; "
                 "delete some (perdure ckpt prune), keep fewer (checkpoint.keep_last) or choose another directory",
                 dir->root, space.type_name, pd_bytes_text((double)space.available_bytes).text,
-                pd_bytes_text((double)needed).text, need->copies, need->generations ? "generation" : "checkpoint", plural,
-                pd_bytes_text((double)need->bytes).text, already);
+                pd_bytes_text((double)need->needed).text, need->copies, need->generations ? "generation" : "checkpoint",
+                plural, pd_bytes_text((double)need->bytes).text, already);
     uint64_t inodes = ((uint64_t)need->ranks + 4) * need->copies + 8;
     if (space.total_inodes && inodes > space.available_inodes)
         PD_FAIL(err, PD_NO_SPACE,
@@ -361,6 +359,11 @@ static pd_status check_space(const struct store_dir *dir, const struct space_nee
                 "choose another directory",
                 dir->root, space.type_name, space.available_inodes, inodes, need->copies, plural);
     return PD_OK;
+}
+
+static uint64_t replica_bytes(const struct pd_store *store, uint32_t newest)
+{
+    return store->replicas.sources ? store_replica_bytes(&store->files.dir, &store->catalog.committed, newest) : 0;
 }
 
 /* What the newest committed ones take here: the share of the ranks that see this directory. Of plain ones one fewer than
@@ -375,7 +378,7 @@ static uint64_t committed_bytes_here(const struct pd_store *store, const struct 
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < committed->count && i < count; i++)
         bytes += committed->rows[i].entry.bytes / root->group->size * need->ranks;
-    return bytes + pd_store_replica_bytes(store, count);
+    return bytes + replica_bytes(store, count);
 }
 
 /* Collective: the sum of `mine` over the ranks that share the directory. */
@@ -392,18 +395,39 @@ static pd_status sum_of_share(struct store_dir *dir, uint64_t mine, uint64_t *re
     return PD_OK;
 }
 
-pd_status pd_store_check_space(struct pd_store *store, uint64_t bytes_here, uint32_t copies, struct pd_error *err)
+/* Collective. */
+static pd_status find_need(struct pd_store *store, uint64_t bytes_here, uint32_t copies, struct space_need *need,
+                           struct pd_error *err)
 {
     struct store_dir *dir = &store->files.dir;
-    struct space_need need = {.copies = copies, .generations = store->options.generations};
-    const uint32_t needed = pd_store_generations_needed(&store->options, dir->has_links);
-    uint32_t free_count;
-    uint64_t free_bytes = 0, free_sum;
-    if (need.generations) store_pool_count(&store->files.pool, &free_count, &free_bytes);
-    if (need.generations && need.copies < needed) need.copies = needed;
-    PD_TRY(sum_of_share(dir, bytes_here, &need.bytes, &need.ranks, err));
-    PD_TRY(sum_of_share(dir, free_bytes, &free_sum, &need.ranks, err));
-    need.there = committed_bytes_here(store, &need) + free_sum;
+    const uint32_t generations = pd_store_generations_needed(&store->options, dir->has_links);
+    uint64_t free_sum;
+    *need = (struct space_need){.copies = copies, .generations = store->options.generations};
+    if (need->generations && copies < generations) need->copies = generations;
+    PD_TRY(sum_of_share(dir, bytes_here, &need->bytes, &need->ranks, err));
+    PD_TRY(sum_of_share(dir, need->generations ? pd_store_free_bytes(store) : 0, &free_sum, &need->ranks, err));
+    need->there = committed_bytes_here(store, need) + free_sum;
+    const uint64_t least = need->generations ? 0 : need->bytes;
+    uint64_t whole;
+    if (__builtin_mul_overflow(need->bytes, need->copies, &whole)) whole = UINT64_MAX;
+    need->needed = whole > need->there && whole - need->there > least ? whole - need->there : least;
+    return PD_OK;
+}
+
+pd_status pd_store_needed_bytes(struct pd_store *store, uint64_t bytes_here, uint32_t copies, uint64_t *ret_bytes,
+                                struct pd_error *err)
+{
+    struct space_need need;
+    PD_TRY(find_need(store, bytes_here, copies, &need, err));
+    *ret_bytes = need.needed;
+    return PD_OK;
+}
+
+pd_status pd_store_check_space(struct pd_store *store, uint64_t bytes_here, uint32_t copies, struct pd_error *err)
+{
+    const struct store_dir *dir = &store->files.dir;
+    struct space_need need;
+    PD_TRY(find_need(store, bytes_here, copies, &need, err));
     return pd_group_agree(dir->group, dir->leads_share ? check_space(dir, &need, err) : PD_OK, err);
 }
 
@@ -594,9 +618,4 @@ pd_status pd_store_replica_begin(struct pd_store *store, uint32_t rank, char *re
 pd_status pd_store_replica_end(struct pd_store *store, const char *name, uint32_t rank, pd_status mine, struct pd_error *err)
 {
     return store_replica_end(&store->files.pool, name, rank, mine, err);
-}
-
-uint64_t pd_store_replica_bytes(const struct pd_store *store, uint32_t newest)
-{
-    return store->replicas.sources ? store_replica_bytes(&store->files.dir, &store->catalog.committed, newest) : 0;
 }

@@ -95,6 +95,9 @@ PD_MUST_USE pd_status pd_store_count_quarantined(struct pd_store *store, uint32_
  *   errors  PD_NO_SPACE says what is needed, what is there, and what to delete or set */
 PD_MUST_USE pd_status pd_store_check_space(struct pd_store *store, uint64_t bytes_here, uint32_t copies,
                                            struct pd_error *err);
+/* The bytes that it looks for. Collective. */
+PD_MUST_USE pd_status pd_store_needed_bytes(struct pd_store *store, uint64_t bytes_here, uint32_t copies,
+                                            uint64_t *ret_bytes, struct pd_error *err);
 
 /* ---- saving: begin, write the shard at the given path, commit or abort ---- */
 
@@ -180,5 +183,3 @@ PD_MUST_USE pd_status pd_store_replica_end(struct pd_store *store, const char *n
                                            struct pd_error *err);
 /* Whether checkpoint `name` is still one, as far as this host can tell. */
 bool pd_store_has_record(const struct pd_store *store, const char *name);
-/* What replicas of other hosts' shards take here, in the newest checkpoints. */
-uint64_t pd_store_replica_bytes(const struct pd_store *store, uint32_t newest);
