@@ -113,58 +113,32 @@ static pd_status build(struct spill_file *s, struct pd_error *err)
 
 /* ---- checksums ---- */
 
-static uint64_t seed_of(const struct spill_file *s, uint32_t span, uint64_t block)
-{
-    const uint64_t words[] = {s->salt, span, s->spans[span].writes, block};
-    return pd_digest_words(words, 4, 0);
-}
-
-static void hash_block(struct spill_file *s, uint32_t span, uint64_t block, const void *data, uint64_t bytes)
-{
-    s->digests[s->spans[span].first_block + block] = pd_digest64(data, bytes, seed_of(s, span, block));
-}
-
-static bool matches(const struct spill_file *s, uint32_t span, uint64_t block, const void *data, uint64_t bytes)
-{
-    return s->digests[s->spans[span].first_block + block] == pd_digest64(data, bytes, seed_of(s, span, block));
-}
-
-static pd_status verify_block(const struct spill_file *s, uint32_t span, uint64_t block, const void *data, uint64_t bytes,
-                              struct pd_error *err)
-{
-    if (matches(s, span, block, data, bytes)) return PD_OK;
-    PD_FAIL(err, PD_CORRUPT,
-            "%s: span %u, block %llu differs from what was written there; do not trust this drive: set "
-            "checkpoint.dir to another one and run the same command again",
-            s->options.path, span, (unsigned long long)block);
-}
-
 struct hashing {
     struct spill_file *spill;
     uint32_t span;
-    char *data;
+    const char *data;
     _Atomic uint64_t mismatches;
 };
 
-static uint64_t block_length(const struct spill_file *s, uint32_t span, uint64_t block)
+static uint64_t digest_of(const struct hashing *h, uint64_t block)
 {
-    const uint64_t left = s->spans[span].bytes - block * s->options.block_bytes;
-    return left < s->options.block_bytes ? left : s->options.block_bytes;
+    const struct spill_file *s = h->spill;
+    const struct span *span = &s->spans[h->span];
+    const uint64_t begin = block * s->options.block_bytes, words[] = {s->salt, h->span, span->writes, block};
+    return pd_digest64(h->data + begin, pd_min_u64(span->bytes - begin, s->options.block_bytes),
+                       pd_digest_words(words, 4, 0));
 }
 
 static void hash_one(void *context, uint64_t block)
 {
     struct hashing *h = context;
-    hash_block(h->spill, h->span, block, h->data + block * h->spill->options.block_bytes,
-               block_length(h->spill, h->span, block));
+    h->spill->digests[h->spill->spans[h->span].first_block + block] = digest_of(h, block);
 }
 
 static void verify_one(void *context, uint64_t block)
 {
     struct hashing *h = context;
-    if (!matches(h->spill, h->span, block, h->data + block * h->spill->options.block_bytes,
-                 block_length(h->spill, h->span, block)))
-        h->mismatches++;
+    h->mismatches += h->spill->digests[h->spill->spans[h->span].first_block + block] != digest_of(h, block);
 }
 
 static uint64_t block_count(const struct spill_file *s, uint32_t span)
@@ -225,16 +199,6 @@ static pd_status spill_file_read(struct spill_file *s, uint32_t span, void *data
     return start(s, span, data, false, err);
 }
 
-static pd_status read_again(struct spill_file *s, uint32_t index, struct pd_error *err)
-{
-    struct span *span = &s->spans[index];
-    char *data = span->data;
-    PD_TRY(pd_file_read(s->file, span->offset, data, pd_round_up(span->bytes, PD_VFS_ALIGN), err));
-    for (uint64_t block = 0; block < block_count(s, index); block++)
-        PD_TRY(verify_block(s, index, block, data + block * s->options.block_bytes, block_length(s, index, block), err));
-    return PD_OK;
-}
-
 static pd_status spill_file_wait(struct spill_file *s, uint32_t index, struct pd_error *err)
 {
     struct span *span = &s->spans[index];
@@ -250,7 +214,15 @@ static pd_status spill_file_wait(struct spill_file *s, uint32_t index, struct pd
     if (!was_read) return PD_OK;
     struct hashing h = {.spill = s, .span = index, .data = span->data};
     pd_parallel(s->options.pool, block_count(s, index), verify_one, &h);
-    return h.mismatches ? read_again(s, index, err) : PD_OK;
+    if (!h.mismatches) return PD_OK;
+    h.mismatches = 0; /* damage only where a second read differs too */
+    PD_TRY(pd_file_read(s->file, span->offset, span->data, pd_round_up(span->bytes, PD_VFS_ALIGN), err));
+    pd_parallel(s->options.pool, block_count(s, index), verify_one, &h);
+    if (!h.mismatches) return PD_OK;
+    PD_FAIL(err, PD_CORRUPT,
+            "%s: span %u differs from what was written there; do not trust this drive: set checkpoint.dir to another one "
+            "and run the same command again",
+            s->options.path, index);
 }
 
 static void spill_file_sync(struct spill_file *s)
@@ -530,10 +502,7 @@ pd_status pd_spill_read(struct pd_spill *s, uint32_t span, void *data, struct pd
     PD_TRY(take_slot(s, span, &slot, err));
     slot->data = data;
     PD_TRY(pd_dev_event_record(d->dev, slot->room, d->compute, err));
-    if (!s->file) {
-        PD_TRY(pd_dev_event_wait(d->dev, d->copies_in, slot->copied, err)); /* it came out */
-        return go_in(s, slot, err);
-    }
+    if (!s->file) return go_in(s, slot, err); /* behind `room`, for which compute has waited until it came out */
     PD_TRY(spill_file_read(s->file, span, slot->staging, err));
     pass(slot, FROM_FILE);
     return PD_OK;

@@ -105,6 +105,7 @@ static void come_back(struct spans *s, uint32_t round)
         }
         if (turn == 0) continue;
         OK(pd_spill_wait(s->spill, now, err));
+        OK(pd_dev_stream_sync(s->rig.dev, s->rig.in, err)); /* copies get ahead of compute, as far as they may */
         working_copy(&s->rig, s->host[now], there[now], s->bytes[now]);
     }
     OK(pd_dev_stream_sync(s->rig.dev, s->rig.compute, err));
