@@ -39,15 +39,6 @@ static uint64_t resident_room(uint64_t elements, uint32_t element_bytes)
     return pd_round_up(elements * element_bytes, sizeof(float));
 }
 
-static uint64_t count_resident(const struct pd_optimizer_groups *groups)
-{
-    uint64_t bytes = 0;
-    for (uint32_t g = 0; g < groups->count; g++)
-        for (int kind = 0; kind < PD_KIND_COUNT && pd_optimizer_is_resident(&groups->groups[g]); kind++)
-            bytes += resident_room(groups->groups[g].elements, pd_optimizer_element_bytes(groups->moments, kind));
-    return bytes;
-}
-
 static void place_resident(struct pd_optimizer_store *store)
 {
     for (uint32_t g = 0; g < store->groups.count; g++) {
@@ -120,16 +111,10 @@ pd_status pd_optimizer_store_new(const struct pd_optimizer_store_options *option
 }
 
 pd_status pd_optimizer_store_plan(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
-                                  uint32_t box_count, uint64_t buffer_bytes, uint64_t *ret_heap_bytes,
-                                  uint64_t *ret_file_bytes, struct pd_error *err)
+                                  uint32_t box_count, uint64_t *ret_file_bytes, struct pd_error *err)
 {
-    struct pd_optimizer_groups groups;
     struct pd_shard_writer *writer = NULL;
-    PD_TRY(pd_optimizer_groups_init(tensors, boxes, box_count, &groups, err));
-    const uint64_t resident = count_resident(&groups);
-    pd_optimizer_groups_deinit(&groups);
     PD_TRY(pd_shard_writer_new(NULL, tensors, boxes, box_count, NULL, WRITER_BUFFER_MAX, NULL, &writer, err));
-    *ret_heap_bytes = own_bytes(box_count, resident, buffer_bytes) + 2 * writer_bytes(writer);
     *ret_file_bytes = pd_shard_writer_file_bytes(writer);
     pd_shard_writer_free(writer);
     return PD_OK;

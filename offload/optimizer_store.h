@@ -12,7 +12,7 @@
  *               4. 12 bytes read and 12 written an element (8 and 8 with moments in bf16); checksums and tables are under
  *                  0.1% on top
  *   memory      the ring's buffers; boxes that stay, twice; two writers (8 bytes a block and metadata pages each):
- *               pd_optimizer_store_plan
+ *               pd_optimizer_store_most_bytes
  *   threads     one caller
  */
 #pragma once
@@ -47,12 +47,10 @@ struct pd_optimizer_store_options {
 PD_MUST_USE pd_status pd_optimizer_store_new(const struct pd_optimizer_store_options *options,
                                              struct pd_optimizer_store **ret_store, struct pd_error *err);
 void pd_optimizer_store_free(struct pd_optimizer_store *store);
-/* The same by arithmetic, for plans: heap beyond the ring's buffers, exact for the same boxes, and bytes of one
- * generation's file. Computes the file's metadata once. */
+/* Bytes of one generation's file, for plans. Computes the file's metadata once. */
 PD_MUST_USE pd_status pd_optimizer_store_plan(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
-                                              uint32_t box_count, uint64_t buffer_bytes, uint64_t *ret_heap_bytes,
-                                              uint64_t *ret_file_bytes, struct pd_error *err);
-/* That heap and a little more, without metadata: a sum over boxes, and never less than what new takes (it checks). */
+                                              uint32_t box_count, uint64_t *ret_file_bytes, struct pd_error *err);
+/* Heap beyond the ring's buffers: a sum over boxes, and never less than what new takes (it checks). */
 uint64_t pd_optimizer_store_most_bytes(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
                                        uint32_t box_count, uint64_t buffer_bytes);
 /* Bytes of `kept` that a store over these boxes makes use of, of a budget: what an update does not read. */

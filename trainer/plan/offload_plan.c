@@ -24,15 +24,13 @@ static pd_status plan_state(const struct pd_engine *e, struct pd_offload_plan *p
     const struct pd_tensor_table *tensors = &e->options.model->tensors;
     struct pd_shard_box *boxes;
     uint32_t count;
-    uint64_t unused;
     PD_TRY(pd_layout_shard_boxes(&e->grid.layout, tensors, e->options.rank, &boxes, &count, err));
     for (uint32_t b = 0; b < count; b++) {
         const uint64_t elements = pd_box_elements(&boxes[b].box),
                        bytes = elements * pd_tensor_element_bytes(&tensors->tensors[boxes[b].tensor], boxes[b].kind);
         if (elements >= PD_OPTIMIZER_STREAMED_MIN) p->state_traffic += 2 * pd_round_up(bytes, PD_VFS_ALIGN);
     }
-    const pd_status st = pd_optimizer_store_plan(tensors, boxes, count, pd_state_files_ring_bytes(e->state), &unused,
-                                                 &p->generation_bytes, err);
+    const pd_status st = pd_optimizer_store_plan(tensors, boxes, count, &p->generation_bytes, err);
     free(boxes);
     p->state_traffic -= pd_state_files_kept_bytes(e->state); /* written, and not read */
     struct pd_tier_options tiers[PD_TIERS_MAX];
