@@ -1,8 +1,7 @@
-/* AdamW as an update rule: what its kernels (offload/cpu_adam.h, the math table's) take, from what a rule is given. */
+/* AdamW as an update rule: what its kernels (offload/cpu_adam.h, the math table's) take, out of the step of a rule. */
 #pragma once
 
 #include "offload/cpu_adam.h"
 #include "offload/update_rule.h"
 
 struct pd_adam_step pd_adamw_factors(const struct pd_update_step *step);
-struct pd_adam_range pd_adamw_arrays(const struct pd_update_range *range);

@@ -10,8 +10,8 @@
 
 struct adam_job {
     const struct pd_adam_step *step;
-    const struct pd_adam_range *range;
-    void (*kernel)(const struct pd_adam_step *step, const struct pd_adam_range *range);
+    const struct pd_update_range *range;
+    void (*kernel)(const struct pd_adam_step *step, const struct pd_update_range *range);
 };
 
 /* By squaring, so that the bits are those of IEEE multiplication and not of a C library. */
@@ -44,19 +44,13 @@ static void update_piece(void *context, uint64_t index)
 {
     const struct adam_job *job = context;
     uint64_t from = index * PIECE;
-    struct pd_adam_range piece = *job->range;
-    piece.n = piece.n - from < PIECE ? piece.n - from : PIECE;
-    piece.param += from;
-    piece.exp_avg = (char *)piece.exp_avg + from * pd_dtype_bytes(piece.moments);
-    piece.exp_avg_sq = (char *)piece.exp_avg_sq + from * pd_dtype_bytes(piece.moments);
-    piece.place.first += from;
-    piece.grad += from;
-    if (piece.copy) piece.copy = (char *)piece.copy + from * pd_dtype_bytes(piece.copy_dtype);
+    const uint64_t left = job->range->n - from;
+    const struct pd_update_range piece = pd_update_range_cut(job->range, from, left < PIECE ? left : PIECE);
     job->kernel(job->step, &piece);
 }
 
 void pd_cpu_adam(struct pd_thread_pool *pool, enum pd_isa isa, const struct pd_adam_step *step,
-                 const struct pd_adam_range *range)
+                 const struct pd_update_range *range)
 {
     struct adam_job job = {.step = step, .range = range, .kernel = pd_adam_kernel_portable};
     PD_CHECK(isa > PD_ISA_AUTO && isa < PD_ISA_COUNT);

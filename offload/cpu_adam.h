@@ -29,18 +29,6 @@ struct pd_adam_step {
 
 struct pd_adam_step pd_adam_step_make(const struct pd_update_config *config);
 
-/* Elements 0 .. n of one range, host memory, any alignment; arrays do not overlap. */
-struct pd_adam_range {
-    uint64_t n;
-    bool decay;                 /* weight decay applies */
-    float *param;               /* (n) read and written */
-    void *exp_avg, *exp_avg_sq; /* (n) of `moments`, read and written */
-    const float *grad;          /* (n) */
-    void *copy;                 /* (n) of copy_dtype: the new parameter rounded to nearest even; NULL: none */
-    enum pd_dtype copy_dtype, moments;
-    struct pd_update_place place;
-};
-
 /* isa resolved; pool NULL: the caller alone.   threads  one caller per pool */
 void pd_cpu_adam(struct pd_thread_pool *pool, enum pd_isa isa, const struct pd_adam_step *step,
-                 const struct pd_adam_range *range);
+                 const struct pd_update_range *range);

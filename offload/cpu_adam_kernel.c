@@ -110,8 +110,8 @@ static uint64_t run_length(const struct pd_update_place *place, uint64_t at, uin
     return run < most ? run : most;
 }
 
-static void narrow_moments(const struct pd_adam_step *step, const struct pd_adam_range *range, uint64_t key, uint64_t first,
-                           uint64_t n, float *change)
+static void narrow_moments(const struct pd_adam_step *step, const struct pd_update_range *range, uint64_t key,
+                           uint64_t first, uint64_t n, float *change)
 {
     uint16_t *m16 = (uint16_t *)range->exp_avg + first, *v16 = (uint16_t *)range->exp_avg_sq + first;
     _Alignas(64) float m[STRIP], v[STRIP];
@@ -127,7 +127,7 @@ static void narrow_moments(const struct pd_adam_step *step, const struct pd_adam
     }
 }
 
-void PD_ISA_SYMBOL(pd_adam_kernel)(const struct pd_adam_step *step, const struct pd_adam_range *range)
+void PD_ISA_SYMBOL(pd_adam_kernel)(const struct pd_adam_step *step, const struct pd_update_range *range)
 {
     float keep = range->decay ? step->decay_keep : 1.0f;
     const uint64_t key = pd_random_key(step->key, range->place.tensor);

@@ -3,8 +3,8 @@
 
 #include "offload/cpu_adam.h"
 
-void pd_adam_kernel_portable(const struct pd_adam_step *step, const struct pd_adam_range *range);
+void pd_adam_kernel_portable(const struct pd_adam_step *step, const struct pd_update_range *range);
 #if defined(__x86_64__)
-void pd_adam_kernel_avx2(const struct pd_adam_step *step, const struct pd_adam_range *range);
-void pd_adam_kernel_avx512(const struct pd_adam_step *step, const struct pd_adam_range *range);
+void pd_adam_kernel_avx2(const struct pd_adam_step *step, const struct pd_update_range *range);
+void pd_adam_kernel_avx512(const struct pd_adam_step *step, const struct pd_update_range *range);
 #endif

@@ -42,10 +42,16 @@ struct pd_update_place pd_update_place_of(const struct pd_tensor *tensor, uint32
 /* Elements 0 .. n of one range; arrays do not overlap. */
 struct pd_update_range {
     uint64_t n;
-    bool decay;                 /* weight decay applies to kinds that decay */
-    void *state[PD_KIND_COUNT]; /* (n) each, read and written: parameters in fp32, moments in `moments` */
-    const float *grad;          /* (n) */
-    void *copy;                 /* (n) of copy_dtype: the new parameter rounded to nearest even; NULL: none */
+    bool decay; /* weight decay applies to kinds that decay */
+    union {     /* (n) each, read and written: parameters in fp32, moments in `moments` */
+        void *state[PD_KIND_COUNT];
+        struct {
+            float *param;
+            void *exp_avg, *exp_avg_sq;
+        };
+    };
+    const float *grad; /* (n) */
+    void *copy;        /* (n) of copy_dtype: the new parameter rounded to nearest even; NULL: none */
     enum pd_dtype copy_dtype;
     enum pd_dtype moments;        /* PD_F32, PD_BF16 */
     struct pd_update_place place; /* read when moments are bf16 */

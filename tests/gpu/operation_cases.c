@@ -437,14 +437,14 @@ RUN(adam)
 {
     const struct pd_adam_step step = pd_adam_step_make(&adam_config);
     return pd_adam(math, &step,
-                   &(struct pd_adam_range){.n = rows_columns(s),
-                                           .decay = true,
-                                           .param = p[0],
-                                           .exp_avg = p[1],
-                                           .exp_avg_sq = p[2],
-                                           .grad = p[3],
-                                           .copy = p[4],
-                                           .copy_dtype = act},
+                   &(struct pd_update_range){.n = rows_columns(s),
+                                             .decay = true,
+                                             .param = p[0],
+                                             .exp_avg = p[1],
+                                             .exp_avg_sq = p[2],
+                                             .grad = p[3],
+                                             .copy = p[4],
+                                             .copy_dtype = act},
                    err);
 }
 

@@ -35,7 +35,7 @@ static inline struct device_math *device_math_of(struct pd_math *math)
 FAR_SLOT(gemm, (const struct pd_gemm *gemm), gemm)
 FAR_SLOT(superaccumulate, (uint64_t n, const double *terms, struct pd_superaccumulator *sum), n, terms, sum)
 FAR_SLOT(superaccumulate_floats, (uint64_t n, const float *terms, struct pd_superaccumulator *sum), n, terms, sum)
-FAR_SLOT(adam, (const struct pd_adam_step *step, const struct pd_adam_range *range), step, range)
+FAR_SLOT(adam, (const struct pd_adam_step *step, const struct pd_update_range *range), step, range)
 PD_MATH_WORKSPACE(FAR_SLOT)
 PD_MATH_KERNELS(FAR_SLOT)
 

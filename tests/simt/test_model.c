@@ -192,14 +192,14 @@ static void update(struct side *s, uint64_t step)
     const struct pd_update_config config = {
         .rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .scale = 1.0 / ROWS, .step = step};
     const struct pd_adam_step factors = pd_adam_step_make(&config);
-    const struct pd_adam_range range = {.n = s->model->parameter_count,
-                                        .decay = true,
-                                        .param = s->state[PD_PARAM],
-                                        .exp_avg = s->state[PD_EXP_AVG],
-                                        .exp_avg_sq = s->state[PD_EXP_AVG_SQ],
-                                        .grad = s->gradient,
-                                        .copy = s->weights,
-                                        .copy_dtype = s->dtype};
+    const struct pd_update_range range = {.n = s->model->parameter_count,
+                                          .decay = true,
+                                          .param = s->state[PD_PARAM],
+                                          .exp_avg = s->state[PD_EXP_AVG],
+                                          .exp_avg_sq = s->state[PD_EXP_AVG_SQ],
+                                          .grad = s->gradient,
+                                          .copy = s->weights,
+                                          .copy_dtype = s->dtype};
     struct pd_error err;
     if (s->is_simt)
         DONE(pd_cuda_adam(NULL, &factors, &range, &err));

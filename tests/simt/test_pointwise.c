@@ -264,16 +264,16 @@ static void check_adam(struct fixture *f, size_t n, size_t shift, bool decay, in
         got[i] = room_copy(&want[i]);
     for (int which = 0; which < 2; which++) {
         struct room *r = which ? got : want;
-        const struct pd_adam_range range = {.n = n,
-                                            .decay = decay,
-                                            .param = r[0].data,
-                                            .exp_avg = r[1].data,
-                                            .exp_avg_sq = r[2].data,
-                                            .grad = r[3].data,
-                                            .copy = copy < 0 ? NULL : r[4].data,
-                                            .copy_dtype = r[4].dtype,
-                                            .moments = moments,
-                                            .place = {.tensor = 3, .first = 5, .origin = 77, .columns = 7, .stride = 11}};
+        const struct pd_update_range range = {.n = n,
+                                              .decay = decay,
+                                              .param = r[0].data,
+                                              .exp_avg = r[1].data,
+                                              .exp_avg_sq = r[2].data,
+                                              .grad = r[3].data,
+                                              .copy = copy < 0 ? NULL : r[4].data,
+                                              .copy_dtype = r[4].dtype,
+                                              .moments = moments,
+                                              .place = {.tensor = 3, .first = 5, .origin = 77, .columns = 7, .stride = 11}};
         if (which == 0) pd_cpu_adam(f->pool, f->math->isa, &step, &range);
         if (which == 1) MUST(pd_cuda_adam(NULL, &step, &range, &err));
     }

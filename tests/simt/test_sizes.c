@@ -87,20 +87,20 @@ Test(simt_sizes, adam, .init = begin)
         .rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .scale = 1, .step = 3};
     const struct pd_adam_step step = pd_adam_step_make(&config);
     const void *grad = ending(PD_F32, LARGE, TAIL, 4);
-    const struct pd_adam_range many = {.n = LARGE + TAIL,
-                                       .param = ending(PD_F32, LARGE, TAIL, 5),
-                                       .exp_avg = zeros(LARGE + TAIL, 4),
-                                       .exp_avg_sq = zeros(LARGE + TAIL, 4),
-                                       .grad = grad,
-                                       .copy = zeros(LARGE + TAIL, 2),
-                                       .copy_dtype = PD_BF16};
-    const struct pd_adam_range few = {.n = TAIL,
-                                      .param = ending(PD_F32, 0, TAIL, 5),
-                                      .exp_avg = zeros(TAIL, 4),
-                                      .exp_avg_sq = zeros(TAIL, 4),
-                                      .grad = behind(PD_F32, grad, LARGE),
-                                      .copy = zeros(TAIL, 2),
-                                      .copy_dtype = PD_BF16};
+    const struct pd_update_range many = {.n = LARGE + TAIL,
+                                         .param = ending(PD_F32, LARGE, TAIL, 5),
+                                         .exp_avg = zeros(LARGE + TAIL, 4),
+                                         .exp_avg_sq = zeros(LARGE + TAIL, 4),
+                                         .grad = grad,
+                                         .copy = zeros(LARGE + TAIL, 2),
+                                         .copy_dtype = PD_BF16};
+    const struct pd_update_range few = {.n = TAIL,
+                                        .param = ending(PD_F32, 0, TAIL, 5),
+                                        .exp_avg = zeros(TAIL, 4),
+                                        .exp_avg_sq = zeros(TAIL, 4),
+                                        .grad = behind(PD_F32, grad, LARGE),
+                                        .copy = zeros(TAIL, 2),
+                                        .copy_dtype = PD_BF16};
     DONE(pd_cuda_adam(NULL, &step, &many, &err));
     DONE(pd_cuda_adam(NULL, &step, &few, &err));
     same(PD_F32, many.param, LARGE, few.param, TAIL, "parameters");

@@ -80,16 +80,16 @@ static pd_status run_adam(void *bench, double *ret_seconds, struct pd_error *err
     const struct pd_update_config config = {
         .rate = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .epsilon = 1e-8, .weight_decay = 0.1, .scale = 1, .step = 10};
     const struct pd_adam_step step = pd_adam_step_make(&config);
-    const struct pd_adam_range range = {.n = b->elements,
-                                        .decay = true,
-                                        .param = b->arrays[0],
-                                        .exp_avg = b->arrays[1],
-                                        .exp_avg_sq = b->arrays[2],
-                                        .grad = b->arrays[3],
-                                        .copy = b->has_copy ? b->copy : NULL,
-                                        .copy_dtype = PD_BF16,
-                                        .moments = b->moments,
-                                        .place = {.columns = 1, .stride = 1}};
+    const struct pd_update_range range = {.n = b->elements,
+                                          .decay = true,
+                                          .param = b->arrays[0],
+                                          .exp_avg = b->arrays[1],
+                                          .exp_avg_sq = b->arrays[2],
+                                          .grad = b->arrays[3],
+                                          .copy = b->has_copy ? b->copy : NULL,
+                                          .copy_dtype = PD_BF16,
+                                          .moments = b->moments,
+                                          .place = {.columns = 1, .stride = 1}};
     const double touched = 2.0 * pd_kinds_bytes(b->moments) + sizeof(float);
     (void)err;
     uint64_t start = pd_clock_monotonic_ns(NULL);

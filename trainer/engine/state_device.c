@@ -18,8 +18,7 @@ static pd_status adamw(struct pd_math *math, const struct pd_update_step *step, 
                        struct pd_error *err)
 {
     const struct pd_adam_step factors = pd_adamw_factors(step);
-    const struct pd_adam_range arrays = pd_adamw_arrays(range);
-    return pd_adam(math, &factors, &arrays, err);
+    return pd_adam(math, &factors, range, err);
 }
 
 static const struct {

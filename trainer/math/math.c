@@ -378,7 +378,8 @@ pd_status pd_superaccumulate_floats(struct pd_math *math, uint64_t n, const floa
     return math->ops->superaccumulate_floats(math, n, terms, sum, err);
 }
 
-pd_status pd_adam(struct pd_math *math, const struct pd_adam_step *step, const struct pd_adam_range *r, struct pd_error *err)
+pd_status pd_adam(struct pd_math *math, const struct pd_adam_step *step, const struct pd_update_range *r,
+                  struct pd_error *err)
 {
     if (r->n == 0) return PD_OK;
     PD_CHECK(r->param && r->exp_avg && r->exp_avg_sq && r->grad && (!r->copy || dtype_is_known(r->copy_dtype)));

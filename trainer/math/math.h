@@ -67,7 +67,7 @@ PD_MUST_USE pd_status pd_superaccumulate(struct pd_math *math, uint64_t n, const
                                          struct pd_superaccumulator *sum, struct pd_error *err);
 PD_MUST_USE pd_status pd_superaccumulate_floats(struct pd_math *math, uint64_t n, const float *terms,
                                                 struct pd_superaccumulator *sum, struct pd_error *err);
-PD_MUST_USE pd_status pd_adam(struct pd_math *math, const struct pd_adam_step *step, const struct pd_adam_range *range,
+PD_MUST_USE pd_status pd_adam(struct pd_math *math, const struct pd_adam_step *step, const struct pd_update_range *range,
                               struct pd_error *err);
 PD_MUST_USE pd_status pd_math_copy(struct pd_math *math, void *dst, const void *src, uint64_t bytes, struct pd_error *err);
 PD_MUST_USE pd_status pd_math_sync(struct pd_math *math, struct pd_error *err);

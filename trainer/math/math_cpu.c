@@ -36,7 +36,7 @@ pd_status pd_math_cpu_new(struct pd_thread_pool *pool, unsigned thread_count, en
     return PD_OK;
 }
 
-pd_status pd_cpu_adam_slot(struct pd_math *math, const struct pd_adam_step *step, const struct pd_adam_range *range,
+pd_status pd_cpu_adam_slot(struct pd_math *math, const struct pd_adam_step *step, const struct pd_update_range *range,
                            struct pd_error *err)
 {
     pd_cpu_adam(math->pool, math->isa, step, range);

@@ -60,7 +60,7 @@
     /* Likewise of fp32 terms */ \
     X(superaccumulate_floats, (uint64_t n, const float *terms, struct pd_superaccumulator *sum), n, terms, sum) \
     /* AdamW over one range; step and range themselves are host memory */ \
-    X(adam, (const struct pd_adam_step *step, const struct pd_adam_range *range), step, range) \
+    X(adam, (const struct pd_adam_step *step, const struct pd_update_range *range), step, range) \
     /* dst = src, in the order of operations: memory of the device or of the host on either side. Overlap is not allowed. */ \
     X(copy, (void *dst, const void *src, uint64_t bytes), dst, src, bytes)
 

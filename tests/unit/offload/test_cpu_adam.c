@@ -75,20 +75,20 @@ struct kept {
     struct pd_update_place place;
 };
 
-static struct pd_adam_range range_of(const struct arrays *a, uint64_t from, uint64_t n, bool decay, enum pd_dtype copy,
-                                     const struct kept *kept)
+static struct pd_update_range range_of(const struct arrays *a, uint64_t from, uint64_t n, bool decay, enum pd_dtype copy,
+                                       const struct kept *kept)
 {
     const uint64_t width = pd_dtype_bytes(kept->moments);
-    struct pd_adam_range range = {.n = n,
-                                  .decay = decay,
-                                  .param = a->p + from,
-                                  .exp_avg = (char *)a->m + from * width,
-                                  .exp_avg_sq = (char *)a->v + from * width,
-                                  .grad = a->g + from,
-                                  .copy = (char *)a->copy + from * pd_dtype_bytes(copy),
-                                  .copy_dtype = copy,
-                                  .moments = kept->moments,
-                                  .place = kept->place};
+    struct pd_update_range range = {.n = n,
+                                    .decay = decay,
+                                    .param = a->p + from,
+                                    .exp_avg = (char *)a->m + from * width,
+                                    .exp_avg_sq = (char *)a->v + from * width,
+                                    .grad = a->g + from,
+                                    .copy = (char *)a->copy + from * pd_dtype_bytes(copy),
+                                    .copy_dtype = copy,
+                                    .moments = kept->moments,
+                                    .place = kept->place};
     range.place.first += from;
     return range;
 }
@@ -98,7 +98,7 @@ static float moment(const void *moments, enum pd_dtype dtype, uint64_t i)
     return dtype == PD_F32 ? ((const float *)moments)[i] : pd_f32_from_bf16(((const uint16_t *)moments)[i]);
 }
 
-static void put_moments(const struct pd_adam_step *s, const struct pd_adam_range *r, uint64_t i, float m, float v)
+static void put_moments(const struct pd_adam_step *s, const struct pd_update_range *r, uint64_t i, float m, float v)
 {
     const struct pd_update_place *p = &r->place;
     if (r->moments == PD_F32) {
@@ -113,7 +113,7 @@ static void put_moments(const struct pd_adam_step *s, const struct pd_adam_range
 }
 
 /* The formula of the header, one rounded operation at a time. */
-static void definition(const struct pd_adam_step *s, const struct pd_adam_range *r)
+static void definition(const struct pd_adam_step *s, const struct pd_update_range *r)
 {
     for (uint64_t i = 0; i < r->n; i++) {
         volatile float g = s->scale * r->grad[i], a = s->beta1 * moment(r->exp_avg, r->moments, i), b = s->beta1_rest * g;
@@ -165,7 +165,7 @@ static void run_cut(struct pd_thread_pool *pool, enum pd_isa isa, const struct p
     for (uint64_t from = 0; from < n;) {
         uint64_t part = next() % 3 == 0 ? 1 + next() % n : n;
         if (part > n - from) part = n - from;
-        struct pd_adam_range range = range_of(a, from, part, decay, copy, kept);
+        struct pd_update_range range = range_of(a, from, part, decay, copy, kept);
         pd_cpu_adam(pool, isa, step, &range);
         from += part;
     }
@@ -189,7 +189,7 @@ Test(cpu_adam, equals_its_definition_however_it_runs)
         struct arrays before = arrays_new(n);
         if (kept.moments == PD_BF16) pd_narrow_bf16(before.m, before.m, n), pd_narrow_bf16(before.v, before.v, n);
         struct arrays expected = arrays_clone(&before, n);
-        struct pd_adam_range whole = range_of(&expected, 0, n, decay, copy, &kept);
+        struct pd_update_range whole = range_of(&expected, 0, n, decay, copy, &kept);
         definition(&step, &whole);
         for (enum pd_isa isa = PD_ISA_PORTABLE; isa < PD_ISA_COUNT; isa++) {
             if (!pd_isa_available(isa)) continue;
@@ -227,7 +227,7 @@ Test(cpu_adam, follows_the_formula_in_double)
             double mh = dm[i] / (1 - pow(0.9, (double)t)), vh = dv[i] / (1 - pow(0.999, (double)t));
             dp[i] -= 0.01 * (mh / (sqrt(vh) + 1e-8) + 0.1 * dp[i]);
         }
-        struct pd_adam_range range = {.n = 3, .decay = true, .param = p, .exp_avg = m, .exp_avg_sq = v, .grad = g};
+        struct pd_update_range range = {.n = 3, .decay = true, .param = p, .exp_avg = m, .exp_avg_sq = v, .grad = g};
         pd_cpu_adam(NULL, PD_ISA_PORTABLE, &step, &range);
     }
     for (int i = 0; i < 3; i++)
@@ -238,10 +238,10 @@ Test(cpu_adam, nothing_is_nothing)
 {
     struct pd_update_config c = {0.01, 0.9, 0.999, 1e-8, 0.1, 1.0, 1, 0};
     struct pd_adam_step step = pd_adam_step_make(&c);
-    struct pd_adam_range range = {.n = 0};
+    struct pd_update_range range = {.n = 0};
     pd_cpu_adam(NULL, PD_ISA_PORTABLE, &step, &range);
     float p = 1, m = 0, v = 0, g = 0;
-    range = (struct pd_adam_range){.n = 1, .param = &p, .exp_avg = &m, .exp_avg_sq = &v, .grad = &g};
+    range = (struct pd_update_range){.n = 1, .param = &p, .exp_avg = &m, .exp_avg_sq = &v, .grad = &g};
     pd_cpu_adam(NULL, PD_ISA_PORTABLE, &step, &range);
     cr_assert(p == 1.0f && m == 0 && v == 0, "no gradient and no decay change nothing");
 }
@@ -277,16 +277,16 @@ static void run_moments(uint16_t *m, uint16_t *v, float *m32, float *v32)
         const struct pd_update_config c = {1e-3, 0.9, 0.999, 1e-8, 0, 1, t, 7};
         const struct pd_adam_step step = pd_adam_step_make(&c);
         const float g = gradient_of(t);
-        struct pd_adam_range range = {.n = 1, .param = &p32, .exp_avg = m32, .exp_avg_sq = v32, .grad = &g};
+        struct pd_update_range range = {.n = 1, .param = &p32, .exp_avg = m32, .exp_avg_sq = v32, .grad = &g};
         pd_cpu_adam(NULL, PD_ISA_PORTABLE, &step, &range);
         for (uint32_t s = 0; s < SEEDS; s++) {
-            range = (struct pd_adam_range){.n = 1,
-                                           .param = &p,
-                                           .exp_avg = &m[s],
-                                           .exp_avg_sq = &v[s],
-                                           .grad = &g,
-                                           .moments = PD_BF16,
-                                           .place = {.tensor = s, .columns = 1, .stride = 1}};
+            range = (struct pd_update_range){.n = 1,
+                                             .param = &p,
+                                             .exp_avg = &m[s],
+                                             .exp_avg_sq = &v[s],
+                                             .grad = &g,
+                                             .moments = PD_BF16,
+                                             .place = {.tensor = s, .columns = 1, .stride = 1}};
             pd_cpu_adam(NULL, PD_ISA_PORTABLE, &step, &range);
         }
     }

@@ -54,7 +54,7 @@ template <int N> __device__ void at(uint64_t i) const
 ;
 
 template <enum pd_dtype M, enum pd_dtype D, bool copied>
-static pd_status launch(void *stream, const struct pd_adam_step *step, const struct pd_adam_range *r, struct pd_error *err)
+static pd_status launch(void *stream, const struct pd_adam_step *step, const struct pd_update_range *r, struct pd_error *err)
 {
     const bool aligned = pd_is_16_aligned(r->param) && pd_is_16_aligned(r->exp_avg) && pd_is_16_aligned(r->exp_avg_sq) &&
                          pd_is_16_aligned(r->grad) && pd_is_16_aligned(r->copy);
@@ -65,14 +65,14 @@ static pd_status launch(void *stream, const struct pd_adam_step *step, const str
 }
 
 template <enum pd_dtype M>
-static pd_status launch_copied(void *stream, const struct pd_adam_step *step, const struct pd_adam_range *r,
+static pd_status launch_copied(void *stream, const struct pd_adam_step *step, const struct pd_update_range *r,
                                struct pd_error *err)
 {
     if (!r->copy) return launch<M, PD_F32, false>(stream, step, r, err);
     PD_WITH_DTYPE(r->copy_dtype, D, { return launch<M, D, true>(stream, step, r, err); });
 }
 
-pd_status pd_cuda_adam(void *stream, const struct pd_adam_step *step, const struct pd_adam_range *r, struct pd_error *err)
+pd_status pd_cuda_adam(void *stream, const struct pd_adam_step *step, const struct pd_update_range *r, struct pd_error *err)
 {
     if (r->moments == PD_F32) return launch_copied<PD_F32>(stream, step, r, err);
     return launch_copied<PD_BF16>(stream, step, r, err);

@@ -18,8 +18,8 @@ extern "C" {
 #include "trainer/math/operations.h"
 #include "trainer/math/superaccumulator.h"
 
-struct pd_adam_step;  /* offload/cpu_adam.h */
-struct pd_adam_range; /* its arrays in device memory */
+struct pd_adam_step;    /* offload/cpu_adam.h */
+struct pd_update_range; /* its arrays in device memory */
 
 /* Device memory that a launcher may use until the stream has passed it. */
 struct pd_cuda_workspace {
