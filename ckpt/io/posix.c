@@ -1,6 +1,7 @@
-/* Every function turns one operation into one system call and its errno into a result. EINTR is retried where the call has
- * not happened; never for sync, whose failure is final, and never for close, whose descriptor is gone either way. */
-#include "ckpt/io/posix.h"
+/* The real disk. Every function turns one operation into one system call and its errno into a result. EINTR is retried where
+ * the call has not happened; never for sync, whose failure is final, and never for close, whose descriptor is gone either
+ * way. */
+#include "ckpt/io/uring.h"
 
 #include "ckpt/base/regular_file.h"
 
@@ -17,7 +18,7 @@
 /* Linux moves at most 0x7ffff000 bytes a call; a round number keeps direct I/O aligned when it goes on. */
 #define CALL_BYTES_MAX (UINT64_C(1) << 30)
 
-int pd_posix_open(struct pd_file *file, unsigned flags)
+static int posix_open(struct pd_file *file, unsigned flags)
 {
     bool reads = flags & PD_OPEN_READ, writes = flags & PD_OPEN_WRITE;
     int mode = reads && writes ? O_RDWR : writes ? O_WRONLY : O_RDONLY;
@@ -29,14 +30,14 @@ int pd_posix_open(struct pd_file *file, unsigned flags)
     return pd_regular_open(file->path, mode, &file->fd);
 }
 
-int pd_posix_close(struct pd_file *file)
+static int posix_close(struct pd_file *file)
 {
     int fd = file->fd;
     file->fd = -1;
     return close(fd) == 0 || errno == EINTR ? 0 : errno;
 }
 
-int pd_posix_read(struct pd_file *file, uint64_t offset, void *data, uint64_t bytes, uint64_t *ret_moved)
+static int posix_read(struct pd_file *file, uint64_t offset, void *data, uint64_t bytes, uint64_t *ret_moved)
 {
     ssize_t moved;
     do {
@@ -47,7 +48,7 @@ int pd_posix_read(struct pd_file *file, uint64_t offset, void *data, uint64_t by
     return 0;
 }
 
-int pd_posix_write(struct pd_file *file, uint64_t offset, const void *data, uint64_t bytes, uint64_t *ret_moved)
+static int posix_write(struct pd_file *file, uint64_t offset, const void *data, uint64_t bytes, uint64_t *ret_moved)
 {
     ssize_t moved;
     do {
@@ -59,7 +60,7 @@ int pd_posix_write(struct pd_file *file, uint64_t offset, const void *data, uint
 }
 
 /* fallocate, not posix_fallocate: glibc emulates the latter by writing the whole file. */
-int pd_posix_preallocate(struct pd_file *file, uint64_t bytes)
+static int posix_preallocate(struct pd_file *file, uint64_t bytes)
 {
     int result;
     do {
@@ -68,7 +69,7 @@ int pd_posix_preallocate(struct pd_file *file, uint64_t bytes)
     return result == 0 ? 0 : errno;
 }
 
-int pd_posix_truncate(struct pd_file *file, uint64_t bytes)
+static int posix_truncate(struct pd_file *file, uint64_t bytes)
 {
     int result;
     do {
@@ -77,7 +78,7 @@ int pd_posix_truncate(struct pd_file *file, uint64_t bytes)
     return result == 0 ? 0 : errno;
 }
 
-int pd_posix_sync(struct pd_file *file)
+static int posix_sync(struct pd_file *file)
 {
     return fdatasync(file->fd) == 0 ? 0 : errno;
 }
@@ -96,7 +97,7 @@ static void fill_stat(const struct stat *st, struct pd_stat *ret_stat)
     };
 }
 
-int pd_posix_file_stat(struct pd_file *file, struct pd_stat *ret_stat)
+static int posix_file_stat(struct pd_file *file, struct pd_stat *ret_stat)
 {
     struct stat st;
     if (fstat(file->fd, &st) != 0) return errno;
@@ -104,26 +105,26 @@ int pd_posix_file_stat(struct pd_file *file, struct pd_stat *ret_stat)
     return 0;
 }
 
-int pd_posix_set_buffered(struct pd_file *file)
+static int posix_set_buffered(struct pd_file *file)
 {
     int flags = fcntl(file->fd, F_GETFL);
     if (flags < 0) return errno;
     return fcntl(file->fd, F_SETFL, flags & ~O_DIRECT) == 0 ? 0 : errno;
 }
 
-int pd_posix_rename(struct pd_vfs *vfs, const char *from, const char *to)
+static int posix_rename(struct pd_vfs *vfs, const char *from, const char *to)
 {
     (void)vfs;
     return rename(from, to) == 0 ? 0 : errno;
 }
 
-int pd_posix_link(struct pd_vfs *vfs, const char *from, const char *to)
+static int posix_link(struct pd_vfs *vfs, const char *from, const char *to)
 {
     (void)vfs;
     return link(from, to) == 0 ? 0 : errno;
 }
 
-int pd_posix_readlink(struct pd_vfs *vfs, const char *path, char ret_target[PD_VFS_PATH_MAX])
+static int posix_readlink(struct pd_vfs *vfs, const char *path, char ret_target[PD_VFS_PATH_MAX])
 {
     (void)vfs;
     const ssize_t length = readlink(path, ret_target, PD_VFS_PATH_MAX);
@@ -133,25 +134,25 @@ int pd_posix_readlink(struct pd_vfs *vfs, const char *path, char ret_target[PD_V
     return 0;
 }
 
-int pd_posix_unlink(struct pd_vfs *vfs, const char *path)
+static int posix_unlink(struct pd_vfs *vfs, const char *path)
 {
     (void)vfs;
     return unlink(path) == 0 ? 0 : errno;
 }
 
-int pd_posix_mkdir(struct pd_vfs *vfs, const char *path)
+static int posix_mkdir(struct pd_vfs *vfs, const char *path)
 {
     (void)vfs;
     return mkdir(path, 0777) == 0 ? 0 : errno;
 }
 
-int pd_posix_rmdir(struct pd_vfs *vfs, const char *path)
+static int posix_rmdir(struct pd_vfs *vfs, const char *path)
 {
     (void)vfs;
     return rmdir(path) == 0 ? 0 : errno;
 }
 
-int pd_posix_sync_dir(struct pd_vfs *vfs, const char *path)
+static int posix_sync_dir(struct pd_vfs *vfs, const char *path)
 {
     (void)vfs;
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -161,7 +162,7 @@ int pd_posix_sync_dir(struct pd_vfs *vfs, const char *path)
     return result;
 }
 
-int pd_posix_stat(struct pd_vfs *vfs, const char *path, struct pd_stat *ret_stat)
+static int posix_stat(struct pd_vfs *vfs, const char *path, struct pd_stat *ret_stat)
 {
     (void)vfs;
     struct stat st;
@@ -185,7 +186,7 @@ static const struct {
     {0x958458f6, true, "hugetlbfs"},
 };
 
-int pd_posix_space(struct pd_vfs *vfs, const char *path, struct pd_space *ret_space)
+static int posix_space(struct pd_vfs *vfs, const char *path, struct pd_space *ret_space)
 {
     (void)vfs;
     struct statfs fs;
@@ -229,14 +230,14 @@ static int list_stream(DIR *stream, struct pd_listing *ret_listing)
     return result;
 }
 
-int pd_posix_list(struct pd_vfs *vfs, const char *path, struct pd_listing *ret_listing)
+static int posix_list(struct pd_vfs *vfs, const char *path, struct pd_listing *ret_listing)
 {
     (void)vfs;
     DIR *stream = opendir(path);
     return stream ? list_stream(stream, ret_listing) : errno;
 }
 
-int pd_posix_dir_open(struct pd_dir *dir, const struct pd_dir *parent, const char *name)
+static int posix_dir_open(struct pd_dir *dir, const struct pd_dir *parent, const char *name)
 {
     struct stat st;
     dir->fd = openat(parent ? parent->fd : AT_FDCWD, name, O_RDONLY | O_DIRECTORY | O_CLOEXEC | (parent ? O_NOFOLLOW : 0));
@@ -246,7 +247,7 @@ int pd_posix_dir_open(struct pd_dir *dir, const struct pd_dir *parent, const cha
     return is_link ? ELOOP : result;
 }
 
-int pd_posix_dir_list(struct pd_dir *dir, struct pd_listing *ret_listing)
+static int posix_dir_list(struct pd_dir *dir, struct pd_listing *ret_listing)
 {
     const int fd = openat(dir->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* the stream has a position of its own */
     DIR *stream = fd >= 0 ? fdopendir(fd) : NULL;
@@ -256,12 +257,12 @@ int pd_posix_dir_list(struct pd_dir *dir, struct pd_listing *ret_listing)
     return result;
 }
 
-int pd_posix_dir_unlink(struct pd_dir *dir, const char *name, bool is_directory)
+static int posix_dir_unlink(struct pd_dir *dir, const char *name, bool is_directory)
 {
     return unlinkat(dir->fd, name, is_directory ? AT_REMOVEDIR : 0) == 0 ? 0 : errno;
 }
 
-void pd_posix_dir_close(struct pd_dir *dir)
+static void posix_dir_close(struct pd_dir *dir)
 {
     close(dir->fd);
 }
@@ -277,7 +278,7 @@ static int check_name(int fd, const char *path)
 }
 
 /* flock belongs to the open description: it dies with the process, and a second lock in the same process is refused too. */
-int pd_posix_lock(struct pd_vfs *vfs, const char *path, struct pd_lock *lock)
+static int posix_lock(struct pd_vfs *vfs, const char *path, struct pd_lock *lock)
 {
     (void)vfs;
     int fd, result = pd_regular_open(path, O_RDWR | O_CREAT | O_NOFOLLOW, &fd);
@@ -293,7 +294,48 @@ int pd_posix_lock(struct pd_vfs *vfs, const char *path, struct pd_lock *lock)
     return result;
 }
 
-void pd_posix_unlock(struct pd_lock *lock)
+static void posix_unlock(struct pd_lock *lock)
 {
     close(lock->fd);
 }
+
+static int posix_queue_open(struct pd_queue *queue, void *buffers, uint64_t buffer_bytes)
+{
+    return pd_uring_queue_open(queue->vfs->context, queue, buffers, buffer_bytes);
+}
+
+static void posix_free(struct pd_vfs *vfs)
+{
+    pd_uring_free(vfs->context);
+}
+
+const struct pd_vfs_ops pd_posix_ops = {
+    .name = "disk",
+    .open = posix_open,
+    .close = posix_close,
+    .read = posix_read,
+    .write = posix_write,
+    .preallocate = posix_preallocate,
+    .truncate = posix_truncate,
+    .sync = posix_sync,
+    .file_stat = posix_file_stat,
+    .set_buffered = posix_set_buffered,
+    .rename = posix_rename,
+    .link = posix_link,
+    .readlink = posix_readlink,
+    .unlink = posix_unlink,
+    .mkdir = posix_mkdir,
+    .rmdir = posix_rmdir,
+    .sync_dir = posix_sync_dir,
+    .stat = posix_stat,
+    .space = posix_space,
+    .list = posix_list,
+    .dir_open = posix_dir_open,
+    .dir_list = posix_dir_list,
+    .dir_unlink = posix_dir_unlink,
+    .dir_close = posix_dir_close,
+    .lock = posix_lock,
+    .unlock = posix_unlock,
+    .queue_open = posix_queue_open,
+    .free = posix_free,
+};

@@ -1,7 +1,6 @@
 /* One list of jobs for all queues of a VFS; every queue has a list of its own for what is finished, so that its owner
  * sleeps and wakes without the others. Workers run the VFS's read and write slots: this engine works over any table. */
 #include "ckpt/io/threads.h"
-#include "ckpt/io/posix.h"
 
 #include "ckpt/base/thread.h"
 #include <errno.h>
@@ -176,41 +175,4 @@ int pd_io_threads_queue_open(struct pd_io_threads *threads, struct pd_queue *que
     queue->context = mine;
     queue->ops = &queue_ops;
     return 0;
-}
-
-/* ---- the VFS ---- */
-
-static int vfs_queue_open(struct pd_queue *queue, void *buffers, uint64_t buffer_bytes)
-{
-    (void)buffers; /* threads have nothing to register */
-    (void)buffer_bytes;
-    return pd_io_threads_queue_open(queue->vfs->context, queue);
-}
-
-static void vfs_free(struct pd_vfs *vfs)
-{
-    pd_io_threads_free(vfs->context);
-}
-
-static const struct pd_vfs_ops vfs_ops = {
-    .name = "threads",
-    PD_POSIX_SLOTS,
-    .close = pd_posix_close,
-    .queue_open = vfs_queue_open,
-    .free = vfs_free,
-};
-
-pd_status pd_vfs_new_threads(uint32_t queue_depth, uint32_t thread_count, struct pd_vfs **ret_vfs, struct pd_error *err)
-{
-    struct pd_io_threads *threads = NULL;
-    PD_TRY(pd_io_threads_new(thread_count, &threads, err));
-    struct pd_vfs *vfs = NULL;
-    pd_status st = pd_vfs_new(&vfs_ops, queue_depth, threads, &vfs, err);
-    if (st) {
-        pd_io_threads_free(threads);
-        return st;
-    }
-    pd_vfs_set_description(vfs, "threads (%" PRIu32 ")", thread_count);
-    *ret_vfs = vfs;
-    return PD_OK;
 }

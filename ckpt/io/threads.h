@@ -1,5 +1,4 @@
-/* Transfers by a pool of threads that call pread and pwrite: the VFS of last resort, and the queue behind any VFS whose
- * own queues are refused.
+/* Transfers by a pool of threads that call pread and pwrite: queues where io_uring is refused or not asked for.
  *
  *   threads  an engine serves any number of queues; its workers start with the first one
  */

@@ -1,4 +1,4 @@
-/* io_uring for bulk transfers, plain system calls for everything else.
+/* io_uring for bulk transfers; plain system calls do everything else (posix.c).
  *
  * The ladder, from the top: registered buffers -> (ENOMEM under a small memlock limit; EOPNOTSUPP of kernels before 6.5 for
  * memory that is mapped from a file, as CUDA's pinned memory is) unregistered buffers -> (EINVAL of old kernels) no set-up
@@ -12,7 +12,6 @@
  */
 #include "ckpt/io/uring.h"
 #include "ckpt/base/log.h"
-#include "ckpt/io/posix.h"
 #include "ckpt/io/threads.h"
 
 #include <errno.h>
@@ -26,17 +25,19 @@
 #define BUFFERS_MAX 1024u
 #define CALL_BYTES_MAX (UINT64_C(1) << 30)
 
-struct uring_vfs {
+struct pd_uring {
     pthread_mutex_t mutex;         /* guards `threads` */
     struct pd_io_threads *threads; /* for queues that get no ring */
+    uint32_t thread_count;         /* no rings are asked for; 0: they are */
     unsigned refusals;
     unsigned flags;               /* set-up flags that this kernel takes */
     int refused;                  /* the errno that forbids rings altogether; 0: none */
+    bool is_old;                  /* the kernel does not know the flags */
     _Atomic bool is_unregistered; /* some queue's buffers, and the description says so */
 };
 
 struct uring_queue {
-    struct uring_vfs *vfs;
+    struct pd_uring *vfs;
     struct io_uring ring;
     char *buffers;
     uint64_t buffer_bytes; /* registered ones only */
@@ -47,7 +48,7 @@ struct uring_queue {
 
 static const unsigned flag_rungs[] = {IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG, 0};
 
-static int ring_init(const struct uring_vfs *vfs, unsigned depth, unsigned flags, struct io_uring *ring)
+static int ring_init(const struct pd_uring *vfs, unsigned depth, unsigned flags, struct io_uring *ring)
 {
     if (vfs->refusals & PD_URING_REFUSE_RING) return EPERM;
     if (vfs->refusals & PD_URING_REFUSE_MEMORY) return ENOMEM;
@@ -74,7 +75,7 @@ static int ring_try(struct io_uring *ring)
     return result;
 }
 
-static int register_buffers(const struct uring_vfs *vfs, struct io_uring *ring, char *data, uint64_t bytes)
+static int register_buffers(const struct pd_uring *vfs, struct io_uring *ring, char *data, uint64_t bytes)
 {
     if (vfs->refusals & PD_URING_REFUSE_BUFFERS) return ENOMEM;
     struct iovec vectors[BUFFERS_MAX];
@@ -88,7 +89,7 @@ static int register_buffers(const struct uring_vfs *vfs, struct io_uring *ring, 
 }
 
 /* Finds the flags this kernel takes; 0 or the errno that forbids rings altogether. */
-static int find_rung(struct uring_vfs *vfs, int *ret_flags_errno)
+static int find_rung(struct pd_uring *vfs)
 {
     int result = 0;
     for (size_t i = 0; i < sizeof flag_rungs / sizeof *flag_rungs; i++) {
@@ -100,7 +101,7 @@ static int find_rung(struct uring_vfs *vfs, int *ret_flags_errno)
         }
         vfs->flags = flag_rungs[i];
         if (result != EINVAL) return result;
-        *ret_flags_errno = result;
+        vfs->is_old = true;
     }
     return result;
 }
@@ -131,7 +132,7 @@ static const char *ring_remedy(int reason)
 static void log_unregistered(struct pd_vfs *vfs, uint64_t bytes, int reason)
 {
     static _Atomic bool said;
-    struct uring_vfs *mine = vfs->context;
+    struct pd_uring *mine = vfs->context;
     char text[64];
     const char *why = strerror_r(reason, text, sizeof text);
     if (atomic_exchange(&mine->is_unregistered, true)) return;
@@ -147,7 +148,7 @@ static void log_unregistered(struct pd_vfs *vfs, uint64_t bytes, int reason)
 
 static int ring_make(struct pd_vfs *vfs, struct uring_queue *queue, void *buffers, uint64_t buffer_bytes)
 {
-    struct uring_vfs *mine = vfs->context;
+    struct pd_uring *mine = vfs->context;
     if (mine->refusals & PD_URING_REFUSE_LATER) return EMFILE;
     int result = ring_init(mine, vfs->queue_depth, mine->flags, &queue->ring);
     if (result) return result;
@@ -307,82 +308,70 @@ static void describe_threads(struct pd_vfs *vfs, int reason)
 }
 
 /* A ring that is refused now (descriptors, memory) leaves a slower queue, not a failed save. */
-static int fall_to_threads(struct pd_queue *queue, int reason)
+static int fall_to_threads(struct pd_uring *uring, struct pd_queue *queue, int reason)
 {
-    struct uring_vfs *vfs = queue->vfs->context;
-    pthread_mutex_lock(&vfs->mutex);
+    pthread_mutex_lock(&uring->mutex);
     int result = 0;
-    if (!vfs->threads) {
-        result = pd_io_threads_new(PD_IO_THREADS_DEFAULT, &vfs->threads, NULL) ? ENOMEM : 0;
+    if (!uring->threads) {
+        result = pd_io_threads_new(PD_IO_THREADS_DEFAULT, &uring->threads, NULL) ? ENOMEM : 0;
         describe_threads(queue->vfs, reason);
     }
-    pthread_mutex_unlock(&vfs->mutex);
-    return result ? result : pd_io_threads_queue_open(vfs->threads, queue);
+    pthread_mutex_unlock(&uring->mutex);
+    return result ? result : pd_io_threads_queue_open(uring->threads, queue);
 }
 
-static int uring_queue_open(struct pd_queue *queue, void *buffers, uint64_t buffer_bytes)
+int pd_uring_queue_open(struct pd_uring *uring, struct pd_queue *queue, void *buffers, uint64_t buffer_bytes)
 {
-    struct uring_vfs *vfs = queue->vfs->context;
-    if (vfs->refused) return fall_to_threads(queue, vfs->refused);
+    if (uring->refused || uring->thread_count) return fall_to_threads(uring, queue, uring->refused);
     struct uring_queue *mine = calloc(1, sizeof *mine);
     if (!mine) return ENOMEM;
-    mine->vfs = vfs;
+    mine->vfs = uring;
     int result = ring_make(queue->vfs, mine, buffers, buffer_bytes);
     if (result) {
         free(mine);
-        return fall_to_threads(queue, result);
+        return fall_to_threads(uring, queue, result);
     }
     queue->context = mine;
     queue->ops = &queue_ops;
     return 0;
 }
 
-/* ---- the VFS ---- */
+/* ---- all queues of a VFS ---- */
 
-static void uring_free(struct pd_vfs *vfs)
+void pd_uring_free(struct pd_uring *uring)
 {
-    struct uring_vfs *mine = vfs->context;
-    pd_io_threads_free(mine->threads);
-    pthread_mutex_destroy(&mine->mutex);
-    free(mine);
+    pd_io_threads_free(uring->threads);
+    pthread_mutex_destroy(&uring->mutex);
+    free(uring);
 }
 
-static const struct pd_vfs_ops vfs_ops = {
-    .name = "io_uring",
-    PD_POSIX_SLOTS,
-    .close = pd_posix_close,
-    .queue_open = uring_queue_open,
-    .free = uring_free,
-};
+pd_status pd_uring_new(uint32_t thread_count, unsigned refusals, struct pd_uring **ret_uring, struct pd_error *err)
+{
+    struct pd_uring *uring = calloc(1, sizeof *uring);
+    if (!uring) PD_FAIL_ERRNO(err, ENOMEM, "opening the disk");
+    uring->thread_count = thread_count;
+    uring->refusals = refusals;
+    pthread_mutex_init(&uring->mutex, NULL);
+    if (!thread_count) uring->refused = find_rung(uring);
+    pd_status st = thread_count ? pd_io_threads_new(thread_count, &uring->threads, err) : PD_OK;
+    if (st)
+        pd_uring_free(uring);
+    else
+        *ret_uring = uring;
+    return st;
+}
 
-pd_status pd_vfs_new_uring_refusing(uint32_t queue_depth, unsigned refusals, struct pd_vfs **ret_vfs, struct pd_error *err)
+void pd_uring_describe(const struct pd_uring *uring, struct pd_vfs *vfs)
 {
     static _Atomic bool said; /* once a process: every rank of a test opens VFSs */
-    struct uring_vfs *mine = calloc(1, sizeof *mine);
-    if (!mine) PD_FAIL_ERRNO(err, ENOMEM, "opening the io_uring VFS");
-    mine->refusals = refusals;
-    int flags_errno = 0;
-    mine->refused = find_rung(mine, &flags_errno);
-    struct pd_vfs *vfs = NULL;
-    pd_status st = pd_vfs_new(&vfs_ops, queue_depth, mine, &vfs, err);
-    if (st) {
-        free(mine);
-        return st;
-    }
-    pthread_mutex_init(&mine->mutex, NULL);
     char text[64];
-    if (!mine->refused)
-        pd_vfs_set_description(vfs, "io_uring%s", flags_errno ? ", no set-up flags (kernel before 5.19)" : "");
+    if (uring->thread_count)
+        pd_vfs_set_description(vfs, "threads (%" PRIu32 ")", uring->thread_count);
+    else if (!uring->refused)
+        pd_vfs_set_description(vfs, "io_uring%s", uring->is_old ? ", no set-up flags (kernel before 5.19)" : "");
     else
-        describe_threads(vfs, mine->refused);
-    if (mine->refused && !atomic_exchange(&said, true))
+        describe_threads(vfs, uring->refused);
+    if (uring->refused && !atomic_exchange(&said, true))
         pd_log_warn("io", "io_uring is refused here (%s): threads move the data; to change that, %s",
-                    strerror_r(mine->refused, text, sizeof text), ring_remedy(mine->refused));
-    *ret_vfs = vfs;
-    return PD_OK;
-}
-
-pd_status pd_vfs_new_uring(uint32_t queue_depth, struct pd_vfs **ret_vfs, struct pd_error *err)
-{
-    return pd_vfs_new_uring_refusing(queue_depth, 0, ret_vfs, err);
+                    strerror_r(uring->refused, text, sizeof text), ring_remedy(uring->refused));
 }

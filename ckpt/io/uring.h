@@ -1,4 +1,5 @@
-/* The io_uring VFS, with the hooks that let tests stand on each rung of its ladder. */
+/* The queues of the real disk: io_uring, or threads where rings are refused or not asked for. Hooks let tests stand on each rung
+ * of the ladder. */
 #pragma once
 
 #include "ckpt/io/vfs_ops.h"
@@ -13,6 +14,16 @@ enum pd_uring_refusal {
     PD_URING_REFUSE_MEMORY = 256, /* ENOMEM of rings: memlock limit, before 5.12 */
     PD_URING_REFUSE_MAPPED = 128, /* EOPNOTSUPP of queues' buffers: memory mapped from a file, before 6.5 */
 };
+
+struct pd_uring; /* of all queues of a VFS: its context */
+/* thread_count: no rings are asked for; 0: they are. */
+PD_MUST_USE pd_status pd_uring_new(uint32_t thread_count, unsigned refusals, struct pd_uring **ret_uring,
+                                   struct pd_error *err);
+void pd_uring_free(struct pd_uring *uring);
+int pd_uring_queue_open(struct pd_uring *uring, struct pd_queue *queue, void *buffers, uint64_t buffer_bytes);
+void pd_uring_describe(const struct pd_uring *uring, struct pd_vfs *vfs);
+
+extern const struct pd_vfs_ops pd_posix_ops; /* posix.c */
 
 PD_MUST_USE pd_status pd_vfs_new_uring_refusing(uint32_t queue_depth, unsigned refusals, struct pd_vfs **ret_vfs,
                                                 struct pd_error *err);

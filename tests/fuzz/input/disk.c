@@ -1,6 +1,6 @@
 #include "tests/fuzz/input/disk.h"
 
-#include "ckpt/io/posix.h"
+#include "ckpt/io/uring.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -140,10 +140,12 @@ static void disk_free(struct pd_vfs *vfs)
 struct pd_vfs *input_disk(struct input_file *files, uint32_t count)
 {
     static struct pd_vfs *vfs;
-    static struct pd_vfs_ops ops = {.name = "input", PD_POSIX_SLOTS};
+    static struct pd_vfs_ops ops;
     disk.files = files;
     disk.count = count;
     if (vfs) return vfs;
+    ops = pd_posix_ops;
+    ops.name = "input";
     ops.open = disk_open;
     ops.close = disk_close;
     ops.read = disk_read;
