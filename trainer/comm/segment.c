@@ -92,8 +92,8 @@ pd_status pd_segment_make(const struct pd_segment_shape *shape, struct pd_segmen
     uint8_t *base = NULL;
     if (shape->is_processes)
         PD_TRY(map_processes(bytes, &descriptor, &base, err));
-    else
-        base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    else /* pipes touch their pages one after the other, over hundreds of messages: a run's memory would seem to grow */
+        base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     if (base == MAP_FAILED) PD_FAIL_ERRNO(err, errno, "mapping %llu bytes for communication", (unsigned long long)bytes);
     struct pd_segment *segment = NULL;
     pd_status st = segment_new(base, shape, &segment, err);

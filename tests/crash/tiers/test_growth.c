@@ -62,7 +62,8 @@ static pd_status save_many(struct tier_rank *rank, struct pd_error *err)
     PD_TRY(tier_finish(rank, growth->saves, -1, err));
     PD_TRY(pd_group_barrier(&rank->world, err));
     if (rank->world.rank == 0) {
-        counted = (struct usage){.descriptors = count_descriptors(), .heap_bytes = mallinfo2().uordblks};
+        const struct mallinfo2 heap = mallinfo2(); /* large blocks lie in the heap or in maps of their own, by what was freed before */
+        counted = (struct usage){.descriptors = count_descriptors(), .heap_bytes = heap.uordblks + heap.hblkhd};
         if (nftw(growth->root, count_entry, 16, FTW_PHYS)) PD_FAIL(err, PD_BUG, "the files cannot be counted");
         growth->usage = counted;
     }

@@ -542,29 +542,33 @@ static void expect_less(const char *text, uint32_t world, bool places, bool stat
 Test(choose, advice_is_what_can_be_done)
 {
     expect_less(TINY "batch: {sequences: 8, micro_batch: 2, context: 16}\n", 1, false, false,
-                "take more ranks, a smaller batch.micro_batch (other bits) or a shorter batch.context (other bits)");
-    expect_less(TINY "batch: {sequences: 8, micro_batch: 1, context: 16}\n", 8, false, false,
-                "take a larger numerics.virtual_tp (other bits) or a shorter batch.context (other bits)");
+                "take more ranks, layout.recompute=full, a smaller batch.micro_batch (other bits) or a shorter "
+                "batch.context (other bits)");
+    expect_less(
+        TINY "batch: {sequences: 8, micro_batch: 1, context: 16}\n", 8, false, false,
+        "take layout.recompute=full, a larger numerics.virtual_tp (other bits) or a shorter batch.context (other bits)");
     expect_less(TINY "batch: {sequences: 1, micro_batch: 1, context: 16}\n", 1, false, false,
-                "take a shorter batch.context (other bits)");
+                "take layout.recompute=full or a shorter batch.context (other bits)");
     expect_less(TINY "batch: {sequences: 8, micro_batch: 1, context: 16}\nnumerics: {virtual_tp: 4}\n", 8, false, false,
-                "take more ranks or a shorter batch.context (other bits)");
+                "take more ranks, layout.recompute=full or a shorter batch.context (other bits)");
     expect_less(TINY "batch: {sequences: 1, micro_batch: 1, context: 16}\n", 1, true, false,
-                "take offload.optimizer=cpu, offload.activations=cpu or a shorter batch.context (other bits)");
+                "take layout.recompute=full, offload.optimizer=cpu, offload.activations=cpu or a shorter batch.context "
+                "(other bits)");
 }
 
 Test(choose, advice_about_logits_is_about_large_vocabularies)
 {
 #define WORDS(vocab) "model: {layers: 1, hidden: 64, heads: 4, vocab: " #vocab "}\n"
 #define ALONE "batch: {sequences: 1, micro_batch: 1, context: 16}\n"
-    static const char *const columns = "take numerics.logits=columns (other bits) or a shorter batch.context (other bits)";
+    static const char *const columns =
+        "take layout.recompute=full, numerics.logits=columns (other bits) or a shorter batch.context (other bits)";
     expect_less(WORDS(50257) ALONE, 1, false, false, columns);
     expect_less(WORDS(50257) ALONE "numerics: {virtual_tp: 4}\n", 4, false, false, columns);
     expect_less(WORDS(50257) ALONE "numerics: {virtual_tp: 8}\n", 8, false, false,
-                "take a shorter batch.context (other bits)");
+                "take layout.recompute=full or a shorter batch.context (other bits)");
     expect_less(WORDS(50257) ALONE "numerics: {logits: columns}\n", 1, false, false,
-                "take a shorter batch.context (other bits)");
-    expect_less(WORDS(8000) ALONE, 1, false, false, "take a shorter batch.context (other bits)");
+                "take layout.recompute=full or a shorter batch.context (other bits)");
+    expect_less(WORDS(8000) ALONE, 1, false, false, "take layout.recompute=full or a shorter batch.context (other bits)");
 }
 
 Test(choose, advice_sets_free_what_was_given)
