@@ -255,7 +255,7 @@ static bool is_wanted(const struct step_bench *b, int precision)
 
 static pd_status bench_all(struct step_bench *b, struct pd_error *err)
 {
-    const uint64_t words = b->model.vocab < 50000 ? b->model.vocab : 50000;
+    const uint64_t most = b->ranks ? RANKS_VOCAB : 50000, words = b->model.vocab < most ? b->model.vocab : most;
     PD_TRY(pd_bench_write_tokens(b->tokens_path, b->tokens * 64 + 1, words, true, err));
     for (int p = 0; p < PRECISIONS && b->pairs; p++)
         if (is_wanted(b, p)) PD_TRY(bench_precision(b, p, err));
