@@ -231,7 +231,7 @@ static void print_flags(const struct pd_plan_subject *s, const struct pd_planned
     printf(" layout.%s%s\n", recompute, s->config->layout.automatic ? " layout.auto=false" : "");
 }
 
-/* The same rows for people and programs. In text those of 0 are left out. */
+/* The same rows for people and programs. Text leaves out rows that are 0. */
 static void report_u64s(struct pd_report *r, enum pd_unit unit, const struct pd_json_u64_member *rows)
 {
     for (; rows->key; rows++)

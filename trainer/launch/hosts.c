@@ -123,7 +123,7 @@ pd_status pd_launch_hosts_parse(const char *text, uint32_t slots, struct pd_laun
 
 /* ---- in the process that looks ---- */
 
-/* What it has found of a host, whenever more is known of it. One write, which a pipe takes whole. */
+/* Writes a host's record to the pipe each time more is known of it, in one write, which a pipe takes whole. */
 struct finding {
     uint32_t number; /* of the host, in order; FAILED: there is none */
     union {

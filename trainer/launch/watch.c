@@ -27,7 +27,7 @@ struct pd_launch_watch {
     struct rank *ranks;
     uint32_t count;
     uint64_t floor_ns, open_ns, longest_ns;
-    uint64_t done, moved_ns;      /* of all ranks; when that grew, or a hang was told */
+    uint64_t done, moved_ns;      /* of all ranks; when it last grew, or a hang was logged */
     uint64_t done_ns, stopped_ns; /* when it grew; since when a rank has been stopped before the second step; 0: none is */
     bool is_cpu_known;            /* since cpu_ns */
     bool counts;                  /* the second step has begun */

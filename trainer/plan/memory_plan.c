@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What bytes are known of. A share beyond the first zero_shard holds what another owns: a replica. */
+/* Whose bytes they are. A share beyond the first zero_shard is a replica of another one. */
 enum { ORIGIN, PLACE, STATE, REPLICA };
 struct key {
     uint64_t shape, tp, tokens; /* digests of descriptions; tokens as they are */
@@ -68,7 +68,7 @@ static void append_boxes(struct survey *s, const struct pd_partition *p, uint32_
     }
 }
 
-/* Sizes of a tensor-parallel part: those of every block are the first one's. by_part (zero_shard): to work in. */
+/* Sizes of a tensor-parallel part; all blocks are as large as the first. by_part (zero_shard): scratch memory. */
 static uint64_t describe_tp(struct survey *s, uint32_t tp_rank, uint64_t *by_part)
 {
     const struct pd_layout *l = &s->laid_out->layout;
