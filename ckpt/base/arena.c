@@ -104,7 +104,7 @@ pd_status pd_arena_new(const struct pd_memory_plan *plan, struct pd_arena **ret_
         if (!region->base) {
             pd_status status = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, ENOMEM,
                                             "%s of memory for %s cannot be allocated; perdure plan shows what each rank "
-                                            "needs, and with --ladder what needs less",
+                                            "needs",
                                             pd_bytes_text((double)plan->bytes[c]).text,
                                             pd_memory_category_name((enum pd_memory_category)c));
             pd_arena_free(arena);

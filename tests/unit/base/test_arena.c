@@ -69,6 +69,7 @@ Test(arena, what_cannot_be_had_is_named)
     struct pd_error err;
     cr_assert_eq(pd_arena_new(&plan, &arena, &err), PD_NO_MEMORY);
     cr_assert_not_null(strstr(err.message, "activations"), "%s", err.message);
+    cr_assert_null(strstr(err.message, "--ladder"), "an option that is gone: %s", err.message);
     plan.bytes[PD_MEMORY_ACTIVATIONS] = UINT64_MAX;
     cr_assert_eq(pd_arena_new(&plan, &arena, &err), PD_NO_MEMORY);
     cr_assert_null(arena);

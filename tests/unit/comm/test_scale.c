@@ -41,7 +41,7 @@ static void nothing(struct pd_progress *engine)
     (void)engine;
 }
 
-/* It is asked for all peers, those of the same host too. */
+/* Asks for all peers, also on the same host. */
 static pd_status count_open(struct pd_progress *engine, struct pd_error *err)
 {
     (void)err;

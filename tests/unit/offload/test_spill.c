@@ -110,7 +110,7 @@ static void write_over(const char *path, const unsigned char *what)
     close(file);
 }
 
-/* A block that another wrote over is told, with its span; the others are still fine. */
+/* If one block overwrites another, the error names its span; the other blocks are still fine. */
 Test(spill, damage_is_told)
 {
     struct pd_error err;
