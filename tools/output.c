@@ -7,6 +7,7 @@
 
 #include <ctype.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -162,9 +163,18 @@ void pd_report_say(struct pd_report *r, const char *format, ...)
     putchar('\n');
 }
 
-static void print_row(const char *key, const char *text)
+/* People read "step  1.2 ms" for "step_seconds": a value with a unit needs none in its name. */
+static void print_row(const char *key, const char *text, enum pd_unit unit)
 {
-    printf("%-26s %s\n", key, text);
+    static const char *const endings[] = {[PD_UNIT_BYTES] = "_bytes", [PD_UNIT_SECONDS] = "_seconds"};
+    const char *ending = unit == PD_UNIT_BYTES || unit == PD_UNIT_SECONDS ? endings[unit] : "";
+    int length = (int)strlen(key) - (int)strlen(ending);
+    char label[64];
+    if (length <= 0 || strcmp(key + length, ending) != 0) length = (int)strlen(key);
+    snprintf(label, sizeof label, "%.*s", length, key);
+    for (char *c = label; *c; c++)
+        if (*c == '_') *c = ' ';
+    printf("%-28s %s\n", label, text);
 }
 
 static struct pd_text in_unit(double value, enum pd_unit unit)
@@ -174,7 +184,12 @@ static struct pd_text in_unit(double value, enum pd_unit unit)
     case PD_UNIT_BYTES:
         return pd_text_bytes((uint64_t)value);
     case PD_UNIT_SECONDS:
-        snprintf(t.text, sizeof t.text, "%.4g s", value);
+        if (fabs(value) >= 1 || value == 0)
+            snprintf(t.text, sizeof t.text, "%.4g s", value);
+        else if (fabs(value) >= 1e-3)
+            snprintf(t.text, sizeof t.text, "%.4g ms", 1e3 * value);
+        else
+            snprintf(t.text, sizeof t.text, "%.4g us", 1e6 * value);
         break;
     case PD_UNIT_SHARE:
         snprintf(t.text, sizeof t.text, "%.2f%%", 100 * value);
@@ -193,7 +208,7 @@ void pd_report_text(struct pd_report *r, const char *key, const char *text)
     if (r->is_json)
         pd_json_string(&r->writer, key, text);
     else
-        print_row(key, text);
+        print_row(key, text, PD_UNIT_NONE);
 }
 
 void pd_report_u64(struct pd_report *r, const char *key, uint64_t value, enum pd_unit unit)
@@ -201,7 +216,7 @@ void pd_report_u64(struct pd_report *r, const char *key, uint64_t value, enum pd
     if (r->is_json)
         pd_json_u64(&r->writer, key, value);
     else
-        print_row(key, unit == PD_UNIT_NONE ? pd_text_count(value).text : in_unit((double)value, unit).text);
+        print_row(key, unit == PD_UNIT_NONE ? pd_text_count(value).text : in_unit((double)value, unit).text, unit);
 }
 
 void pd_report_u64s(struct pd_report *r, const struct pd_json_u64_member *members)
@@ -215,7 +230,7 @@ void pd_report_double(struct pd_report *r, const char *key, double value, enum p
     if (r->is_json)
         pd_json_double(&r->writer, key, value);
     else
-        print_row(key, in_unit(value, unit).text);
+        print_row(key, in_unit(value, unit).text, unit);
 }
 
 void pd_report_range(struct pd_report *r, const char *key, double value, double low, double high, enum pd_unit unit)
@@ -231,7 +246,7 @@ void pd_report_range(struct pd_report *r, const char *key, double value, double 
     }
     snprintf(text, sizeof text, "%s (%s to %s)", in_unit(value, unit).text, in_unit(low, unit).text,
              in_unit(high, unit).text);
-    print_row(key, text);
+    print_row(key, text, unit);
 }
 
 pd_status pd_report_end(struct pd_report *r, struct pd_error *err)

@@ -47,17 +47,17 @@ expect("plan-of-one", ["plan", MINIMAL, "model.layers=1", "model.hidden=32", "mo
                        "--world=1", "--threads=1"], 0,
        re.compile(r"llama, 1 block of 32, 1 head, .*\nstep +1 sequence of 256: .*; 1 micro-batch of 1\n(.*\n)+world 1: .*; 1 micro-batch a rank and step, 1 thread a rank; a rank on cpu\n"))
 expect("plan-offload", ["plan", MINIMAL, "--world=1", "--threads=1", "offload.optimizer=nvme", "offload.activations=cpu"], 0,
-       re.compile(r"\nRANKS +FIRST +device +pinned +NVMe .*\n +1 +0 +[\d.]+ MiB +0 B +[\d.]+ MiB +5 +[\d.]+ MiB .*\nprocess_bytes (.*\n)*nvme_seconds .*\n"
-                  r"step_seconds .*\nnote: the device is the CPU, "))
+       re.compile(r"\nRANKS +FIRST +device +pinned +NVMe .*\n +1 +0 +[\d.]+ MiB +0 B +[\d.]+ MiB +5 +[\d.]+ MiB .*\nprocess +(.*\n)*nvme +.* [um]?s\n"
+                  r"step +.* [um]?s\nnote: the device is the CPU, "))
 ON_GPU = ["plan", MINIMAL, "--world=1", "--device=h100-80g", "run.device=gpu"]
 for name, words, where in (
-        ("device", [], r" +1 +0 +\S+ \S+ +[1-9].*\nprocess_bytes (.*\n)*step_seconds .* s\n"),
-        ("cpu", ["offload.optimizer=cpu"], r" +1 +0 +\S+ \S+ +[1-9].*\nprocess_bytes (.*\n)*bus_seconds .*\nstep_seconds .*\nupdate +(host|device)\noptimizer_seconds_otherwise "),
-        ("nvme", ["offload.optimizer=nvme"], r" +1 +0 +\S+ \S+ +[1-9]\S+ \S+ +[1-9]\S+ \S+ +\d +[1-9].*\nprocess_bytes (.*\n)*bus_seconds ")):
+        ("device", [], r" +1 +0 +\S+ \S+ +[1-9].*\nprocess +(.*\n)*step +.* [um]?s\n"),
+        ("cpu", ["offload.optimizer=cpu"], r" +1 +0 +\S+ \S+ +[1-9].*\nprocess +(.*\n)*bus +.*\nstep +.*\nupdate +(host|device)\noptimizer seconds otherwise "),
+        ("nvme", ["offload.optimizer=nvme"], r" +1 +0 +\S+ \S+ +[1-9]\S+ \S+ +[1-9]\S+ \S+ +\d +[1-9].*\nprocess +(.*\n)*bus +")):
     result = perdure(*ON_GPU, *words)
     if "this build has no CUDA" not in result[2]:
         report(f"plan-where-{name}", [] if result[0] == 0 and re.search(r"\nRANKS +FIRST +device +pinned .*\n" + where, result[1]) else ["not said where bytes are"], result)
-expect("plan-where-all", ["plan", MINIMAL, "--world=1"], 0, re.compile(r"\nworst_rank_bytes .*\nmean_rank_bytes (?!(.*\n)*RANKS +FIRST +device)"))
+expect("plan-where-all", ["plan", MINIMAL, "--world=1"], 0, re.compile(r"\nworst rank +.*\nmean rank +(?!(.*\n)*RANKS +FIRST +device)"))
 for words, flags in (([], r"\nflags: layout.ranks=1 layout.dp=1 "), (["--threads=3"], r"\nflags: layout.ranks=1 layout.threads=3 layout.dp=1 "),
                      (["layout.threads=2"], r"\nflags: layout.ranks=1 layout.threads=2 layout.dp=1 ")):
     expect(f"plan-flags-{''.join(words)}", ["plan", MINIMAL, "--world=1", *words], 0, re.compile(flags))  # this machine's cores are not the run's
@@ -261,6 +261,17 @@ if whole[1] and half[1] and cut[1]:
     if not 12 * n / 64 <= memory[2]["optimizer"] < 12.1 * n / 64 or memory[2]["parameters"] > 2 * n / 64 + 5 * block:
         problems.append("ZeRO-3")
     report("plan-memory-by-hand", problems, (0, f"{memory}", ""))
+# Where a plan does not fit, the ladder under it shows which rungs would.
+text = expect("plan-ladder", ["plan", MINIMAL, "model.preset=llama-65b", "batch.sequences=64", "batch.micro_batch=1", "batch.context=2048",
+                              "layout.zero_stage=1", "layout.recompute=none", "numerics.precision=bf16", "--world=64", "--device=a100-80g",
+                              "--alternatives=0"], 0, ANY, COUNTED)
+if text:
+    rungs = re.findall(r"^  (\S.*\S) +(1 rank|64 ranks) +([\d.]+) ([GT])iB  (fits|too large)$", text, re.MULTILINE)
+    sizes = [float(rung[2]) * (1024 if rung[3] == "T" else 1) for rung in rungs]
+    expected = [("fp32, whole", "1 rank", "too large"), ("bf16, ZeRO-3, full recomputation", "64 ranks", "fits")]
+    right = len(rungs) == 7 and [(rungs[i][0], rungs[i][1], rungs[i][4]) for i in (0, -1)] == expected and sizes[1:] == sorted(sizes[1:], reverse=True)
+    report("plan-ladder-rungs", [] if right and all((size <= 80e9 / 2**30) == (rung[4] == "fits") for size, rung in zip(sizes, rungs)) else ["rungs"],
+           (0, text, ""))
 text = expect("plan-json", ["plan", MINIMAL, "--world=1,3", "--threads=1", "--json"], 0, ANY)
 if text:
     plan = json.loads(text)

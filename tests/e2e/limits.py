@@ -73,6 +73,8 @@ def refused(bench):
                          rf"{re.escape(bench.memory.path)} ends at 300.0 MiB; .*perdure plan CONFIG --world=2", log)
         check(said, "no arithmetic", log)
         check("starting" not in log, "something was started", log)
+        rungs = re.findall(r"^  (.*\S) +([12]) ranks? +[\d.]+ [MG]iB  (fits|too large)$", log, re.MULTILINE)
+        check(len(rungs) == 7 and rungs[-1][:2] == ("bf16, ZeRO-3, full recomputation", "2"), "no ladder", log)
     _, log = bench.run(["train", bench.large, f"run.dir={directory}", "layout=auto", "layout.ranks=2"], 78)
     check("ends at 300.0 MiB" in log, "layout: auto does not say what limits it", log)
     fewer(bench)

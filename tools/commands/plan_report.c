@@ -4,6 +4,7 @@
 #include "ckpt/base/words.h"
 #include "resharder/catalog/family.h"
 #include "tools/output.h"
+#include "trainer/plan/ladder.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -308,9 +309,11 @@ static pd_status print_details(struct pd_report *r, const struct pd_plan_subject
     for (size_t i = 0; i < sizeof places / sizeof *places; i++)
         any = any || places[i] == PD_PLACE_CPU;
     if (any && !is_on_gpu(s->config)) printf("note: the device is the CPU, where offload.*=cpu is the same as device\n");
-    if (!fits(s->machine, w->memory.worst_bytes))
+    if (!fits(s->machine, w->memory.worst_bytes)) {
         printf("note: this does not fit the %s of %s%s%s\n", pd_text_bytes((uint64_t)s->machine->device_bytes).text,
                s->machine->name, w->remedy[0] ? ": " : "", w->remedy);
+        PD_TRY(pd_plan_ladder_print(s->config, s->model, w->ranks, w->threads, s->machine->device_bytes, stdout, err));
+    }
     if (w->without_heads)
         printf("note: %u of %u tensor-parallel ranks have no attention head, since a chunk is a whole number of heads; a "
                "smaller layout.tp wastes nothing\n",

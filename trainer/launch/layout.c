@@ -7,6 +7,7 @@
 #include "resharder/layout.h"
 #include "trainer/engine/gpus.h"
 #include "trainer/plan/cost_model.h"
+#include "trainer/plan/ladder.h"
 #include "trainer/plan/memory_plan.h"
 #include "trainer/plan/offload_plan.h"
 #include "trainer/run/launched.h"
@@ -97,6 +98,13 @@ static pd_status machine_of(struct pd_launch_chooser *c, uint32_t ranks, struct 
     return PD_OK;
 }
 
+/* The error says what helps. The ladder shows how far each remedy goes. */
+static void show_ladder(struct pd_launch_chooser *c, const struct pd_config *config, uint32_t ranks,
+                        const struct pd_machine *machine)
+{
+    (void)!pd_plan_ladder_print(config, c->model, ranks, threads_of(c, ranks), machine->device_bytes, stderr, NULL);
+}
+
 static pd_status choose_fastest(struct pd_launch_chooser *c, uint32_t ranks, bool is_admitted,
                                 struct pd_laid_out *ret_laid_out, struct pd_error *err)
 {
@@ -107,6 +115,7 @@ static pd_status choose_fastest(struct pd_launch_chooser *c, uint32_t ranks, boo
     const struct pd_launch_room *room = &c->room;
     PD_TRY(machine_of(c, ranks, &machine, err));
     const pd_status st = pd_choose_layouts(&config, c->model, ranks, threads_of(c, ranks), &machine, 1, &best, &count, err);
+    if (st == PD_INVALID && is_admitted && machine.device_bytes > 0) show_ladder(c, &config, ranks, &machine);
     if (st == PD_INVALID && is_admitted && room->memory.total_bytes)
         return pd_error_context(err, st, "GPU %u: %s of %s are free, and a twentieth is kept for the driver", room->gpu,
                                 pd_bytes_text((double)room->memory.free_bytes).text,
@@ -203,6 +212,7 @@ static pd_status check_memory(struct pd_launch_chooser *c, const struct pd_laid_
                     pd_counted(here, "rank").text, pd_bytes_text(all).text, c->memory.most_who, pd_bytes_text(most).text);
         return PD_OK;
     }
+    show_ladder(c, &config, ranks, &machine);
     static const char more_ranks[] = "take more ranks"; /* which would share this host's memory */
     if (pd_layouts_fit(&config, c->model, ranks, threads_of(c, ranks), &machine, advice))
         snprintf(advice, sizeof advice, "with layout=auto they fit");

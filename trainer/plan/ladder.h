@@ -1,0 +1,17 @@
+/* What a rank would take, from everything in fp32 on one device down to what sharding, half precision and recomputation leave
+ * (Rajbhandari et al. 2020, figure 1; Chen et al. 2016). Printed where a configuration does not fit.
+ *   world          ranks of the sharded rungs; their degrees are the configuration's, or the fastest layout's
+ *   threads        of a rank
+ *   allowed_bytes  that a rank may take
+ *   errors         as of pd_lay_out; nothing was printed */
+#pragma once
+
+#include "ckpt/base/status.h"
+#include "trainer/config/config.h"
+
+#include <stdio.h>
+
+struct pd_model;
+
+PD_MUST_USE pd_status pd_plan_ladder_print(const struct pd_config *config, const struct pd_model *model, uint32_t world,
+                                           uint32_t threads, double allowed_bytes, FILE *out, struct pd_error *err);
