@@ -77,7 +77,7 @@ for name, words, expected in (("auto", ["--device-memory=16M", "layout.zero_stag
                               ("nothing", ["--device-memory=1M"], "take more (ranks|GPUs)")):
     expect(f"plan-does-not-fit-{name}", [*TIGHT, *words], 0, re.compile(rf"\nnote: this does not fit the [\d.]+ MiB of h100-80g: ({expected})"), err=COUNTED)
 expect("plan-order", ["plan", MINIMAL, "--world=1", "offload.optimizer=nvme", "offload.parameters=nvme"], 0,
-       re.compile(r"\nworld 1: dp=1 .* order=breadth_first "))
+       re.compile(r"\nworld 1: dp=1 .* order=breadth_first; "))
 expect("plan-rate-bound", ["plan", MINIMAL, "--world=1", "--flops=1e99"], 64,
        err=said("--flops=1e99: expected a rate such as 25G or 312T, 1 to 1e20"))
 TIERS = ["checkpoint.tiers[0].dir=near", "checkpoint.tiers[0].keep_last=2", "checkpoint.tiers[1].dir=far", "checkpoint.tiers[1].keep_last=3"]
@@ -261,6 +261,10 @@ if whole[1] and half[1] and cut[1]:
     if not 12 * n / 64 <= memory[2]["optimizer"] < 12.1 * n / 64 or memory[2]["parameters"] > 2 * n / 64 + 5 * block:
         problems.append("ZeRO-3")
     report("plan-memory-by-hand", problems, (0, f"{memory}", ""))
+text = expect("plan-alternatives", ["plan", MINIMAL, "model.preset=gpt2-124m", "--world=2", "--alternatives=9"], 0, ANY)
+if text:
+    lines = re.findall(r"^(dp=2 .*?)  ", text, re.MULTILINE)
+    report("plan-alternatives-differ", [] if len(lines) > 2 and len(set(lines)) == len(lines) else ["two alternatives look the same"], (0, text, ""))
 # Where a plan does not fit, the ladder under it shows which rungs would.
 text = expect("plan-ladder", ["plan", MINIMAL, "model.preset=llama-65b", "batch.sequences=64", "batch.micro_batch=1", "batch.context=2048",
                               "layout.zero_stage=1", "layout.recompute=none", "numerics.precision=bf16", "--world=64", "--device=a100-80g",

@@ -36,6 +36,11 @@ static struct pd_degrees degrees_of(const struct pd_layout *l)
 }
 
 /* "dp=2 tp=4 zero_stage=3 recompute=none" */
+static const char *exchange_name(const struct pd_laid_out *laid_out)
+{
+    return laid_out->by_lane ? "lane" : "step";
+}
+
 static void layout_text(const struct pd_laid_out *laid_out, char *ret, size_t bytes)
 {
     const struct pd_degrees degrees = degrees_of(&laid_out->layout);
@@ -43,7 +48,8 @@ static void layout_text(const struct pd_laid_out *laid_out, char *ret, size_t by
     pd_degrees_text(&degrees, ret, bytes);
     pd_recompute_text(laid_out->recompute, laid_out->recompute_layers, " ", recompute, sizeof recompute);
     size_t used = strlen(ret);
-    snprintf(ret + used, bytes - used, " zero_stage=%u %s", laid_out->layout.zero_stage, recompute);
+    snprintf(ret + used, bytes - used, " zero_stage=%u %s exchange=%s", laid_out->layout.zero_stage, recompute,
+             exchange_name(laid_out));
 }
 
 static struct pd_text seconds_text(double seconds)
@@ -183,11 +189,6 @@ static pd_status print_groups(const struct pd_world_memory *m, const struct show
     return PD_OK;
 }
 
-static const char *exchange_name(const struct pd_laid_out *laid_out)
-{
-    return laid_out->by_lane ? "lane" : "step";
-}
-
 /* State on the host beside GPUs can be updated by either. */
 static bool has_choice_of_update(const struct pd_config *c)
 {
@@ -286,8 +287,8 @@ static pd_status print_details(struct pd_report *r, const struct pd_plan_subject
 {
     char text[128];
     layout_text(&w->laid_out, text, sizeof text);
-    printf("\nworld %u: %s%s exchange=%s; %s a rank and step%s, %s a rank; a rank on %s\n", w->ranks, text,
-           pd_is_breadth_first(s->config, &w->laid_out.layout) ? " order=breadth_first" : "", exchange_name(&w->laid_out),
+    printf("\nworld %u: %s%s; %s a rank and step%s, %s a rank; a rank on %s\n", w->ranks, text,
+           pd_is_breadth_first(s->config, &w->laid_out.layout) ? " order=breadth_first" : "",
            pd_counted(w->cost.slots, "micro-batch").text, w->cost.padding ? " at most" : "",
            pd_counted(w->threads, "thread").text, s->machine->name);
     struct shown shown;
