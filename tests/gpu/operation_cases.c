@@ -102,7 +102,7 @@ RUN(weight_in_place)
                                          .out = {p[5], PD_F32, s->columns}};
     PD_TRY(pd_math_copy(math, p[3], p[2], ffn_columns(s) * sizeof(float), err));
     PD_TRY(pd_gemm(math, &g, err));
-    PD_TRY(pd_add(math, ffn_columns(s), p[3], PD_F32, p[4], false, err));
+    PD_TRY(pd_add(math, ffn_columns(s), p[3], p[4], err));
     g.c.data = p[2];
     g.residual = g.c;
     PD_TRY(pd_gemm(math, &g, err));
@@ -314,8 +314,8 @@ EXACT(finish)
 RUN(casts)
 {
     PD_TRY(pd_cast(math, rows_columns(s), act, p[1], PD_F32, p[0], err));
-    PD_TRY(pd_add(math, rows_columns(s), p[2], act, p[1], true, err));
-    PD_TRY(pd_add(math, rows_columns(s), p[2], act, p[1], false, err));
+    PD_TRY(pd_math_copy(math, p[2], p[0], rows_columns(s) * sizeof(float), err));
+    PD_TRY(pd_add(math, rows_columns(s), p[2], p[0], err));
     return pd_column_sum(math, rows(s), s->columns, s->columns, act, p[1], p[3], err);
 }
 
@@ -358,16 +358,16 @@ EXACT(embedding)
     ref_embedding_backward(rows(s), s->columns, s->vocab, v[0].numbers, v[3].exact, v[4].exact);
 }
 
-/* With positions, rows in four pieces of which one is empty, and a vocabulary that two ranks share. */
+/* With positions, and a vocabulary that two ranks share. */
 COUNT(places, s->length * s->columns)
 
 enum { TOKEN, POSITION, TABLE, PLACES, LOOKED_UP, DLOOKED_UP, DTABLE, DPLACES };
 
-RUN(embedding_pieces)
+RUN(embedding_shared)
 {
-    const uint64_t n = rows(s), pieces[4] = {n / 2, n / 8, 0, n - n / 2 - n / 8}, here = (s->vocab + 1) / 2;
+    const uint64_t here = (s->vocab + 1) / 2;
     for (uint64_t from = 0; from < s->vocab; from += here) {
-        const struct pd_embedding e = {.rows = n,
+        const struct pd_embedding e = {.rows = rows(s),
                                        .columns = s->columns,
                                        .vocab = from ? s->vocab - here : here,
                                        .dtype = act,
@@ -380,15 +380,13 @@ RUN(embedding_pieces)
                                        .out = p[LOOKED_UP],
                                        .dout = p[DLOOKED_UP],
                                        .dtoken_table = (float *)p[DTABLE] + from * s->columns,
-                                       .dposition_table = p[DPLACES],
-                                       .pieces = 4,
-                                       .piece_rows = pieces};
+                                       .dposition_table = p[DPLACES]};
         PD_TRY(embed(math, &e, err));
     }
     return PD_OK;
 }
 
-EXACT(embedding_pieces)
+EXACT(embedding_shared)
 {
     const int32_t *tokens = v[TOKEN].numbers, *positions = v[POSITION].numbers;
     ref_embedding_forward(rows(s), s->columns, tokens, positions, v[TABLE].exact, v[PLACES].exact, v[LOOKED_UP].exact);
@@ -521,7 +519,7 @@ const struct operation operations[] = {
     {"embedding",
      {{TOKENS, IN, rows, 0}, {ACT, IN, vocab_columns, 1}, {OUT_ROWS}, {IN_ROWS}, {F32, OUT, vocab_columns, 0}},
      FORMULA(embedding)},
-    {"embedding, in pieces",
+    {"embedding, of two ranks",
      {{TOKENS, IN, rows, 0},
       {POSITIONS, IN, rows, 0},
       {ACT, IN, vocab_columns, 1},
@@ -530,7 +528,7 @@ const struct operation operations[] = {
       {IN_ROWS},
       {F32, OUT, vocab_columns, 0},
       {F32, OUT, places, 0}},
-     FORMULA(embedding_pieces)},
+     FORMULA(embedding_shared)},
     {"cross-entropy",
      {{F32, IN, rows_vocab, 3}, {TARGETS, IN, rows, 0}, {ROW_SUMS}, {ACT, OUT, rows_vocab, 0}},
      FORMULA(cross_entropy)},

@@ -11,6 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define NO_TERM INT64_MIN
+#define TERMS_OF_ONE 0x1p44
+
 enum { RANKS_MAX = 8, TENSORS_MAX = 40, BOXES_MAX = 8 };
 
 struct test_case {
@@ -93,7 +96,7 @@ struct world {
     uint64_t offset[TENSORS_MAX + 2]; /* of tensors, then of the tied table, in the outcome's gradients */
     float *weights;                   /* (parameters) */
     struct outcome out;
-    float *parts[RANKS_MAX];   /* gradients of each rank, NaN elsewhere */
+    int64_t *parts[RANKS_MAX]; /* gradients of each rank in terms, NO_TERM elsewhere */
     struct device_memory *far; /* (ranks), or NULL */
     uint32_t exchanges[2];     /* of the first block, in forward and in backward */
     uint32_t hidden[3];        /* of these, behind products; and of the head's */
@@ -143,8 +146,9 @@ static void world_init(struct world *w, const struct test_case *c)
     w->out.dstream = calloc(rows * w->model->config.hidden, sizeof(float));
     w->out.gradients = calloc(all, sizeof(float));
     for (uint32_t r = 0; r < c->tp * c->sp; r++) {
-        w->parts[r] = malloc(all * sizeof(float));
-        memset(w->parts[r], 0xFF, all * sizeof(float));
+        w->parts[r] = malloc(all * sizeof *w->parts[r]);
+        for (uint64_t i = 0; i < all; i++)
+            w->parts[r][i] = NO_TERM;
     }
 }
 
@@ -171,10 +175,26 @@ struct rank {
     char *weights;    /* boxes needed, one behind the other */
     float *gradients; /* boxes computed */
     float *tied;
+    int64_t *terms, *tied_terms; /* sums of these over pieces */
     void *weight[TENSORS_MAX];
     float *gradient[TENSORS_MAX];
     void *dstream;
 };
+
+/* Sums over pieces and over ranks are exact, as a trainer's: of integers. */
+static pd_status take_piece(void *context, const float *gradient, uint64_t n, struct pd_error *err)
+{
+    struct rank *r = context;
+    const uint64_t tied = pd_tensor_elements(&r->w->model->tensors.tensors[0]);
+    const bool is_tied = gradient >= r->tied && gradient < r->tied + tied;
+    int64_t *terms = is_tied ? r->tied_terms + (gradient - r->tied) : r->terms + (gradient - r->gradients);
+    (void)err;
+    if (r->far) far_open(r->far);
+    for (uint64_t i = 0; i < n; i++)
+        terms[i] += llrint(gradient[i] * TERMS_OF_ONE);
+    if (r->far) far_close(r->far);
+    return PD_OK;
+}
 
 static void recipe(struct rank *r, struct pd_arena *arena)
 {
@@ -187,6 +207,8 @@ static void recipe(struct rank *r, struct pd_arena *arena)
                                                    .recompute_layers = PD_LAYERS_ALL,
                                                    .separate_documents = c->documents,
                                                    .backward = true,
+                                                   .take_piece = take_piece,
+                                                   .take_context = r,
                                                    .logits_columns = c->logits_columns,
                                                    .on_device = c->on_device,
                                                    .partition = r->p,
@@ -207,11 +229,11 @@ static void box_out(const struct pd_tensor *t, const struct pd_box *b, const flo
         memcpy(dst + i * n, dense + (b->start[0] + i) * columns + (t->ndim == 2 ? b->start[1] : 0), n * sizeof(float));
 }
 
-static void box_in(const struct pd_tensor *t, const struct pd_box *b, const float *src, float *dense)
+static void box_in(const struct pd_tensor *t, const struct pd_box *b, const int64_t *src, int64_t *dense)
 {
     uint64_t columns = t->ndim == 2 ? t->shape[1] : 1, n = t->ndim == 2 ? b->count[1] : 1;
     for (uint64_t i = 0; i < b->count[0]; i++)
-        memcpy(dense + (b->start[0] + i) * columns + (t->ndim == 2 ? b->start[1] : 0), src + i * n, n * sizeof(float));
+        memcpy(dense + (b->start[0] + i) * columns + (t->ndim == 2 ? b->start[1] : 0), src + i * n, n * sizeof *dense);
 }
 
 static uint64_t box_elements(const struct pd_box *b)
@@ -240,7 +262,10 @@ static void fill_weights(struct rank *r)
     float *dense = calloc(all, sizeof(float));
     r->weights = memory_of(r, (all + 1) * sizeof(float));
     r->gradients = memory_of(r, (all + 1) * sizeof(float));
-    r->tied = memory_of(r, pd_tensor_elements(&w->model->tensors.tensors[0]) * sizeof(float));
+    const uint64_t tied = pd_tensor_elements(&w->model->tensors.tensors[0]);
+    r->tied = memory_of(r, tied * sizeof(float));
+    r->terms = calloc(all + 1, sizeof *r->terms);
+    r->tied_terms = calloc(tied, sizeof *r->tied_terms);
     uint64_t at = 0, gradient_at = 0;
     for (uint32_t t = 0; t < w->model->tensors.count; t++) {
         const struct pd_tensor *tensor = &w->model->tensors.tensors[t];
@@ -346,13 +371,13 @@ static void keep_rows(struct rank *r, const float *losses)
     }
 }
 
-static void keep_gradients(struct rank *r, float *part)
+static void keep_gradients(struct rank *r, int64_t *part)
 {
     struct world *w = r->w;
     const uint32_t tensors = w->model->tensors.count;
     for (uint32_t t = 0; t <= tensors; t++) {
         const uint32_t index = t < tensors ? t : 0;
-        const float *src = t < tensors ? r->gradient[t] : r->tied;
+        const int64_t *src = t < tensors ? r->terms + (r->gradient[t] - r->gradients) : r->tied_terms;
         struct pd_box boxes[BOXES_MAX];
         uint32_t count = pd_partition_computed(w->model, &r->p, index, boxes, BOXES_MAX);
         if (t == tensors && !w->c.tied) continue;
@@ -368,15 +393,20 @@ static pd_status arena_new(struct rank *r, const struct pd_memory_plan *plan, st
     return pd_arena_new_on(plan, &r->source, &r->arena, err);
 }
 
-static void keep(struct rank *r, float *part)
+static void keep(struct rank *r, int64_t *part)
 {
     float *losses = calloc(pd_transformer_rows(r->transformer), sizeof *losses);
     struct pd_error err;
     cr_assert_eq(pd_transformer_losses(r->transformer, losses, &err), PD_OK, "%s", err.message);
+    if (r->p.virtual_sp == 1) {
+        const struct pd_model *model = r->w->model;
+        (void)!take_piece(r, r->gradients, model->parameter_count, &err);
+        (void)!take_piece(r, r->tied, pd_tensor_elements(&model->tensors.tensors[0]), &err);
+    }
     if (r->far) far_open(r->far);
     keep_rows(r, losses);
-    keep_gradients(r, part);
     if (r->far) far_close(r->far);
+    keep_gradients(r, part);
     free(losses);
 }
 
@@ -415,39 +445,30 @@ static pd_status rank_main(struct pd_comm *comm, void *context, struct pd_error 
     pd_arena_free(r.arena);
     pd_comm_free(r.tp);
     pd_comm_free(r.sp);
+    free(r.terms), free(r.tied_terms);
     let_go(&r, r.weights), let_go(&r, r.gradients), let_go(&r, r.tied), let_go(&r, r.dstream);
     return st;
 }
 
-static bool is_written(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits != 0xFFFFFFFFu;
-}
-
-/* Boxes of tp ranks together, equal where two have the same; then the tree over sp ranks. */
+/* Boxes of tp ranks together, equal where two have the same; then the sum over sp ranks. */
 static void assemble(struct world *w)
 {
     const struct test_case *c = &w->c;
     const uint64_t all = w->offset[w->model->tensors.count + (c->tied ? 1 : 0)];
     for (uint64_t i = 0; i < all; i++) {
-        float sums[RANKS_MAX];
+        int64_t sum = 0;
         for (uint32_t sp = 0; sp < c->sp; sp++) {
-            bool found = false;
+            int64_t own = NO_TERM;
             for (uint32_t tp = 0; tp < c->tp; tp++) {
-                float x = w->parts[sp * c->tp + tp][i];
-                if (!is_written(x)) continue;
-                cr_assert(!found || !memcmp(&x, &sums[sp], sizeof x), "element %lu differs between tp ranks", i);
-                sums[sp] = x;
-                found = true;
+                const int64_t x = w->parts[sp * c->tp + tp][i];
+                if (x == NO_TERM) continue;
+                cr_assert(own == NO_TERM || x == own, "element %lu differs between tp ranks", i);
+                own = x;
             }
-            cr_assert(found, "nobody has element %lu", i);
+            cr_assert_neq(own, NO_TERM, "nobody has element %lu", i);
+            sum += own;
         }
-        for (uint32_t width = 1; width < c->sp; width *= 2)
-            for (uint32_t sp = 0; sp + width < c->sp; sp += 2 * width)
-                sums[sp] += sums[sp + width];
-        w->out.gradients[i] = sums[0];
+        w->out.gradients[i] = (float)((double)sum / TERMS_OF_ONE);
     }
 }
 

@@ -1,15 +1,13 @@
-/* Embedding: looking up and adding gradients back have the CPU's bits: pieces, shares of a vocabulary, lists that are too
- * long. */
+/* Embedding: looking up and adding gradients back have the CPU's bits: shares of a vocabulary, lists that are too long. */
 #include "simt_fixture.h"
 
-enum { CONTEXT = 12, PIECES_MAX = 8 };
+enum { CONTEXT = 12 };
 
 struct scene {
     size_t rows, columns, vocab;
     int32_t first, words; /* tokens are below words */
     enum pd_dtype dtype;
     bool positions;
-    uint32_t pieces;
 };
 
 /* Adding gives the sum of what was there and of what is written where nothing is added; 0 added is no change. */
@@ -42,12 +40,10 @@ static void check(struct fixture *f, const struct scene *s)
     struct room places = room_random(s->dtype, CONTEXT * s->columns, 0, 1, &seed);
     struct room dout = room_random(s->dtype, s->rows * s->columns, 0, 1, &seed), out[2], dtable[2], dplaces[2];
     int32_t *tokens = malloc(s->rows * sizeof *tokens), *positions = malloc(s->rows * sizeof *positions);
-    uint64_t piece_rows[PIECES_MAX] = {0};
     for (size_t r = 0; r < s->rows; r++) {
         tokens[r] = (int32_t)(random_u64(&seed) % (uint64_t)s->words);
         if (r % 3 == 0) tokens[r] = tokens[r] % 2; /* some tokens are frequent */
         positions[r] = (int32_t)(r % CONTEXT);
-        piece_rows[r * r / s->rows * s->pieces / (s->rows + 1)]++; /* uneven, the last may be empty */
     }
     for (int i = 0; i < 2; i++) {
         out[i] = room_new(s->dtype, s->rows * s->columns, 0), dtable[i] = room_new(PD_F32, s->vocab * s->columns, 0);
@@ -65,9 +61,7 @@ static void check(struct fixture *f, const struct scene *s)
                                        .out = out[i].data,
                                        .dout = dout.data,
                                        .dtoken_table = dtable[i].data,
-                                       .dposition_table = s->positions ? dplaces[i].data : NULL,
-                                       .pieces = s->pieces,
-                                       .piece_rows = piece_rows};
+                                       .dposition_table = s->positions ? dplaces[i].data : NULL};
         if (i == 0) MUST(pd_embedding_forward(f->math, &e, &err));
         if (i == 0) MUST(pd_embedding_backward(f->math, &e, &err));
         if (i == 1) MUST(pd_cuda_embedding_forward(NULL, &e, &err));
@@ -87,12 +81,12 @@ Test(embedding, has_the_cpus_bits)
 {
     struct fixture f = fixture_new(PD_ISA_AUTO, 2);
     for (size_t d = 0; d < 3; d++) {
-        check(&f, &(struct scene){1, 1, 1, 0, 1, all_dtypes[d], true, 1});
-        check(&f, &(struct scene){70, 40, 7, 0, 7, all_dtypes[d], true, 1});
-        check(&f, &(struct scene){300, 17, 50, 0, 50, all_dtypes[d], false, 1});
-        check(&f, &(struct scene){300, 8, 50, 20, 90, all_dtypes[d], true, 4});
-        check(&f, &(struct scene){61, 264, 23, 0, 23, all_dtypes[d], false, 8});
-        check(&f, &(struct scene){520, 9, 1300, 0, 1300, all_dtypes[d], true, 2});
+        check(&f, &(struct scene){1, 1, 1, 0, 1, all_dtypes[d], true});
+        check(&f, &(struct scene){70, 40, 7, 0, 7, all_dtypes[d], true});
+        check(&f, &(struct scene){300, 17, 50, 0, 50, all_dtypes[d], false});
+        check(&f, &(struct scene){300, 8, 50, 20, 90, all_dtypes[d], true});
+        check(&f, &(struct scene){61, 264, 23, 0, 23, all_dtypes[d], false});
+        check(&f, &(struct scene){520, 9, 1300, 0, 1300, all_dtypes[d], true});
     }
     fixture_free(&f);
 }
@@ -100,18 +94,10 @@ Test(embedding, has_the_cpus_bits)
 Test(embedding, lists_that_are_too_long)
 {
     struct fixture f = fixture_new(PD_ISA_AUTO, 2);
-    check(&f, &(struct scene){5200, 2, 2, 0, 2, PD_F32, false, 1});
-    check(&f, &(struct scene){16500, 1, 2, 0, 2, PD_BF16, false, 1});
-    check(&f, &(struct scene){16500, 1, 2, 0, 2, PD_F16, false, 4});
+    check(&f, &(struct scene){5200, 2, 2, 0, 2, PD_F32, false});
+    check(&f, &(struct scene){16500, 1, 2, 0, 2, PD_BF16, false});
+    check(&f, &(struct scene){16500, 1, 2, 0, 2, PD_F16, false});
     fixture_free(&f);
-}
-
-Test(embedding, too_many_pieces_are_refused)
-{
-    struct pd_error err;
-    struct pd_embedding e = {.rows = 1, .columns = 1, .vocab = 1, .pieces = 256};
-    cr_assert_eq(pd_cuda_embedding_backward(NULL, &e, &err), PD_UNSUPPORTED);
-    cr_assert(strstr(err.message, "numerics.virtual_sp"));
 }
 
 Test(embedding, a_position_outside_is_found)

@@ -182,7 +182,7 @@ static float sum_of(struct gpu *g, bool with_event)
     OK(pd_cuda_copy(g->other_handle, g->device.data, g->host.data, BYTES, &err_));
     OK(pd_dev_event_record(g->dev, g->event, g->other, &err_));
     if (with_event) OK(pd_dev_event_wait(g->dev, g->stream, g->event, &err_));
-    OK(pd_cuda_add(g->handle, N, g->more.data, PD_F32, g->device.data, false, &err_));
+    OK(pd_cuda_add(g->handle, N, g->more.data, g->device.data, &err_));
     copy(g, back, g->more.data);
     passed(g);
     return back[N - 1];
@@ -245,7 +245,7 @@ Test(machine, two_streams_may_wait_for_each_other_in_turn)
     for (int i = 0; i < 40; i++) {
         struct pd_stream *one = i % 2 ? g.other : g.stream, *next = i % 2 ? g.stream : g.other;
         struct pd_event *event = i % 2 ? there : g.event;
-        OK(pd_cuda_add(pd_dev_stream_handle(g.dev, one), N, g.device.data, PD_F32, g.more.data, false, &err_));
+        OK(pd_cuda_add(pd_dev_stream_handle(g.dev, one), N, g.device.data, g.more.data, &err_));
         OK(pd_dev_event_record(g.dev, event, one, &err_));
         OK(pd_dev_event_wait(g.dev, next, event, &err_));
     }
@@ -281,13 +281,13 @@ static void touch_wrongly(enum touch how)
     passed(&g); /* its memory was open meanwhile */
     if (how == BY_THE_HOST) _exit(((volatile char *)g.device.data)[1000]);
     if (how == AFTER_IT_WAS_FREED) {
-        OK(pd_cuda_add(g.handle, N, g.more.data, PD_F32, g.device.data, false, &err_));
+        OK(pd_cuda_add(g.handle, N, g.more.data, g.device.data, &err_));
         pd_dev_free(g.dev, &g.device);
         passed(&g);
     }
     if (how == FROM_ANOTHER_GPU) {
         start(&second, NULL, 1);
-        OK(pd_cuda_add(second.handle, N, second.more.data, PD_F32, g.device.data, false, &err_));
+        OK(pd_cuda_add(second.handle, N, second.more.data, g.device.data, &err_));
         passed(&second);
     }
     _exit(0);
@@ -372,11 +372,11 @@ Test(machine, a_thread_launches_on_the_gpu_that_it_entered)
     cr_assert_eq(pd_dev_cuda_count(), 2);
     start(&g, NULL, 0);
     start(&second, NULL, 1);
-    cr_assert_eq(pd_cuda_add(g.handle, N, g.more.data, PD_F32, g.device.data, false, &err), PD_DEVICE_LOST);
+    cr_assert_eq(pd_cuda_add(g.handle, N, g.more.data, g.device.data, &err), PD_DEVICE_LOST);
     cr_assert(strstr(err.message, "invalid resource handle"), "%s", err.message);
     OK(pd_cuda_copy(second.handle, second.device.data, g.device.data, BYTES, &err_));
     OK(pd_dev_enter(g.dev, &err_));
-    OK(pd_cuda_add(g.handle, N, g.more.data, PD_F32, g.device.data, false, &err_));
+    OK(pd_cuda_add(g.handle, N, g.more.data, g.device.data, &err_));
     cr_assert_neq(pd_dev_event_record(second.dev, g.event, second.stream, &err), PD_OK);
     cr_assert_eq(pd_dev_open_cuda(2, &g.dev, &err), PD_UNSUPPORTED);
 }
@@ -413,10 +413,10 @@ Test(machine, a_kernel_is_given_no_memory_of_the_host)
     static _Alignas(4096) float mine[N];
     start(&g, NULL, 0);
     OK(pd_dev_fill(g.dev, g.stream, g.device, 0, &err_));
-    cr_assert_eq(pd_cuda_add(g.handle, N, g.device.data, PD_F32, mine, false, &err), PD_BUG);
+    cr_assert_eq(pd_cuda_add(g.handle, N, g.device.data, mine, &err), PD_BUG);
     cr_assert(strstr(err.message, "pd_each") && strstr(err.message, "not pinned"), "%s", err.message);
     OK(pd_dev_lock(g.dev, mine, sizeof mine, &err_));
-    OK(pd_cuda_add(g.handle, N, g.device.data, PD_F32, mine, false, &err_));
+    OK(pd_cuda_add(g.handle, N, g.device.data, mine, &err_));
     passed(&g);
     pd_dev_unlock(g.dev, mine, sizeof mine);
     finish(&g);
@@ -430,11 +430,11 @@ Test(machine, what_nobody_is_told_of_does_not_fail_the_next_kernel)
     start(&g, NULL, 0);
     OK(pd_dev_fill(g.dev, g.stream, g.device, 0, &err_));
     pd_dev_unlock(g.dev, never_locked, sizeof never_locked);
-    OK(pd_cuda_add(g.handle, N, g.device.data, PD_F32, g.device.data, false, &err_));
+    OK(pd_cuda_add(g.handle, N, g.device.data, g.device.data, &err_));
     struct pd_span again = g.more;
     pd_dev_free(g.dev, &g.more);
     pd_dev_free(g.dev, &again);
-    OK(pd_cuda_add(g.handle, N, g.device.data, PD_F32, g.device.data, false, &err_));
+    OK(pd_cuda_add(g.handle, N, g.device.data, g.device.data, &err_));
     finish(&g);
 }
 
@@ -518,7 +518,7 @@ Test(machine, a_kernel_that_breaks_a_rule_costs_the_gpu)
     cr_assert(strstr(err.message, "loss_kernel") && strstr(err.message, "does not hold"), "%s", err.message);
     cr_assert_eq(back[5], 0.0f, "nothing after it happens");
     cr_assert_eq(pd_dev_memory(g.dev, &memory, &err), PD_DEVICE_LOST);
-    cr_assert_eq(pd_cuda_add(g.handle, N, g.more.data, PD_F32, g.device.data, false, &err), PD_DEVICE_LOST);
+    cr_assert_eq(pd_cuda_add(g.handle, N, g.more.data, g.device.data, &err), PD_DEVICE_LOST);
     finish(&g);
 }
 

@@ -178,7 +178,7 @@ static double forward_and_backward(struct side *s)
     unit_pointers(s, 0, w, g);
     DONE(pd_transformer_embed_backward(s->transformer, 0, g, s->dstream, &err));
     if (s->model->config.tie_embeddings)
-        DONE(pd_add(s->math, pd_tensor_elements(&s->model->tensors.tensors[0]), s->gradient, PD_F32, s->tied, false, &err));
+        DONE(pd_add(s->math, pd_tensor_elements(&s->model->tensors.tensors[0]), s->gradient, s->tied, &err));
     float losses[ROWS];
     DONE(pd_transformer_losses(s->transformer, losses, &err));
     double loss = 0;
@@ -330,7 +330,8 @@ static void check_adding(bool is_simt, uint32_t family, enum pd_dtype dtype, boo
                 in->tokens[r] = (in->tokens[r] + micro_batch * (r % 5)) % 40; /* there are tokens that no micro-batch has */
             forward_and_backward(sides[i]);
         }
-        DONE(pd_add(apart.math, n, sum, PD_F32, apart.gradient, micro_batch == 0, &err));
+        if (micro_batch == 0) memcpy(sum, apart.gradient, n * sizeof *sum);
+        if (micro_batch > 0) DONE(pd_add(apart.math, n, sum, apart.gradient, &err));
     }
     for (uint32_t t = c->tie_embeddings; t < apart.model->tensors.count; t++)
         cr_assert_arr_eq(sum + apart.offset[t], added.gradient + apart.offset[t],

@@ -158,15 +158,15 @@ Test(pointwise, rope_from_elsewhere)
     fixture_free(&f);
 }
 
-static void check_add(struct fixture *f, enum pd_dtype dtype, size_t n, size_t shift, bool first)
+static void check_add(struct fixture *f, size_t n, size_t shift)
 {
     uint64_t seed = n;
-    struct room piece = room_random(dtype, n, shift, 1, &seed), want = room_random(PD_F32, n, shift, 1, &seed);
+    struct room more = room_random(PD_F32, n, shift, 1, &seed), want = room_random(PD_F32, n, shift, 1, &seed);
     struct room got = room_copy(&want);
-    MUST(pd_add(f->math, n, want.data, dtype, piece.data, first, &err));
-    MUST(pd_cuda_add(NULL, n, got.data, dtype, piece.data, first, &err));
+    MUST(pd_add(f->math, n, want.data, more.data, &err));
+    MUST(pd_cuda_add(NULL, n, got.data, more.data, &err));
     rooms_equal(&got, &want, "add");
-    room_free(&piece), room_free(&want), room_free(&got);
+    room_free(&more), room_free(&want), room_free(&got);
 }
 
 static void check_cast(struct fixture *f, enum pd_dtype to, enum pd_dtype from, size_t n, size_t shift)
@@ -186,8 +186,7 @@ Test(pointwise, additions_and_casts)
     for (size_t d = 0; d < 3; d++) {
         for (size_t c = 0; c < COUNTS; c++) {
             for (size_t shift = 0; shift < 2; shift++) {
-                check_add(&f, all_dtypes[d], counts[c], shift, true);
-                check_add(&f, all_dtypes[d], counts[c], shift, false);
+                if (d == 0) check_add(&f, counts[c], shift);
                 for (size_t s = 0; s < 3; s++)
                     check_cast(&f, all_dtypes[d], all_dtypes[s], counts[c], shift);
             }

@@ -73,8 +73,8 @@ Test(simt_sizes, sums_and_casts, .init = begin)
 {
     const void *x = ending(PD_F32, LARGE, TAIL, 3), *tail = behind(PD_F32, x, LARGE);
     void *sum = zeros(LARGE + TAIL, 4), *out = zeros(LARGE + TAIL, 2), *few = zeros(TAIL, 4);
-    DONE(pd_cuda_add(NULL, LARGE + TAIL, sum, PD_F32, x, false, &err));
-    DONE(pd_cuda_add(NULL, TAIL, few, PD_F32, tail, false, &err));
+    DONE(pd_cuda_add(NULL, LARGE + TAIL, sum, x, &err));
+    DONE(pd_cuda_add(NULL, TAIL, few, tail, &err));
     same(PD_F32, sum, LARGE, few, TAIL, "add");
     DONE(pd_cuda_cast(NULL, LARGE + TAIL, PD_BF16, out, PD_F32, x, &err));
     DONE(pd_cuda_cast(NULL, TAIL, PD_BF16, few, PD_F32, tail, &err));

@@ -2,9 +2,8 @@
  *
  * Backward goes by rows of the table, not of the micro-batch: a thread takes a range of tokens, sorts the micro-batch's rows
  * by token into its workspace (counting sort, rows ascending), and writes each row of the table once, 64 columns at a time.
- * So nothing is summed by two threads, the table is not cleared first, and a tree over pieces needs no copies of it. */
+ * So nothing is summed by two threads, and the table is not cleared first. */
 #include "trainer/math/cpu_ops.h"
-#include "trainer/math/cpu_tree.h"
 
 #define RANGE_MAX 1024u /* rows of the table in a task */
 #define TASKS_PER_THREAD 8u
@@ -82,79 +81,23 @@ V16_INLINE bool next_row(const struct scatter_job *job, const struct rows_of_ind
     return false;
 }
 
-struct piece_tree {
-    struct pd_tree_stack places;
-    unsigned level[PD_TREE_DEPTH_MAX]; /* of each entry; 0: one piece */
-    v16 sum[PD_TREE_DEPTH_MAX][GROUP];
-};
-
-/* A piece without the token is +0, and a sum of it and an entry is that entry, but +0 where it was -0. */
-V16_INLINE void raise_entry(struct piece_tree *t, uint32_t entry, unsigned level, unsigned n)
-{
-    if (t->level[entry] == level) return;
-    for (unsigned v = 0; v < n; v++)
-        t->sum[entry][v] = v16_add(t->sum[entry][v], v16_zero());
-    t->level[entry] = level;
-}
-
-V16_INLINE void join_top(struct piece_tree *t, unsigned n)
-{
-    const uint32_t low = t->places.depth - 2, high = low + 1;
-    const unsigned level = 31u - (unsigned)__builtin_clz(t->places.place[low] ^ t->places.place[high]);
-    raise_entry(t, low, level, n);
-    raise_entry(t, high, level, n);
-    for (unsigned v = 0; v < n; v++)
-        t->sum[low][v] = v16_add(t->sum[low][v], t->sum[high][v]);
-    t->level[low] = level + 1;
-    t->places.depth--;
-}
-
-V16_INLINE void push_piece(struct piece_tree *t, uint32_t piece, const v16 *chain, unsigned n)
-{
-    while (pd_tree_joins(&t->places, piece))
-        join_top(t, n);
-    const uint32_t top = t->places.depth++;
-    t->places.place[top] = piece;
-    t->level[top] = 0;
-    for (unsigned v = 0; v < n; v++)
-        t->sum[top][v] = chain[v];
-}
-
 V16_INLINE void write_group(enum pd_dtype dtype, const struct scatter_job *job, const struct rows_of_index *rows,
                             uint64_t column, unsigned n, unsigned w)
 {
     const struct pd_embedding *e = job->embedding;
-    const uint32_t pieces = e->pieces ? e->pieces : 1;
-    struct piece_tree tree; /* large: only its depth is set */
-    tree.places.depth = 0;
     v16 chain[GROUP] = {v16_zero(), v16_zero(), v16_zero(), v16_zero()};
-    uint64_t at = 0, row, piece_end = pieces == 1 ? e->rows : e->piece_rows[0];
-    uint32_t piece = 0;
-    bool open = false;
-    while (next_row(job, rows, &at, &row)) {
-        if (open && row >= piece_end) {
-            push_piece(&tree, piece, chain, n);
-            for (unsigned v = 0; v < n; v++)
-                chain[v] = v16_zero();
-        }
-        while (row >= piece_end)
-            piece_end += e->piece_rows[++piece];
+    uint64_t at = 0, row;
+    bool any = false;
+    for (; next_row(job, rows, &at, &row); any = true)
         for (unsigned v = 0; v < n; v++) {
             v16 x = v16_get_part(dtype, e->dout, row * e->columns + column + 16 * (uint64_t)v, w);
             chain[v] = v16_add(chain[v], x);
         }
-        open = true;
-    }
-    if (open) push_piece(&tree, piece, chain, n);
-    while (tree.places.depth > 1)
-        join_top(&tree, n);
-    if (open) raise_entry(&tree, 0, 31u - (unsigned)__builtin_clz(pieces), n);
     float *to = job->table + (uint64_t)(rows->index - job->first) * e->columns + column;
-    if (e->adds && !open) return;
+    if (e->adds && !any) return;
     for (unsigned v = 0; v < n; v++) {
-        v16 sum = open ? tree.sum[0][v] : v16_zero();
-        if (e->adds) sum = v16_add(v16_get_part(PD_F32, to, 16 * (uint64_t)v, w), sum);
-        v16_put_part(PD_F32, to, 16 * (uint64_t)v, w, sum);
+        if (e->adds) chain[v] = v16_add(v16_get_part(PD_F32, to, 16 * (uint64_t)v, w), chain[v]);
+        v16_put_part(PD_F32, to, 16 * (uint64_t)v, w, chain[v]);
     }
 }
 

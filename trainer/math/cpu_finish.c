@@ -1,37 +1,38 @@
 /* Partial sums of chunks or ranks become one, in one pass over memory: groups of 64 columns wait on a small stack. Scale, bias
  * and residual follow in the order of the matrix product's epilogue. */
 #include "trainer/math/cpu_ops.h"
-#include "trainer/math/cpu_tree.h"
+#include "trainer/math/simd.h"
 
 #define TASK_ELEMENTS 16384u
-#define GROUP 4u /* vectors */
+#define GROUP 4u      /* vectors */
+#define DEPTH_MAX 33u /* of a tree whose places are 32 bits */
 
 struct finish_job {
     const struct pd_finish *f;
     uint64_t ld, rows_per_task;
 };
 
-/* `n` vectors of `w` columns each. */
+/* An aligned binary tree over places, some of which hold no part: a node with one child is that child. Parts come by ascending
+ * place and wait on a stack. Before the next is pushed, pairs that it cannot come between are added, so of neighbours on the
+ * stack the pair below meets higher up in the tree than the pair above.   `n` vectors of `w` columns each */
 V16_INLINE void tree_of_parts(const struct pd_finish *f, uint64_t at, unsigned n, unsigned w, v16 *ret_sum)
 {
-    v16 stack[PD_TREE_DEPTH_MAX][GROUP];
-    struct pd_tree_stack places = {.depth = 0};
+    v16 stack[DEPTH_MAX][GROUP];
+    uint32_t places[DEPTH_MAX], depth = 0;
     for (uint32_t place = 0; place < f->part_count; place++) {
         if (!f->parts[place]) continue;
-        while (pd_tree_joins(&places, place)) {
-            places.depth--;
+        for (; depth > 1 && (places[depth - 2] ^ places[depth - 1]) < (places[depth - 1] ^ place); depth--)
             for (unsigned v = 0; v < n; v++)
-                stack[places.depth - 1][v] = v16_add(stack[places.depth - 1][v], stack[places.depth][v]);
-        }
+                stack[depth - 2][v] = v16_add(stack[depth - 2][v], stack[depth - 1][v]);
         for (unsigned v = 0; v < n; v++)
-            stack[places.depth][v] = v16_get_part(PD_F32, f->parts[place], at + 16 * (uint64_t)v, w);
-        places.place[places.depth++] = place;
+            stack[depth][v] = v16_get_part(PD_F32, f->parts[place], at + 16 * (uint64_t)v, w);
+        places[depth++] = place;
     }
-    for (; places.depth > 1; places.depth--)
+    for (; depth > 1; depth--)
         for (unsigned v = 0; v < n; v++)
-            stack[places.depth - 2][v] = v16_add(stack[places.depth - 2][v], stack[places.depth - 1][v]);
+            stack[depth - 2][v] = v16_add(stack[depth - 2][v], stack[depth - 1][v]);
     for (unsigned v = 0; v < n; v++)
-        ret_sum[v] = places.depth ? stack[0][v] : v16_zero();
+        ret_sum[v] = depth ? stack[0][v] : v16_zero();
 }
 
 V16_INLINE void finish_group(enum pd_dtype dtype, const struct finish_job *job, uint64_t row, uint64_t column, unsigned n,

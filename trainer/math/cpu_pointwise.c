@@ -12,7 +12,6 @@ struct flat_job {
     enum pd_dtype dtype, src_dtype;
     const void *x, *dout;
     void *out;
-    bool first;
 };
 
 static uint64_t flat_tasks(uint64_t count)
@@ -148,20 +147,22 @@ pd_status PD_CPU(rope)(struct pd_math *math, const struct pd_rope *rope, struct 
     return pd_cpu_run(math, rope->rows, rope_body, rope);
 }
 
-V16_INLINE void add_put(enum pd_dtype dtype, const struct flat_job *job, uint64_t i, unsigned w)
+V16_INLINE void add_put(const struct flat_job *job, uint64_t i, unsigned w)
 {
-    v16 piece = v16_get_part(dtype, job->x, i, w);
-    if (!job->first) piece = v16_add(v16_get_part(PD_F32, job->out, i, w), piece);
-    v16_put_part(PD_F32, job->out, i, w, piece);
+    v16_put_part(PD_F32, job->out, i, w, v16_add(v16_get_part(PD_F32, job->out, i, w), v16_get_part(PD_F32, job->x, i, w)));
 }
 
-FLAT_BODY(add_put)
-
-pd_status PD_CPU(add)(struct pd_math *math, uint64_t n, float *sum, enum pd_dtype dtype, const void *piece, bool first,
-                      struct pd_error *err)
+static void add_body(void *context, uint64_t index)
 {
-    struct flat_job job = {.count = n, .dtype = dtype, .x = piece, .out = sum, .first = first};
-    return pd_cpu_run(math, flat_tasks(n), add_put_body, &job);
+    const struct flat_job *job = context;
+    const uint64_t first = index * TASK_ELEMENTS, end = flat_end(job, index);
+    V16_FOR(i, w, end - first, add_put(job, first + i, w));
+}
+
+pd_status PD_CPU(add)(struct pd_math *math, uint64_t n, float *sum, const float *more, struct pd_error *err)
+{
+    struct flat_job job = {.count = n, .x = more, .out = sum};
+    return pd_cpu_run(math, flat_tasks(n), add_body, &job);
 }
 
 V16_INLINE void cast_range(enum pd_dtype dst, enum pd_dtype src, const struct flat_job *job, uint64_t first, uint64_t end)

@@ -215,16 +215,6 @@ static void check_embedding(const struct pd_embedding *e)
     PD_CHECK(dtype_is_known(e->dtype) && (e->tokens || !e->rows) && e->columns > 0 && e->rows <= UINT32_MAX);
 }
 
-static void check_pieces(const struct pd_embedding *e)
-{
-    uint64_t rows = 0;
-    if (e->pieces <= 1) return;
-    PD_CHECK(is_power_of_two(e->pieces) && e->piece_rows);
-    for (uint32_t i = 0; i < e->pieces; i++)
-        rows += e->piece_rows[i];
-    PD_CHECK(rows == e->rows);
-}
-
 /* Their values lie in device memory, where the backend checks them. */
 static void check_positions(const struct pd_embedding *e)
 {
@@ -243,7 +233,6 @@ pd_status pd_embedding_forward(struct pd_math *math, const struct pd_embedding *
 pd_status pd_embedding_backward(struct pd_math *math, const struct pd_embedding *e, struct pd_error *err)
 {
     check_embedding(e);
-    check_pieces(e);
     PD_CHECK(e->dout || !e->rows);
     if (e->dposition_table) check_positions(e);
     return math->ops->embedding_backward(math, e, err);
@@ -309,11 +298,10 @@ pd_status pd_column_sum(struct pd_math *math, uint64_t rows, uint64_t n, uint64_
     return math->ops->column_sum(math, rows, n, ld, dtype, x, out, err);
 }
 
-pd_status pd_add(struct pd_math *math, uint64_t n, float *sum, enum pd_dtype dtype, const void *piece, bool first,
-                 struct pd_error *err)
+pd_status pd_add(struct pd_math *math, uint64_t n, float *sum, const float *more, struct pd_error *err)
 {
-    PD_CHECK(dtype_is_known(dtype) && (n == 0 || (sum && piece)));
-    return math->ops->add(math, n, sum, dtype, piece, first, err);
+    PD_CHECK(n == 0 || (sum && more));
+    return math->ops->add(math, n, sum, more, err);
 }
 
 pd_status pd_cast(struct pd_math *math, uint64_t n, enum pd_dtype dst_dtype, void *dst, enum pd_dtype src_dtype,

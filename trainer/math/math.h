@@ -10,8 +10,8 @@
  * ..., then +4, +2, +1). Sums over rows add in ascending row order. Results depend on operands and sizes alone: not on
  * threads, M, N, leading dimensions or instruction set. Numerics fast lets a vendor library do the GEMM.
  *
- *   ownership  all pointers are borrowed; they are device memory of the table's device, but pd_finish.parts and
- *              pd_embedding.piece_rows: arrays of the host
+ *   ownership  all pointers are borrowed; they are device memory of the table's device, but pd_finish.parts, an array of the
+ *              host
  *   order      operations happen in the order of calls. A GPU's have only been queued when a call returns, and what it read
  *              must stay until pd_math_sync
  *   errors     pd_status of the device; wrong sizes are PD_CHECK failures (our bug)

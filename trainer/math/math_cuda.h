@@ -1,8 +1,8 @@
 /* The GPU behind the table of math.h: our own kernels, and cuBLASLt for products.
  *
  * Every operation is put on one stream and returns; what it wrote may be read on that stream, or after it was waited for.
- * All operands are device memory, but pd_finish.parts, pd_embedding.piece_rows and the structs themselves, which are the
- * host's and read before the call returns.
+ * All operands are device memory, but pd_finish.parts and the structs themselves, which are the host's and read before the
+ * call returns.
  *
  *   bits      the same run after run. Equal to the CPU's where trainer/math/cuda/README.md says so; products are not
  *   errors    PD_UNSUPPORTED: a build without CUDA, or a size that no kernel is made for; PD_DEVICE_LOST. A kernel that

@@ -40,8 +40,8 @@
     /* out (n) fp32 = sum over rows of x (rows, n), rows ld apart, ascending: the gradient of a bias */ \
     X(column_sum, (uint64_t rows, uint64_t n, uint64_t ld, enum pd_dtype dtype, const void *x, float *out), \
       rows, n, ld, dtype, x, out) \
-    /* sum (n) fp32 = piece, or sum + piece: gradients of one micro-batch after the other */ \
-    X(add, (uint64_t n, float *sum, enum pd_dtype dtype, const void *piece, bool first), n, sum, dtype, piece, first) \
+    /* sum (n) += more, fp32: gradients of one micro-batch after the other */ \
+    X(add, (uint64_t n, float *sum, const float *more), n, sum, more) \
     X(cast, (uint64_t n, enum pd_dtype dst_dtype, void *dst, enum pd_dtype src_dtype, const void *src), \
       n, dst_dtype, dst, src_dtype, src) \
     /* dst = src, in rows of so many bytes that begin ld_dst and ld_src bytes apart. Overlap is not allowed. */ \

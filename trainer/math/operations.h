@@ -189,9 +189,7 @@ struct pd_embedding {
     uint64_t context;
     void *out;              /* (R,C) forward */
     const void *dout;       /* (R,C) backward */
-    float *dtoken_table;    /* (V,C) overwritten: ascending chains a piece, then the tree; absent pieces +0; NULL: skip */
-    float *dposition_table; /* (context,C) overwritten, likewise, from all rows; NULL: none */
+    float *dtoken_table;    /* (V,C) overwritten with chains over rows, ascending; NULL: skip */
+    float *dposition_table; /* (context,C) overwritten, likewise; NULL: none */
     bool adds;              /* backward adds to what is in the tables; rows of no token stay as they are */
-    uint32_t pieces;        /* consecutive runs of rows, a power of two; 0: one */
-    const uint64_t *piece_rows; /* (pieces) */
 };

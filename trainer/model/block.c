@@ -150,7 +150,7 @@ static pd_status weight_backward(struct pd_transformer *t, struct weight_gradien
                                  struct pd_error *err)
 {
     if (!w->out || !w->in) return PD_OK;
-    PD_TRY(pd_sum_pieces(t, w->out * w->in, weight_piece, w, dweight, err));
+    PD_TRY(pd_piece_gradients(t, w->out * w->in, weight_piece, w, dweight, err));
     return dbias ? pd_vector_gradient(t, w->out, bias_piece, w, dbias, err) : PD_OK;
 }
 

@@ -346,7 +346,7 @@ static pd_status head_piece(struct pd_transformer *t, void *context, uint32_t pl
                                    .adds = micro_batch == dmatrix};
         PD_TRY(t->options.logits_columns ? head_columns(t, h, &r, err) : whole_rows(t, h, &r, err));
     }
-    return micro_batch == dmatrix ? PD_OK : pd_add(t->math, elements, dmatrix, PD_F32, micro_batch, false, err);
+    return micro_batch == dmatrix ? PD_OK : pd_add(t->math, elements, dmatrix, micro_batch, err);
 }
 
 pd_status pd_transformer_add_losses(struct pd_transformer *t, struct pd_superaccumulator *sum, struct pd_error *err)
@@ -377,7 +377,7 @@ pd_status pd_transformer_head(struct pd_transformer *t, uint32_t slot, void *con
         pd_trace_end(begin, "compute", "head", slot);
         return PD_OK;
     }
-    PD_TRY(pd_sum_pieces(t, t->share.vocab_columns * t->model->config.hidden, head_piece, &h, gradients[matrix], err));
+    PD_TRY(pd_piece_gradients(t, t->share.vocab_columns * t->model->config.hidden, head_piece, &h, gradients[matrix], err));
     pd_transformer_set_dstream(t, dstream);
     PD_TRY(pd_norm_gradient(t, &n, NULL, gradients[0], pd_norm_is_layer(t) ? gradients[1] : NULL, err));
     pd_trace_end(begin, "compute", "head and its gradients", slot);

@@ -3,7 +3,7 @@
  *
  *   a chain of the tokens and heads of a (piece, chunk)    one backward of the norm
  *   a tree over chunks: those of this rank, then ranks     one small exchange a block, (pieces, 2, D) fp32 to every tp rank
- *   a tree over pieces, as every sum over tokens           pd_vector_gradient, then sp ranks
+ *   terms of pieces, as every sum over tokens              pd_vector_gradient
  *
  * A chunk without heads, or whose key-value heads another computes, is no term. So no layout shows in the bits, and every
  * tensor-parallel rank has the whole gradient, as of every tensor that is not cut. */

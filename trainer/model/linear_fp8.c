@@ -362,7 +362,8 @@ pd_status pd_fp8_columns_weights(struct pd_transformer *t, const void *x, float 
     for (uint32_t i = 0; i < f->part_count; i++) {
         struct pd_linear_part *part = &f->parts[i];
         struct weight_gradient gradient = {part->rows, hidden, part->across, f->x, part->scales, x_scales};
-        PD_TRY(pd_sum_pieces(t, part->rows * hidden, weight_piece, &gradient, dweight + part->gradient_row * hidden, err));
+        PD_TRY(
+            pd_piece_gradients(t, part->rows * hidden, weight_piece, &gradient, dweight + part->gradient_row * hidden, err));
         if (dbias) PD_TRY(pd_vector_gradient(t, part->rows, bias_piece, part, dbias + part->gradient_row, err));
     }
     return PD_OK;
@@ -434,7 +435,7 @@ pd_status pd_fp8_rows_backward(struct pd_transformer *t, const struct pd_fp8_row
                                              .ld_c = l->in};
         PD_TRY(multiply_pieces(t, &product, err));
         struct weight_gradient gradient = {hidden, n, f->dy_across, f->x, dy_scales, x_scales};
-        PD_TRY(pd_sum_pieces(t, hidden * n, weight_piece, &gradient, dweight + r.begin * hidden, err));
+        PD_TRY(pd_piece_gradients(t, hidden * n, weight_piece, &gradient, dweight + r.begin * hidden, err));
     }
     return PD_OK;
 }

@@ -1,59 +1,31 @@
-/* Sums over tokens as trees over pieces, and attention by parts: keys and values, or what belongs to queries, of one piece
+/* Gradients piece by piece, and attention by parts: keys and values, or what belongs to queries, of one piece
  * after the other come from the sp rank that has it, the next while this one is computed with. Every sp rank starts the same
  * exchanges in the same order, whether it needs the piece or not. */
 #include "ckpt/base/checked.h"
 #include "trainer/model/transformer_internal.h"
 
-/* ---- sums over tokens ---- */
-
-struct tree {
-    uint64_t n;
-    pd_piece_sum *piece;
-    void *context;
-};
-
-static pd_status sum_places(struct pd_transformer *t, const struct tree *tree, uint32_t first, uint32_t level, float *dst,
-                            struct pd_error *err)
-{
-    if (!level) return tree->piece(t, tree->context, first, dst, err);
-    float *right = t->sp.sums + (level - 1) * t->sp.sums_stride;
-    PD_TRY(sum_places(t, tree, first, level - 1, dst, err));
-    PD_TRY(sum_places(t, tree, first + (1u << (level - 1)), level - 1, right, err));
-    return pd_add(t->math, tree->n, dst, PD_F32, right, false, err);
-}
-
-bool pd_takes_pieces(const struct pd_transformer *t)
-{
-    return t->options.take_piece && t->sp.pieces > 1;
-}
+/* ---- gradients of parameters, piece by piece ---- */
 
 pd_status pd_take_piece(struct pd_transformer *t, const float *gradient, uint64_t n, struct pd_error *err)
 {
-    return t->options.take_piece(t->options.take_context, gradient, n, err);
+    return t->sp.pieces == 1 ? PD_OK : t->options.take_piece(t->options.take_context, gradient, n, err);
 }
 
-pd_status pd_sum_pieces(struct pd_transformer *t, uint64_t n, pd_piece_sum *piece, void *context, float *dst,
-                        struct pd_error *err)
+pd_status pd_piece_gradients(struct pd_transformer *t, uint64_t n, pd_piece_gradient *piece, void *context, float *dst,
+                             struct pd_error *err)
 {
-    const struct tree tree = {n, piece, context};
-    uint32_t level = 0;
-    for (uint32_t place = 0; pd_takes_pieces(t) && place < t->sp.pieces; place++) {
+    for (uint32_t place = 0; place < t->sp.pieces; place++) {
         PD_TRY(piece(t, context, place, dst, err));
         PD_TRY(pd_take_piece(t, dst, n, err));
     }
-    if (pd_takes_pieces(t)) return PD_OK;
-    while ((1u << level) < t->sp.pieces)
-        level++;
-    PD_CHECK(!level || n <= t->sp.sums_stride);
-    return sum_places(t, &tree, 0, level, dst, err);
+    return PD_OK;
 }
 
-pd_status pd_vector_gradient(struct pd_transformer *t, uint64_t n, pd_piece_sum *piece, void *context, float *dst,
+pd_status pd_vector_gradient(struct pd_transformer *t, uint64_t n, pd_piece_gradient *piece, void *context, float *dst,
                              struct pd_error *err)
 {
-    if (!t->adds) return pd_sum_pieces(t, n, piece, context, dst, err);
-    PD_TRY(pd_sum_pieces(t, n, piece, context, t->vector, err));
-    return pd_add(t->math, n, dst, PD_F32, t->vector, false, err);
+    PD_TRY(pd_piece_gradients(t, n, piece, context, t->adds ? t->vector : dst, err));
+    return t->adds ? pd_add(t->math, n, dst, t->vector, err) : PD_OK;
 }
 
 struct pd_matrix pd_gradient_so_far(const struct pd_transformer *t, float *gradient, uint64_t ld)

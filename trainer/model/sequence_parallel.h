@@ -5,16 +5,14 @@
 #include "trainer/model/transformer.h"
 
 struct pd_sequence_parallel {
-    uint32_t pieces, total; /* places of this rank; pieces of a sequence */
-    uint64_t *row;          /* (pieces + 1) first row of each place */
-    uint64_t *rows;         /* (pieces) */
-    uint32_t *place;        /* (total) of a piece on this rank, or PD_NOT_HELD */
-    uint32_t *first, *last; /* (sp) least and greatest piece of a rank */
-    bool by_parts;          /* virtual_sp > 1 */
-    bool by_heads;          /* attention has all rows of a rank's share of the heads: heads_exchange.c */
-    uint64_t largest;       /* rows of the largest piece */
-    float *sums;            /* (log2 pieces, sums_stride) */
-    uint64_t sums_stride;
+    uint32_t pieces, total;        /* places of this rank; pieces of a sequence */
+    uint64_t *row;                 /* (pieces + 1) first row of each place */
+    uint64_t *rows;                /* (pieces) */
+    uint32_t *place;               /* (total) of a piece on this rank, or PD_NOT_HELD */
+    uint32_t *first, *last;        /* (sp) least and greatest piece of a rank */
+    bool by_parts;                 /* virtual_sp > 1 */
+    bool by_heads;                 /* attention has all rows of a rank's share of the heads: heads_exchange.c */
+    uint64_t largest;              /* rows of the largest piece */
     float *acc, *acc2, *max, *sum; /* attention: (R, H*D) twice, (R, H) twice; by heads of a piece of own heads */
     /* By heads. The exchange has what it sends and receives of packed, passing and all_first, by transfer[0], and attention has
      * them between exchanges. */
@@ -26,15 +24,15 @@ struct pd_sequence_parallel {
     struct pd_peer_transfer transfer[2];
 };
 
-bool pd_takes_pieces(const struct pd_transformer *t);
-/* What a piece made at `gradient` is taken. */
+/* Hands the gradient (n) that a piece made to the caller of the transformer. Does nothing where sequences are whole. */
 PD_MUST_USE pd_status pd_take_piece(struct pd_transformer *t, const float *gradient, uint64_t n, struct pd_error *err);
-/* Gradients of parameters, dst (n): what `piece` writes for each of this rank's is taken, or dst is the tree over them. */
-typedef pd_status pd_piece_sum(struct pd_transformer *t, void *context, uint32_t place, float *dst, struct pd_error *err);
-PD_MUST_USE pd_status pd_sum_pieces(struct pd_transformer *t, uint64_t n, pd_piece_sum *piece, void *context, float *dst,
+/* Gradients of parameters: `piece` writes dst (n) for each piece of this rank, and each is taken before the next is written. */
+typedef pd_status pd_piece_gradient(struct pd_transformer *t, void *context, uint32_t place, float *dst,
                                     struct pd_error *err);
+PD_MUST_USE pd_status pd_piece_gradients(struct pd_transformer *t, uint64_t n, pd_piece_gradient *piece, void *context,
+                                         float *dst, struct pd_error *err);
 /* Likewise the gradient of a vector of parameters, overwritten or added to. */
-PD_MUST_USE pd_status pd_vector_gradient(struct pd_transformer *t, uint64_t n, pd_piece_sum *piece, void *context,
+PD_MUST_USE pd_status pd_vector_gradient(struct pd_transformer *t, uint64_t n, pd_piece_gradient *piece, void *context,
                                          float *dst, struct pd_error *err);
 
 struct pd_block_activations;

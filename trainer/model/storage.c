@@ -386,18 +386,6 @@ static void take_fp8(struct pd_transformer *t, struct pd_arena *arena)
 
 /* ---- sequence parallel ---- */
 
-static uint64_t largest_gradient(const struct pd_transformer *t)
-{
-    const struct pd_share *s = &t->share;
-    uint64_t columns = 2; /* weight and bias of a norm */
-    if (t->has_head) columns = pd_max_u64(columns, s->vocab_columns);
-    if (t->has_blocks) {
-        columns = pd_max_u64(columns, s->q_columns + 2 * s->dk_columns);
-        columns = pd_max_u64(columns, pd_max_u64(s->up_columns, s->ffn_columns));
-    }
-    return pd_max_u64(columns * t->model->config.hidden, t->model->config.head_size);
-}
-
 /* Behind queries there are keys and values, or sums of heads. */
 static void take_heads(struct pd_transformer *t, struct pd_arena *arena)
 {
@@ -422,13 +410,6 @@ static void take_pieces(struct pd_transformer *t, struct pd_arena *arena)
     const struct pd_share *s = &t->share;
     const uint64_t heads = s->heads.end - s->heads.begin;
     if (!sp->by_parts) return;
-    uint32_t levels = 0;
-    while ((1u << levels) < sp->pieces)
-        levels++;
-    if (t->options.backward && !t->options.take_piece) {
-        sp->sums_stride = largest_gradient(t);
-        sp->sums = take(arena, levels * sp->sums_stride, sizeof(float));
-    }
     if (!t->has_blocks) return;
     if (sp->by_heads) {
         take_heads(t, arena);

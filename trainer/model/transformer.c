@@ -14,7 +14,7 @@ static pd_status pieces_init(struct pd_transformer *t, struct pd_error *err)
     sp->total = pd_partition_piece_total(&t->partition);
     sp->by_parts = t->partition.virtual_sp > 1;
     sp->by_heads = pd_partition_exchanges_heads(&t->model->config, &t->partition, o->length);
-    PD_CHECK(o->length >= sp->total);
+    PD_CHECK(o->length >= sp->total && (sp->pieces == 1 || o->take_piece || !o->backward));
     sp->row = calloc(sp->pieces + 1, sizeof *sp->row);
     sp->rows = calloc(sp->pieces, sizeof *sp->rows);
     sp->place = calloc(sp->total, sizeof *sp->place);
@@ -305,22 +305,6 @@ pd_status pd_transformer_embed(struct pd_transformer *t, uint32_t slot, void *co
     return pd_embedding_gather(t, slot, &e, err);
 }
 
-static pd_status embedding_pieces(struct pd_transformer *t, const struct pd_embedding *whole, struct pd_error *err)
-{
-    const uint64_t hidden = whole->columns;
-    for (uint32_t place = 0; place < t->sp.pieces; place++) {
-        struct pd_embedding e = *whole;
-        const uint64_t row = t->sp.row[place];
-        e.rows = t->sp.rows[place];
-        e.tokens += row, e.positions += row;
-        e.dout = (const char *)e.dout + row * hidden * t->element_bytes;
-        PD_TRY(pd_embedding_backward(t->math, &e, err));
-        if (e.dtoken_table) PD_TRY(pd_take_piece(t, e.dtoken_table, e.vocab * hidden, err));
-        if (e.dposition_table) PD_TRY(pd_take_piece(t, e.dposition_table, e.context * hidden, err));
-    }
-    return PD_OK;
-}
-
 pd_status pd_transformer_embed_backward(struct pd_transformer *t, uint32_t slot, float *const *gradients, void *dstream,
                                         struct pd_error *err)
 {
@@ -329,8 +313,13 @@ pd_status pd_transformer_embed_backward(struct pd_transformer *t, uint32_t slot,
     e.dtoken_table = e.vocab ? gradients[0] : NULL;
     e.dposition_table = t->family->positions == PD_POSITIONS_LEARNED ? gradients[1] : NULL;
     e.adds = t->adds;
-    if (pd_takes_pieces(t)) return embedding_pieces(t, &e, err);
-    e.pieces = t->sp.pieces;
-    e.piece_rows = t->sp.rows;
-    return pd_embedding_backward(t->math, &e, err);
+    for (uint32_t place = 0; place < t->sp.pieces; place++) {
+        e.rows = t->sp.rows[place];
+        PD_TRY(pd_embedding_backward(t->math, &e, err));
+        if (e.dtoken_table) PD_TRY(pd_take_piece(t, e.dtoken_table, e.vocab * e.columns, err));
+        if (e.dposition_table) PD_TRY(pd_take_piece(t, e.dposition_table, e.context * e.columns, err));
+        e.tokens += e.rows, e.positions += e.rows;
+        e.dout = (const char *)e.dout + e.rows * e.columns * t->element_bytes;
+    }
+    return PD_OK;
 }

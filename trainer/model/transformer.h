@@ -45,7 +45,7 @@ struct pd_transformer_options {
     uint32_t recompute_layers;  /* of the first so many blocks of this rank; the others keep what none keeps */
     bool separate_documents;    /* attention looks at `first` */
     bool backward;              /* false: forward only (validation, sampling), less memory */
-    pd_piece_taker *take_piece; /* NULL: gradients of pieces are added up here, a tree over this rank's */
+    pd_piece_taker *take_piece; /* NULL where sequences are whole, or nothing goes backward */
     void *take_context;
     bool may_add;                /* pd_transformer_set_adds may ask for it: sequences are whole here */
     bool activations_in_files;   /* what is kept between forward and backward leaves memory meanwhile, */

@@ -234,7 +234,7 @@ pd_status pd_zero_add_micro_batch(struct pd_zero *zero, uint32_t set, uint32_t s
     PD_TRY(watch(zero, slot, made, elements, err));
     if (slot == PD_ZERO_NO_SLOT) return PD_OK;
     if (!s->lane) return make_terms(zero, set, made, 0, elements, err);
-    if (!is_in_lane) PD_TRY(pd_add(zero->math, elements, s->lane, PD_F32, made, false, err));
+    if (!is_in_lane) PD_TRY(pd_add(zero->math, elements, s->lane, made, err));
     if (!zero->has.makes_terms || !pd_lanes_ends(&zero->lanes, rank, slot)) return PD_OK;
     return make_terms(zero, set, s->lane, 0, elements, err);
 }

@@ -50,7 +50,7 @@ static pd_status take_table(struct pd_zero *zero, uint64_t n, struct pd_error *e
                              to_check = {.from = check, .to = sums + zero->sets[0].stride - 1, .n = 1, .adds = true};
     if (!zero->has.makes_terms) {
         PD_TRY(pass(zero, false, arrived, n * sizeof(float), NULL, err));
-        return pd_add(zero->math, n, (float *)sums, PD_F32, arrived, false, err);
+        return pd_add(zero->math, n, (float *)sums, (float *)arrived, err);
     }
     PD_TRY(pass(zero, false, arrived, n * sizeof *arrived, check, err));
     PD_TRY(pd_zero_add_run(zero, &to_table, err));
@@ -63,7 +63,7 @@ pd_status pd_zero_join_tables(struct pd_zero *zero, struct pd_error *err)
     const uint64_t n = pd_zero_held_elements(zero, 0);
     if (!zero->model->config.tie_embeddings) return PD_OK;
     if (!zero->is_mirrored && zero->has.makes_terms) return PD_OK; /* its terms went there */
-    if (!zero->is_mirrored) return pd_add(zero->math, n, table_of(zero, 0, n), PD_F32, table_of(zero, last, n), false, err);
+    if (!zero->is_mirrored) return pd_add(zero->math, n, table_of(zero, 0, n), table_of(zero, last, n), err);
     if (!is_first(zero) && !zero->mirror) return PD_OK;
     if (n) PD_TRY(is_first(zero) ? take_table(zero, n, err) : send_table(zero, n, err));
     return pd_zero_end_set(zero, is_first(zero) ? 0 : last, err);

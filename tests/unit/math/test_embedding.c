@@ -73,113 +73,32 @@ Test(embedding, a_gradient_may_be_left_out)
     fixture_free(&f);
 }
 
-/* ---- pieces and ranges ---- */
+/* ---- ranges ---- */
 
-enum { PIECES = 8, ROWS = 61, VOCAB = 23, COLUMNS = 81, PLACES = 70 };
-
-struct pieces_scene {
-    struct array dout;
-    int32_t tokens[ROWS], positions[ROWS];
-    uint64_t piece_rows[PIECES];
-    struct pd_embedding embedding;
-};
-
-static void pieces_scene_init(struct pieces_scene *s, uint64_t seed)
-{
-    uint64_t left = ROWS;
-    s->dout = array_random(PD_F32, ROWS * COLUMNS, 1, &seed);
-    for (int r = 0; r < ROWS; r++) {
-        s->tokens[r] = (int32_t)(random_u64(&seed) % (r % 3 ? VOCAB : 2));
-        s->positions[r] = PLACES - 1 - r;
-    }
-    for (int p = 0; p < PIECES; p++) { /* one of them empty */
-        s->piece_rows[p] = p == PIECES - 1 ? left : p == 3 ? 0 : random_u64(&seed) % 14;
-        if (s->piece_rows[p] > left) s->piece_rows[p] = left;
-        left -= s->piece_rows[p];
-    }
-    s->embedding = (struct pd_embedding){.rows = ROWS,
-                                         .columns = COLUMNS,
-                                         .vocab = VOCAB,
-                                         .dtype = PD_F32,
-                                         .tokens = s->tokens,
-                                         .positions = s->positions,
-                                         .context = PLACES,
-                                         .dout = s->dout.data,
-                                         .pieces = PIECES,
-                                         .piece_rows = s->piece_rows};
-}
-
-/* A table for each piece by itself, and their tree. */
-static void tree_of_tables(struct fixture *f, const struct pieces_scene *s, uint32_t first, uint32_t width, float *table)
-{
-    if (width == 1) {
-        struct pd_embedding e = s->embedding;
-        uint64_t row = 0;
-        for (uint32_t p = 0; p < first; p++)
-            row += s->piece_rows[p];
-        e.rows = s->piece_rows[first];
-        e.tokens += row;
-        e.dout = (const float *)e.dout + row * COLUMNS;
-        e.pieces = 0;
-        e.dtoken_table = table;
-        MUST(pd_embedding_backward(f->math, &e, &err));
-        return;
-    }
-    float *right = malloc(VOCAB * COLUMNS * sizeof *right);
-    tree_of_tables(f, s, first, width / 2, table);
-    tree_of_tables(f, s, first + width / 2, width / 2, right);
-    for (int i = 0; i < VOCAB * COLUMNS; i++)
-        table[i] += right[i];
-    free(right);
-}
-
-Test(embedding, pieces_are_summed_as_a_tree_of_tables)
-{
-    float *want = malloc(VOCAB * COLUMNS * sizeof *want), *got = malloc(VOCAB * COLUMNS * sizeof *got);
-    float *places = malloc(PLACES * COLUMNS * sizeof *places), *chain = malloc(VOCAB * COLUMNS * sizeof *chain);
-    unsigned differ = 0;
-    for (unsigned threads = 1; threads <= 2; threads++) {
-        struct fixture f = fixture_new(PD_ISA_AUTO, threads);
-        for (uint64_t seed = 1; seed < 20; seed++) {
-            struct pieces_scene s;
-            pieces_scene_init(&s, seed);
-            tree_of_tables(&f, &s, 0, PIECES, want);
-            s.embedding.dtoken_table = got;
-            s.embedding.dposition_table = places;
-            MUST(pd_embedding_backward(f.math, &s.embedding, &err));
-            cr_assert_arr_eq(got, want, VOCAB * COLUMNS * sizeof *got, "seed %lu", seed);
-            for (int r = 0; r < ROWS; r++)
-                cr_assert_arr_eq(places + (size_t)s.positions[r] * COLUMNS, (float *)s.dout.data + r * COLUMNS,
-                                 COLUMNS * sizeof *places);
-            s.embedding.pieces = 1;
-            s.embedding.dtoken_table = chain;
-            MUST(pd_embedding_backward(f.math, &s.embedding, &err));
-            differ += memcmp(chain, got, VOCAB * COLUMNS * sizeof *got) != 0;
-            array_free(&s.dout);
-        }
-        fixture_free(&f);
-    }
-    cr_assert_gt(differ, 0, "pieces are part of the numerics");
-    float *all[] = {want, got, places, chain};
-    for (size_t i = 0; i < 4; i++)
-        free(all[i]);
-}
+enum { ROWS = 61, VOCAB = 23, COLUMNS = 81 };
 
 /* Rows of the table that a rank of a cut vocabulary holds: what it writes is what the whole table has there. */
 Test(embedding, a_range_of_tokens_is_a_range_of_the_table)
 {
     struct fixture f = fixture_new(PD_ISA_AUTO, 2);
-    struct pieces_scene s;
-    pieces_scene_init(&s, 3);
     uint64_t seed = 8;
+    int32_t tokens[ROWS];
+    struct array dout = array_random(PD_F32, ROWS * COLUMNS, 1, &seed);
     struct array table = array_random(PD_F32, VOCAB * COLUMNS, 1, &seed), whole = array_new(PD_F32, ROWS * COLUMNS);
     struct array parts = array_random(PD_F32, ROWS * COLUMNS, 1, &seed), mark = array_new(PD_F32, ROWS * COLUMNS);
     float *gradient = malloc(VOCAB * COLUMNS * sizeof *gradient), *some = malloc(VOCAB * COLUMNS * sizeof *some);
     memcpy(mark.data, parts.data, ROWS * COLUMNS * sizeof(float));
-    struct pd_embedding e = s.embedding;
-    e.token_table = table.data;
-    e.out = whole.data;
-    e.dtoken_table = gradient;
+    for (int r = 0; r < ROWS; r++)
+        tokens[r] = (int32_t)(random_u64(&seed) % (r % 3 ? VOCAB : 2));
+    struct pd_embedding e = {.rows = ROWS,
+                             .columns = COLUMNS,
+                             .vocab = VOCAB,
+                             .dtype = PD_F32,
+                             .tokens = tokens,
+                             .token_table = table.data,
+                             .out = whole.data,
+                             .dout = dout.data,
+                             .dtoken_table = gradient};
     MUST(pd_embedding_forward(f.math, &e, &err));
     MUST(pd_embedding_backward(f.math, &e, &err));
     e.out = parts.data;
@@ -193,14 +112,14 @@ Test(embedding, a_range_of_tokens_is_a_range_of_the_table)
         cr_assert_arr_eq(some, gradient + begin * COLUMNS, e.vocab * COLUMNS * sizeof *some, "from %d", begin);
     }
     for (int r = 0; r < ROWS; r++) {
-        bool skipped = s.tokens[r] >= 10 && s.tokens[r] < 20;
+        bool skipped = tokens[r] >= 10 && tokens[r] < 20;
         const float *want = (const float *)(skipped ? mark.data : whole.data) + r * COLUMNS;
         cr_assert_arr_eq((float *)parts.data + r * COLUMNS, want, COLUMNS * sizeof *want, "row %d", r);
     }
     e.vocab = 0;
     e.dtoken_table = NULL;
     MUST(pd_embedding_backward(f.math, &e, &err));
-    struct array *all[] = {&s.dout, &table, &whole, &parts, &mark};
+    struct array *all[] = {&dout, &table, &whole, &parts, &mark};
     for (size_t i = 0; i < 5; i++)
         array_free(all[i]);
     free(gradient);

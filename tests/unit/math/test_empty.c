@@ -47,7 +47,7 @@ Test(empty, nothing_is_read_or_written)
     MUST(pd_gelu_forward(f.math, 0, PD_BF16, NULL, NULL, &err));
     MUST(pd_gelu_backward(f.math, 0, PD_BF16, NULL, NULL, NULL, &err));
     MUST(pd_column_sum(f.math, 9, 0, 0, PD_BF16, NULL, NULL, &err));
-    MUST(pd_add(f.math, 0, NULL, PD_BF16, NULL, true, &err));
+    MUST(pd_add(f.math, 0, NULL, NULL, &err));
     MUST(pd_cast(f.math, 0, PD_BF16, NULL, PD_F32, NULL, &err));
     MUST(pd_row_squares(f.math, 0, 5, NULL, NULL, &err));
     MUST(pd_copy_rows(f.math, 0, 5, NULL, 0, NULL, 0, &err));

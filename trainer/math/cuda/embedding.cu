@@ -3,8 +3,7 @@
  * Backward goes by rows of the table: a block takes up to TOKENS of them and 256 columns, lists the micro-batch's rows that
  * hold one of them, in ascending order and sorted by token, and writes each row of the table once. Where the list would be
  * too long, as for the commonest words of a large micro-batch, the micro-batch is taken in runs of rows that fit, and each
- * token's chain goes on from run to run; with pieces of sequences the block then looks through all rows instead, which is
- * slow and correct. */
+ * token's chain goes on from run to run. */
 #include "trainer/math/cuda/each.h"
 
 #define WIDE 8
@@ -33,10 +32,7 @@ template <enum pd_dtype D> struct look_up {
 pd_status pd_cuda_embedding_forward(void *stream, const struct pd_embedding *e, struct pd_error *err)
 {
     const bool aligned = pd_is_16_aligned(e->token_table) && pd_is_16_aligned(e->position_table) && pd_is_16_aligned(e->out);
-    struct pd_embedding there = *e;
-    there.piece_rows = nullptr; /* the host's, and nobody's here */
-    PD_WITH_DTYPE(e->dtype, D,
-                  return pd_each_row_launch<WIDE>(stream, e->rows, e->columns, aligned, look_up<D>{there}, err));
+    PD_WITH_DTYPE(e->dtype, D, return pd_each_row_launch<WIDE>(stream, e->rows, e->columns, aligned, look_up<D>{*e}, err));
 }
 
 /* ---- backward ---- */
@@ -44,8 +40,6 @@ pd_status pd_cuda_embedding_forward(void *stream, const struct pd_embedding *e, 
 #define TOKENS 64u         /* rows of the table in a block */
 #define LISTED_MAX 5120u   /* rows of the micro-batch in a block: 40 KiB of shared memory */
 #define BLOCKS_WANTED 528u /* four for each multiprocessor of the largest devices */
-#define PIECES_MAX 128u
-#define DEPTH_MAX 8u /* of a tree of PIECES_MAX */
 #define TOKEN_BITS 6u
 #define ROWS_MAX (UINT64_C(1) << (32 - TOKEN_BITS))
 #define WARPS (PD_THREADS / PD_WARP)
@@ -57,9 +51,7 @@ struct scatter {
     const void *dout;
     float *table;
     bool adds;
-    uint32_t tokens;                 /* of a block */
-    uint32_t pieces;                 /* a power of two */
-    uint32_t piece_ends[PIECES_MAX]; /* rows */
+    uint32_t tokens; /* of a block */
 };
 
 struct lists {
@@ -119,45 +111,7 @@ PD_DEVICE void sort_rows(uint32_t found, lists &l)
     __syncthreads();
 }
 
-/* The tree over pieces, where a piece without the token is +0 as if it were there: sums of subtrees that are complete. */
-struct piece_tree {
-    float sum[DEPTH_MAX];
-    uint32_t next; /* piece */
-};
-
-PD_DEVICE void push_piece(piece_tree &t, float sum)
-{
-    uint32_t level = 0;
-    for (; t.next >> level & 1u; level++)
-        sum = t.sum[level] + sum;
-    t.sum[level] = sum;
-    t.next++;
-}
-
-/* Rows of one index, in ascending order: listed, or all that hold it. */
-template <enum pd_dtype D>
-PD_DEVICE float sum_rows(const scatter &s, uint64_t column, int64_t index, const uint32_t *list, uint64_t count)
-{
-    piece_tree tree;
-    float chain = 0.0f;
-    uint32_t piece = 0;
-    tree.next = 0;
-    for (uint64_t i = 0; i < count; i++) {
-        const uint64_t row = list ? list[i] : i;
-        if (!list && s.indices[row] != index) continue;
-        for (; row >= s.piece_ends[piece]; piece++, chain = 0.0f)
-            push_piece(tree, chain);
-        chain = chain + pd_get<D>(s.dout, row * s.columns + column);
-    }
-    for (; piece < s.pieces; piece++, chain = 0.0f)
-        push_piece(tree, chain);
-    uint32_t top = 0;
-    while (s.pieces >> top != 1)
-        top++;
-    return tree.sum[top];
-}
-
-/* One piece: a chain that goes on, four rows of which are fetched at once. */
+/* A chain that goes on, four rows of which are fetched at once. */
 template <enum pd_dtype D>
 PD_DEVICE float sum_listed(const scatter &s, uint64_t column, const uint32_t *list, uint32_t count, float chain)
 {
@@ -205,19 +159,11 @@ template <enum pd_dtype D> static __global__ void scatter_kernel(scatter s)
     const uint32_t tokens = left < s.tokens ? static_cast<uint32_t>(left) : s.tokens;
     const int64_t begin = s.first + static_cast<int64_t>(first_row);
     const uint32_t found = find_rows(s, 0, s.rows, begin, tokens, l);
-    const bool listed = found <= LISTED_MAX;
-    if (!listed && s.pieces == 1) return scatter_in_runs<D>(s, first_row, tokens, column, l);
-    if (listed) sort_rows(found, l);
-    if (column >= s.columns) return;
-    for (uint32_t t = 0; t < tokens; t++) {
-        const uint32_t *list = listed ? l.sorted + l.ends[t] : nullptr;
-        const uint32_t count = listed ? l.ends[t + 1] - l.ends[t] : 0;
-        float sum;
-        if (listed && s.pieces == 1)
-            sum = sum_listed<D>(s, column, list, count, 0.0f);
-        else
-            sum = sum_rows<D>(s, column, begin + t, list, listed ? count : s.rows);
-        put_sum(s, (first_row + t) * s.columns + column, listed ? count : s.rows, sum);
+    if (found > LISTED_MAX) return scatter_in_runs<D>(s, first_row, tokens, column, l);
+    sort_rows(found, l);
+    for (uint32_t t = 0; t < tokens && column < s.columns; t++) {
+        const uint32_t count = l.ends[t + 1] - l.ends[t];
+        put_sum(s, (first_row + t) * s.columns + column, count, sum_listed<D>(s, column, l.sorted + l.ends[t], count, 0.0f));
     }
 }
 
@@ -236,18 +182,9 @@ static pd_status launch(void *stream, const struct pd_embedding *e, scatter *s, 
 pd_status pd_cuda_embedding_backward(void *stream, const struct pd_embedding *e, struct pd_error *err)
 {
     scatter s = {};
-    uint64_t end = 0;
-    s.pieces = e->pieces ? e->pieces : 1;
-    if (s.pieces > PIECES_MAX)
-        PD_FAIL(err, PD_UNSUPPORTED, "gradients of %u pieces of a sequence on a GPU, at most %u: lower numerics.virtual_sp",
-                s.pieces, PIECES_MAX);
     if (e->rows >= ROWS_MAX)
         PD_FAIL(err, PD_UNSUPPORTED, "%llu tokens in one micro-batch on a GPU, at most %llu: lower batch.micro_batch",
                 static_cast<unsigned long long>(e->rows), static_cast<unsigned long long>(ROWS_MAX - 1));
-    for (uint32_t i = 0; i < s.pieces; i++) {
-        end = s.pieces == 1 ? e->rows : end + e->piece_rows[i];
-        s.piece_ends[i] = static_cast<uint32_t>(end);
-    }
     if (e->dtoken_table && e->vocab) {
         s.indices = e->tokens;
         s.first = e->first_token;

@@ -72,7 +72,7 @@ struct finish {
     }
 };
 
-/* As pd_tree_joins of cpu_tree.h: of neighbours on the stack, the pair below meets higher up than the pair above. */
+/* As in cpu_finish.c: of neighbours on the stack, the pair below meets higher up than the pair above. */
 static bool make_program(const struct pd_finish *f, program *p)
 {
     uint32_t stack[DEPTH_MAX], depth = 0;

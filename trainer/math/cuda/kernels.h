@@ -3,8 +3,8 @@
  * Operands are those of trainer/math/operations.h and mean what they mean in trainer/math/math.h; a wrapper of math.c has
  * checked them. Launchers only put work on the stream and return.
  *
- *   ownership  operands are device memory, borrowed until the stream has passed the call; the structs themselves, and the
- *              arrays pd_finish.parts and pd_embedding.piece_rows, are host memory and read before the call returns
+ *   ownership  operands are device memory, borrowed until the stream has passed the call; the structs themselves and the
+ *              array pd_finish.parts are host memory and read before the call returns
  *   stream     a cudaStream_t; NULL is the default stream. Of kernels on the host it is ignored
  *   errors     PD_UNSUPPORTED: a size no kernel is made for; PD_DEVICE_LOST: the launch failed
  *   bits       the same run after run, and whatever the grid; where README.md says so, those of the CPU backend */

@@ -158,29 +158,24 @@ pd_status pd_cuda_rope(void *stream, const struct pd_rope *r, struct pd_error *e
 
 /* ---- sums of two, casts ---- */
 
-template <enum pd_dtype D> struct add {
+struct add {
     float *sum;
-    const void *piece;
-    bool first;
+    const float *more;
 
     template <int N> __device__ void at(uint64_t i) const
     {
-        float v[N], old[N];
-        pd_get_n<D, N>(piece, i, v);
-        if (!first) {
-            pd_get_n<PD_F32, N>(sum, i, old);
-            for (int j = 0; j < N; j++)
-                v[j] = old[j] + v[j];
-        }
-        pd_put_n<PD_F32, N>(sum, i, v);
+        float x[N], y[N];
+        pd_get_n<PD_F32, N>(sum, i, x);
+        pd_get_n<PD_F32, N>(more, i, y);
+        for (int j = 0; j < N; j++)
+            x[j] = x[j] + y[j];
+        pd_put_n<PD_F32, N>(sum, i, x);
     }
 };
 
-pd_status pd_cuda_add(void *stream, uint64_t n, float *sum, enum pd_dtype dtype, const void *piece, bool first,
-                      struct pd_error *err)
+pd_status pd_cuda_add(void *stream, uint64_t n, float *sum, const float *more, struct pd_error *err)
 {
-    const bool aligned = pd_is_16_aligned(sum) && pd_is_16_aligned(piece);
-    PD_WITH_DTYPE(dtype, D, return pd_each_launch<WIDE>(stream, n, aligned, add<D>{sum, piece, first}, err));
+    return pd_each_launch<WIDE>(stream, n, pd_is_16_aligned(sum) && pd_is_16_aligned(more), add{sum, more}, err);
 }
 
 /* clang-format off */
