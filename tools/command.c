@@ -237,7 +237,7 @@ static void print_commands(const struct pd_command *commands, const char *parent
         snprintf(left, sizeof left, "%s %s", c->name, c->arguments);
         printf("  %-44s %s\n", left, c->summary);
     }
-    printf("\n%s COMMAND --help tells more; what prints results takes --json.\n", parent);
+    printf("\nSee %s COMMAND --help. Commands that print results take --json.\n", parent);
 }
 
 pd_status pd_command_dispatch(const struct pd_command *commands, const char *parent, int argc, char **argv,

@@ -9,7 +9,7 @@
 #define FUSED TITAN "qkv_linear.wqkv.*"
 #define LAYER "decoder.layers.%u."
 
-/* ---- names of tensors in other systems ---- */
+/* ---- names of tensors in other programs ---- */
 
 static const struct pd_dialect as_here = {
     .name = "hugging_face", .base = "model.", .has_own_names = true, .sources = {[PD_ROLE_HEAD] = {NULL, PD_OUTSIDE}}};

@@ -1,5 +1,5 @@
 /* Families of models are rows of one table, families.c, which the trainer and the formats read: what a family computes, the names
- * of its tensors here and in other systems, and the keys of its configuration there. To add a family, add a row; an operation in
+ * of its tensors here and in other programs, and the keys of its configuration there. To add a family, add a row; an operation in
  * trainer/math only if it computes something new. To add a model that is shaped like a family we have, add a line to its classes.
  * tests/cli/family.py trains and converts a family that is nothing but a row. */
 #pragma once
@@ -31,7 +31,7 @@ enum pd_role {
     PD_ROLE_COUNT
 };
 
-/* How a tensor of the model lies in the tensor of another system; some go together. */
+/* How a tensor of the model lies in the tensor of another program; some go together. */
 enum {
     PD_ACROSS = 1,      /* the matrix is [in, out] */
     PD_THIRDS = 2,      /* rows of q, then of k, then of v: k and v need no name of their own */
@@ -51,7 +51,7 @@ struct pd_source {
     unsigned fused_how;
 };
 
-/* Names of tensors in another system. */
+/* Names of tensors in another program. */
 struct pd_dialect {
     const char *name;
     const char *base;    /* written before names of the base model */

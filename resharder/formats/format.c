@@ -108,7 +108,7 @@ pd_status pd_format_of(struct pd_vfs *vfs, const char *path, const struct pd_for
     struct pd_stat stat;
     char known[PD_FORMATS_NAMES_MAX], directory[PD_FORMATS_PATH_MAX];
     const pd_status st = pd_vfs_stat(vfs, path, &stat, err);
-    if (st == PD_NOT_FOUND) PD_FAIL(err, st, "%s does not exist; name a file or a directory of another system", path);
+    if (st == PD_NOT_FOUND) PD_FAIL(err, st, "%s does not exist; name a file or a directory of another program", path);
     PD_TRY(st);
     for (const struct pd_format *const *f = pd_formats; *f; f++) {
         if ((*f)->recognizes(vfs, path)) {

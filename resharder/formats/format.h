@@ -37,7 +37,7 @@ struct pd_format {
 
 extern const struct pd_format *const pd_formats[];        /* NULL-terminated */
 const struct pd_format *pd_format_find(const char *name); /* NULL: none has it */
-/* "safetensors, megatron, ...": those of other systems, for messages. */
+/* "safetensors, megatron, ...": those of other programs, for messages. */
 #define PD_FORMATS_NAMES_MAX 160
 void pd_format_list_read(char ret_names[PD_FORMATS_NAMES_MAX]);
 /* The one that recognises `path` (file or directory).   errors  PD_NOT_FOUND; PD_INVALID: none does, with what was looked

@@ -285,7 +285,7 @@ os.makedirs("strange", exist_ok=True)
 write("strange/text.txt", b"text")
 NO_FORMAT = (f"text.txt is a file in no format that perdure reads ({THEIRS}): `perdure ckpt import --help` lists the files of each, and runs "
              "and checkpoints of perdure are directories")
-NOTHING = r" holds no checkpoint; a run saves its own in <run.dir>/checkpoints, and `perdure ckpt import --help` lists the files of other systems\n$"
+NOTHING = r" holds no checkpoint; a run saves its own in <run.dir>/checkpoints, and `perdure ckpt import --help` lists the files of other programs\n$"
 STRANGE = "/.*/strange" + NOTHING
 for command in (["ls"], ["show"], ["stats"], ["verify"], ["prune", "--keep-last=1"], ["diff", "run"], ["diff", "strange"]):
     expect(f"ckpt-file-{'-'.join(command)}", ["ckpt", *command, "text.txt"], 65 if command[-1] == "strange" else 78,
@@ -295,7 +295,7 @@ for command in ("show", "stats", "verify"):
 expect("ckpt-strange-ls", ["ckpt", "ls", "strange"], 0, re.compile("^" + STRANGE))
 write("strange.gguf", b"GGUF\3\0\0\0" + bytes(16))
 expect("ckpt-ls-gguf", ["ckpt", "ls", "strange.gguf"], 78, err=said(
-    "strange.gguf is a checkpoint of another system (gguf), and this command reads only perdure's: perdure ckpt import converts it; ckpt show, stats "
+    "strange.gguf is a checkpoint of another program (gguf), and this command reads only perdure's: perdure ckpt import converts it; ckpt show, stats "
     "and diff read it as it is"))
 expect("ckpt-no-path", ["ckpt", "show"], 64, err=said("name a run or a directory of checkpoints; see perdure ckpt show --help"))
 expect("ckpt-two-paths", ["ckpt", "show", "run", "run"], 64, err=said('"run" is one path too many: at most 1; see perdure ckpt show --help'))

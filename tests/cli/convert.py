@@ -93,9 +93,9 @@ expect("universal-dtype", ["ckpt", "export", "run", "none", "--format=universal"
 with open("universal/latest_universal") as file:
     report("universal-tag", [] if file.read() == "global_step2" else ["latest_universal"], (0, "", ""))
 
-# ---- what a checkpoint of another system, or of another name, is to commands that take ours ----
+# ---- what a checkpoint of another program, or of another name, is to commands that take ours ----
 for name, command, code in (("ls", "ls", 0), ("verify", "verify", 65)):
-    told = re.compile(r"/hf is a checkpoint of another system \(safetensors\), and this command reads only perdure.s: perdure ckpt import ")
+    told = re.compile(r"/hf is a checkpoint of another program \(safetensors\), and this command reads only perdure.s: perdure ckpt import ")
     expect(f"{name}-of-another-system", ["ckpt", command, "hf"], code, *((told,) if code == 0 else ("", told)))
 expect("sample-of-another-system", ["sample", "hf", "--prompt=In", "--count=0"], 0, re.compile("^In"))
 shutil.copytree(glob.glob("run/checkpoints/step-*")[-1], "renamed")
@@ -103,11 +103,11 @@ expect("show-no-step", ["ckpt", "show", "run", "--step=9"], 65, err=re.compile("
 expect("verify-renamed", ["ckpt", "verify", "renamed"], 65, err=re.compile(r"/renamed is a checkpoint without the name that its save gave it"))
 
 # ---- import ----
-expect("import-missing", ["ckpt", "import", "absent", "in"], 78, err=said("absent does not exist; name a file or a directory of another system"))
+expect("import-missing", ["ckpt", "import", "absent", "in"], 78, err=said("absent does not exist; name a file or a directory of another program"))
 if help_text := expect("import-help", ["ckpt", "import", "--help"], 0, ANY):
     report("import-help-lists-formats", [name for name in ("safetensors", "megatron", "dcp", "deepspeed", "universal", "gguf", "llmc", "torch")
                                          if not re.search(rf"^  {name} +\S", help_text, re.M)], (0, help_text, ""))
-    listed = help_text.split("of one of these formats:\n")[1].splitlines()
+    listed = help_text.split("Formats:\n")[1].splitlines()
     report("import-help-a-line-each", [line for line in listed if not line.startswith("  ")], (0, help_text, ""))
 for name, place in (("run", "run"), ("directory", "run/checkpoints"), ("checkpoint", glob.glob("run/checkpoints/step-*")[-1])):
     expect(f"import-of-our-{name}", ["ckpt", "import", place, "in"], 64, err=re.compile(f"^perdure: {place} is perdure's own: a run resumes from it"))
@@ -195,7 +195,7 @@ os.rename("hf", "gone")  # a run that has begun does not need it
 expect("train-from-gone", ["train", small, "run.steps=4", "layout.ranks=1", "layout.threads=1"], 0, ANY, re.compile("resumed at step 3, "))
 os.rename("gone", "hf")
 expect("train-from-absent", ["train", small, "run.dir=never", "init.from=nothing"], 78,
-       err=said("init.from: nothing does not exist; name a file or a directory of another system"))
+       err=said("init.from: nothing does not exist; name a file or a directory of another program"))
 expect("train-from-ours", ["train", small, "run.dir=never", "init.from=run"], 78,
        err=said("init.from: run is perdure's own: a run resumes from it, and perdure ckpt reshard rewrites it"))
 expect("train-from-one-file", ["train", small, "run.dir=never", "init.from=hf/config.json"], 78,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Damaged files of other systems: an import ends with an error that names the file, or takes what no checksum protects; it never
+"""Damaged files of other programs: an import ends with an error that names the file, or takes what no checksum protects; it never
 crashes and leaves nothing half done.  damage.py PERDURE SOURCE [FORMAT...]
 
 8 damaged copies of each format; with PERDURE_TEST_SCALE=N above 1, 200 N."""

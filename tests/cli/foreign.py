@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Models of other systems as they lie about: what would make another model than their own program does is refused by name.
+"""Models of other programs as they lie about: what would make another model than their own program does is refused by name.
 foreign.py PERDURE SOURCE [NAME...]"""
 import json
 import os

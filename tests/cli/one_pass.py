@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""`perdure ckpt export` of a checkpoint of another system: the files are those that an import and an export of it would make, byte by
+"""`perdure ckpt export` of a checkpoint of another program: the files are those that an import and an export of it would make, byte by
 byte, from every format to every format.  one_pass.py PERDURE SOURCE [NAME...]"""
 import glob
 import json
@@ -82,7 +82,7 @@ expect("no-model", ["ckpt", "export", "bare", "out", "--format=gguf"], 78, err=s
     "bare does not say which model it is; give the config.json of transformers, or a configuration of a run with its model section: --config=run.yaml"))
 expect("dry-run", ["ckpt", "export", "gpt2.llmc", "out", "--format=gguf", "--dry-run", "--only=attn_qkv.weight"], 0, re.compile(
     r"^TENSOR +KIND +TO +TYPE +FROM *\n(?:\S+(?:q|k|v)_proj\.weight +param +blk\.[01]\.attn_qkv\.weight +fp32 +qkvw *\n){6}$"))
-for name, words in (("absent", "absent does not exist; name a run, a checkpoint, or one of another system"),
+for name, words in (("absent", "absent does not exist; name a run, a checkpoint, or one of another program"),
                     ("text.txt", "text.txt is a file in no format that perdure reads (safetensors, megatron, dcp, deepspeed, universal, gguf, llmc, torch): `perdure ckpt "
                      "import --help` lists the files of each, and runs and checkpoints of perdure are directories")):
     expect(f"no-source-{name}", ["ckpt", "export", name, "out", "--format=gguf"], 78, err=said(words))

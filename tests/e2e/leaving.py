@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Who writes and is asked to leave: import, export, reshard, data pack, eval of another system's checkpoint, doctor's trial of a directory,
+"""Who writes and is asked to leave: import, export, reshard, data pack, eval of another program's checkpoint, doctor's trial of a directory,
 and the import of init.from. Each is stopped at several moments, gets TERM, INT, HUP or USR1, and ends with 75 and one sentence; the tree is as before,
 to the byte and the name, and the same command then does its work. USR2 asks nobody to leave; a second INT ends at once, and what it
 leaves the same command clears. What cannot be removed is named; a disk that is full is no hindrance.

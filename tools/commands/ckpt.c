@@ -174,9 +174,9 @@ static pd_status prune(const struct pd_ckpt_options *o, struct pd_error *err)
 
 /* ---- arguments ---- */
 
-#define PATH_MEANS                                                                                                    \
-    "PATH is the directory of a run, a directory of checkpoints, or one checkpoint; of several the newest is taken. " \
-    "It may be one of another system, too."
+#define PATH_MEANS                                                                                                   \
+    "PATH is a run directory, a directory of checkpoints (the newest is used), or one checkpoint, of perdure or of " \
+    "another program."
 
 typedef pd_status subcommand(const struct pd_ckpt_options *, struct pd_error *);
 
@@ -208,42 +208,41 @@ static pd_status run(const char *arguments, const char *doc, struct pd_option *o
 static pd_status run_ls(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {.step = UINT64_MAX};
-    return run(
-        "PATH",
-        "Lists valid checkpoints, newest first, as their records and the sizes of their files tell; ckpt verify reads "
-        "every byte. LINEAGE counts changes that gave other bits (accept_new_lineage), "
-        "LAUNCH is the start of the run that saved it.",
-        NULL, &o, ls, argc, argv, err);
+    return run("PATH",
+               "Lists valid checkpoints, newest first. It reads their records and file sizes; ckpt verify reads every byte. "
+               "LINEAGE counts changes that gave other bits (accept_new_lineage). LAUNCH counts the launches of the run.",
+               NULL, &o, ls, argc, argv, err);
 }
 
 static pd_status run_show(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {.step = UINT64_MAX};
-    struct pd_option options[] = {STEP_ROW("not the newest but this one"),
-                                  PD_OPTION("config", NULL, "the configuration it was made with, as YAML, and nothing else",
-                                            PD_OPTION_FLAG, &o.config),
-                                  {0}};
-    return run("PATH", "What a checkpoint's commit record says. " PATH_MEANS, options, &o, pd_ckpt_show, argc, argv, err);
+    struct pd_option options[] = {
+        STEP_ROW("this step instead of the newest"),
+        PD_OPTION("config", NULL, "print only its configuration, as YAML", PD_OPTION_FLAG, &o.config),
+        {0}};
+    return run("PATH", "Shows what a checkpoint's commit record says. " PATH_MEANS, options, &o, pd_ckpt_show, argc, argv,
+               err);
 }
 
 static pd_status run_verify(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {.step = UINT64_MAX};
-    struct pd_option options[] = {STEP_ROW("not all but this one"), {0}};
-    return run("PATH",
-               "Reads every byte and compares it with its checksums: of all checkpoints of a run, or of one. Exit code 65 "
-               "when any is damaged or incomplete. PATH is the directory of a run, a directory of checkpoints, or one "
-               "checkpoint.",
-               options, &o, pd_ckpt_verify, argc, argv, err);
+    struct pd_option options[] = {STEP_ROW("this step only"), {0}};
+    return run(
+        "PATH",
+        "Reads every byte of a checkpoint, or of all checkpoints of a run, and compares it with the checksums. Exits with "
+        "65 if one is damaged or incomplete. PATH is a run directory, a directory of checkpoints, or one checkpoint.",
+        options, &o, pd_ckpt_verify, argc, argv, err);
 }
 
 static pd_status run_diff(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {.step = UINT64_MAX};
     struct pd_option options[] = {
-        PD_OPTION("quiet", NULL, "prints no text: the exit code tells", PD_OPTION_FLAG, &o.quiet, .letter = 'q'), {0}};
+        PD_OPTION("quiet", NULL, "print nothing, only set the exit code", PD_OPTION_FLAG, &o.quiet, .letter = 'q'), {0}};
     return run("PATH PATH",
-               "Compares the tensors of two checkpoints, whatever their layouts. Exit code 65 when they differ. " PATH_MEANS,
+               "Compares the tensors of two checkpoints, under any layouts. Exits with 65 if they differ. " PATH_MEANS,
                options, &o, pd_ckpt_diff, argc, argv, err);
 }
 
@@ -251,21 +250,21 @@ static pd_status run_stats(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {.step = UINT64_MAX};
     struct pd_option options[] = {
-        STEP_ROW("not the newest but this one"),
+        STEP_ROW("this step instead of the newest"),
         PD_OPTION("tensor", "TEXT", "only tensors whose name contains TEXT", PD_OPTION_TEXT, &o.tensor),
         {0}};
     return run("PATH",
-               "Digest, least, largest, mean and root mean square of each tensor, and non-finite values. " PATH_MEANS,
+               "Shows digest, minimum, maximum, mean, root mean square and non-finite values of each tensor. " PATH_MEANS,
                options, &o, pd_ckpt_stats, argc, argv, err);
 }
 
 static pd_status run_prune(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {.step = UINT64_MAX};
-    struct pd_option options[] = {PD_OPTION("keep-last", "N", "the newest N stay", PD_OPTION_U32, &o.keep_last,
+    struct pd_option options[] = {PD_OPTION("keep-last", "N", "keep the newest N", PD_OPTION_U32, &o.keep_last,
                                             .expected = "a whole number, such as --keep-last=4"),
-                                  PD_OPTION("keep-every", "N", "and every step that N divides", PD_OPTION_U64, &o.keep_every,
-                                            .expected = "a whole number, such as --keep-every=4"),
+                                  PD_OPTION("keep-every", "N", "also keep every step that N divides", PD_OPTION_U64,
+                                            &o.keep_every, .expected = "a whole number, such as --keep-every=4"),
                                   {0}};
     return run("PATH", "Deletes old checkpoints. Refuses while a run is using the directory.", options, &o, prune, argc,
                argv, err);
@@ -275,28 +274,26 @@ static pd_status run_reshard(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {.step = UINT64_MAX};
     struct pd_option options[] = {
-        STEP_ROW("not the newest but this one"),
+        STEP_ROW("this step instead of the newest"),
         PD_OPTION("layout", "dp=N,tp=N,...",
                   "dp, tp, pp, sp, zero_shard, zero_stage, interleave; default 1 (zero_shard: dp*sp)", PD_OPTION_TEXT,
                   &o.layout),
-        PD_OPTION("compression", "none|zstd:N", "of the new shards; default: as in SRC", PD_OPTION_TEXT, &o.compression),
+        PD_OPTION("compression", "none|zstd:N", "compress the new shards; default: as in SRC", PD_OPTION_TEXT,
+                  &o.compression),
         {0}};
-    return run(
-        "SRC DST",
-        "Writes a checkpoint again under another layout, offline: one process, little memory, the same state to the "
-        "bit. A run loads any checkpoint under any layout without this. DST is a directory of checkpoints; it is made "
-        "when absent, and nothing in it is overwritten. SRC is the directory of a run, a directory of checkpoints, or "
-        "one checkpoint; of several the newest is taken.",
-        options, &o, pd_ckpt_reshard, argc, argv, err);
+    return run("SRC DST",
+               "Writes a checkpoint again under another layout: the same state to the bit, in one process and little "
+               "memory. You rarely need it, since a run loads any checkpoint under any layout. DST is a directory of "
+               "checkpoints; it is created if needed, and nothing in it is overwritten. SRC is a run directory, a directory "
+               "of checkpoints (the newest is used), or one checkpoint.",
+               options, &o, pd_ckpt_reshard, argc, argv, err);
 }
 
-#define IMPORT_DOC                                                                                              \
-    "Converts a checkpoint of another system, under any layout, offline and in little memory. The format is "   \
-    "recognized from the files. Lists what SRC holds that a checkpoint has no place for. Parameters and "       \
-    "moments are kept in fp32, exactly, whatever SRC has; numerics.precision decides what a run computes in. "  \
-    "What was written is read back before it counts. A run goes on behind the samples that SRC counted, or, "   \
-    "where it counted none, behind its steps times batch.sequences. DST is a directory of checkpoints without " \
-    "any; it is made when absent."
+#define IMPORT_DOC                                                                                                        \
+    "Converts a checkpoint of another program, in little memory. perdure recognizes the format from the files and lists " \
+    "what it cannot take over. Parameters and moments become fp32, without loss; numerics.precision decides what a run "  \
+    "computes in. The result is read back before it counts. A run continues after the samples that SRC counted, or else " \
+    "after its steps times batch.sequences. DST is an empty directory; it is created if needed."
 
 static pd_status run_import(int argc, char **argv, struct pd_error *err)
 {
@@ -305,20 +302,19 @@ static pd_status run_import(int argc, char **argv, struct pd_error *err)
         PD_OPTION("layout", "dp=N,tp=N,...",
                   "dp, tp, pp, sp, zero_shard, zero_stage, interleave; default 1 (zero_shard: dp*sp)", PD_OPTION_TEXT,
                   &o.layout),
-        PD_OPTION("config", "FILE", "config.json, or configuration of a run; the model, where SRC does not say which it is",
+        PD_OPTION("config", "FILE", "config.json or a run's configuration, if SRC does not describe its model",
                   PD_OPTION_TEXT, &o.config_file),
-        PD_OPTION("fresh-optimizer", NULL, "moments that SRC does not have begin at zero", PD_OPTION_FLAG,
-                  &o.fresh_optimizer),
-        PD_OPTION("compression", "none|zstd:N", "of the shards", PD_OPTION_TEXT, &o.compression),
-        PD_OPTION("dry-run", NULL, "prints which tensor becomes which, and writes nothing", PD_OPTION_FLAG, &o.dry_run),
-        PD_OPTION("prefix", "TEXT", "where SRC holds several models: before the names of the one that is taken",
+        PD_OPTION("fresh-optimizer", NULL, "start missing moments at zero", PD_OPTION_FLAG, &o.fresh_optimizer),
+        PD_OPTION("compression", "none|zstd:N", "compress the shards", PD_OPTION_TEXT, &o.compression),
+        PD_OPTION("dry-run", NULL, "print which tensor becomes which, and write nothing", PD_OPTION_FLAG, &o.dry_run),
+        PD_OPTION("prefix", "TEXT", "if SRC holds several models, take the one whose tensor names begin with TEXT",
                   PD_OPTION_TEXT, &o.prefix),
-        PD_OPTION("only", "TEXT", "with --dry-run: tensors whose name contains TEXT", PD_OPTION_TEXT, &o.only),
+        PD_OPTION("only", "TEXT", "with --dry-run: show only tensors whose name contains TEXT", PD_OPTION_TEXT, &o.only),
         {0}};
     char doc[2048];
     /* Behind the options: a row for each format. */
     size_t bytes = sizeof doc;
-    size_t used = (size_t)snprintf(doc, bytes, IMPORT_DOC "\vSRC is of one of these formats:\n");
+    size_t used = (size_t)snprintf(doc, bytes, IMPORT_DOC "\vFormats:\n");
     for (const struct pd_format *const *f = pd_formats; *f; f++) {
         if (*f == &pd_format_perdure) continue;
         used += (size_t)snprintf(doc + used, bytes - used, "  %-12s %s\n", (*f)->name, (*f)->about);
@@ -331,39 +327,37 @@ static pd_status run_export(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {.step = UINT64_MAX};
     struct pd_option options[] = {
-        STEP_ROW("not the newest but this one"),
-        PD_OPTION("format", "NAME", "of the files: safetensors, dcp, megatron, universal, gguf, llmc", PD_OPTION_TEXT,
-                  &o.format),
-        PD_OPTION("dtype", "fp32|bf16|fp16", "of parameters, in gguf q8_0 too; fp32 if not given", PD_OPTION_TEXT, &o.dtype),
+        STEP_ROW("this step instead of the newest"),
+        PD_OPTION("format", "NAME", "safetensors, dcp, megatron, universal, gguf or llmc", PD_OPTION_TEXT, &o.format),
+        PD_OPTION("dtype", "fp32|bf16|fp16", "type of parameters (default: fp32); gguf also takes q8_0", PD_OPTION_TEXT,
+                  &o.dtype),
         PD_OPTION("only", "TEXT", "only tensors whose name contains TEXT", PD_OPTION_TEXT, &o.only),
-        PD_OPTION("prefix", "TEXT", "where SRC holds several models: before the names of the one that is taken",
+        PD_OPTION("prefix", "TEXT", "if SRC holds several models, take the one whose tensor names begin with TEXT",
                   PD_OPTION_TEXT, &o.prefix),
-        PD_OPTION("config", "FILE", "config.json, or configuration of a run; the model, where SRC does not say it",
+        PD_OPTION("config", "FILE", "config.json or a run's configuration, if SRC does not describe its model",
                   PD_OPTION_TEXT, &o.config_file),
-        PD_OPTION("fresh-optimizer", NULL, "moments that SRC does not have begin at zero", PD_OPTION_FLAG,
-                  &o.fresh_optimizer),
-        PD_OPTION("dry-run", NULL, "prints which tensor becomes which, and writes nothing", PD_OPTION_FLAG, &o.dry_run),
+        PD_OPTION("fresh-optimizer", NULL, "start missing moments at zero", PD_OPTION_FLAG, &o.fresh_optimizer),
+        PD_OPTION("dry-run", NULL, "print which tensor becomes which, and write nothing", PD_OPTION_FLAG, &o.dry_run),
         {0}};
-    return run(
-        "SRC DST",
-        "Writes a checkpoint as files of another system, offline and in little memory. They are read back before DST, "
-        "a directory (of gguf a file) that must not exist, gets its name. SRC is the directory of a run, a directory of "
-        "checkpoints, or one checkpoint; of several the newest is taken. It may be one of another system, too (perdure ckpt "
-        "import --help lists formats), of which only what the new files hold is read.",
-        options, &o, pd_ckpt_export, argc, argv, err);
+    return run("SRC DST",
+               "Writes a checkpoint in the format of another program, in little memory. DST is a directory (gguf: a file) "
+               "that must not exist yet; it gets its name once the files were read back. SRC is a run directory, a "
+               "directory of checkpoints (the newest is used), or one checkpoint, of perdure or of another program (perdure "
+               "ckpt import --help lists formats).",
+               options, &o, pd_ckpt_export, argc, argv, err);
 }
 
 pd_status pd_cmd_ckpt(int argc, char **argv, struct pd_error *err)
 {
     static const struct pd_command commands[] = {
         {"ls", "PATH", "list checkpoints", run_ls},
-        {"show", "PATH", "step, layout, progress, configuration of one", run_show},
+        {"show", "PATH", "step, layout, progress and configuration of a checkpoint", run_show},
         {"verify", "PATH", "read every byte and compare with its checksums", run_verify},
         {"diff", "PATH PATH", "compare the tensors of two", run_diff},
         {"stats", "PATH", "digest and statistics of each tensor", run_stats},
         {"reshard", "--layout=dp=4,tp=2 SRC DST", "write one again under another layout", run_reshard},
-        {"import", "SRC DST", "make one out of a checkpoint of another system", run_import},
-        {"export", "--format=safetensors SRC DST", "write one as files of another system", run_export},
+        {"import", "SRC DST", "convert a checkpoint of another program", run_import},
+        {"export", "--format=safetensors SRC DST", "convert a checkpoint for another program", run_export},
         {"prune", "--keep-last=N PATH", "delete old ones", run_prune},
         {0},
     };

@@ -1,4 +1,4 @@
-/* perdure ckpt export: a checkpoint of ours, or of another system, becomes one of another system. */
+/* perdure ckpt export: a checkpoint of ours, or of another program, becomes one of another program. */
 #include "ckpt/base/arena.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/fault.h"

@@ -37,14 +37,14 @@ PD_MUST_USE pd_status pd_ckpt_foreign_read_model(const struct pd_ckpt_foreign *f
                                                  bool *ret_is_said, struct pd_error *err);
 /* Whether `file` of --config is a config.json of transformers, which names a model and no run. */
 bool pd_ckpt_is_model_file(const char *file);
-/* A configuration for a checkpoint of another system: `file`, or NULL for the defaults, with the checkpoint's own model, or the
+/* A configuration for a checkpoint of another program: `file`, or NULL for the defaults, with the checkpoint's own model, or the
  * model of `file` if that is a config.json.
  *   errors  PD_INVALID: neither names a model; errors of the configuration */
 PD_MUST_USE pd_status pd_ckpt_foreign_configure(const struct pd_ckpt_foreign *foreign, const char *file,
                                                 struct pd_config *ret_config, struct pd_error *err);
 /* Returns `status`; adds to the message what to do about damage in `path` and about a full drive. */
 pd_status pd_ckpt_foreign_add_advice(pd_status status, const char *path, struct pd_error *err);
-/* Fails if --step was given (not UINT64_MAX) for a checkpoint of another system, which has one step. */
+/* Fails if --step was given (not UINT64_MAX) for a checkpoint of another program, which has one step. */
 PD_MUST_USE pd_status pd_ckpt_foreign_refuse_step(const struct pd_ckpt_foreign *foreign, uint64_t step,
                                                   struct pd_error *err);
 /* Links its tensors to the model's, and its moments if it has any: all of them, or with `fresh_optimizer` the ones it has. The

@@ -1,4 +1,4 @@
-/* perdure ckpt import: a checkpoint of another system becomes one of ours. */
+/* perdure ckpt import: a checkpoint of another program becomes one of ours. */
 #include "ckpt/base/arena.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/fault.h"

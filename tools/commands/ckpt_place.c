@@ -215,7 +215,7 @@ static bool exists(const char *directory, const char *name)
 static void describe_foreign(const char *path, const struct pd_format *format, char *ret_text, size_t bytes)
 {
     snprintf(ret_text, bytes,
-             "%s is a checkpoint of another system (%s), and this command reads only perdure's: perdure ckpt import "
+             "%s is a checkpoint of another program (%s), and this command reads only perdure's: perdure ckpt import "
              "converts it; ckpt show, stats and diff read it as it is",
              path, format->name);
 }
@@ -226,7 +226,7 @@ static bool is_step_name(const char *name)
     return strncmp(name, "step-", 5) == 0 && name[5] >= '0' && name[5] <= '9' && !strstr(name, ".tmp");
 }
 
-/* PATH is a file: a checkpoint of another system, one file of such, or of no format that is known. */
+/* PATH is a file: a checkpoint of another program, one file of such, or of no format that is known. */
 static pd_status refuse_file(const char *path, struct pd_error *err)
 {
     const struct pd_format *format = NULL;
@@ -433,7 +433,7 @@ pd_status pd_ckpt_place_describe_empty(const struct pd_ckpt_place *place, char *
         snprintf(
             ret_text, bytes,
             "%s holds no checkpoint; a run saves its own in <run.dir>/checkpoints, and `perdure ckpt import --help` lists "
-            "the files of other systems",
+            "the files of other programs",
             place->root);
     return PD_OK;
 }

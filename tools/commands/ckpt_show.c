@@ -1,4 +1,4 @@
-/* perdure ckpt show: what the record of a checkpoint says, or the files of another system's. */
+/* perdure ckpt show: what the record of a checkpoint says, or the files of another program's. */
 #include "ckpt/base/words.h"
 #include "resharder/catalog/family.h"
 #include "resharder/layout.h"
@@ -141,7 +141,7 @@ static pd_status show_ours(const struct pd_ckpt_options *o, struct pd_error *err
     return status;
 }
 
-/* ---- other systems ---- */
+/* ---- other programs ---- */
 
 static struct pd_text shape_text(const struct pd_foreign_tensor *t)
 {

@@ -1,4 +1,4 @@
-/* perdure ckpt stats, diff: the tensors of checkpoints, ours and other systems'. */
+/* perdure ckpt stats, diff: the tensors of checkpoints, ours and other programs'. */
 #include "ckpt/base/arena.h"
 #include "ckpt/base/words.h"
 #include "resharder/convert/compare.h"

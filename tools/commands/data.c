@@ -152,20 +152,21 @@ static pd_status run_pack(int argc, char **argv, struct pd_error *err)
                   .letter = 'o'),
         PD_OPTION("tokenizer", "PATH", "a tokenizer.json, a directory that holds one, or byte (default)", PD_OPTION_TEXT,
                   &o.tokenizer),
-        PD_OPTION("document-token", "TOKEN",
-                  "this token ends each document: its number, or its text in the tokenizer (of bytes 256 and more are free)",
-                  PD_OPTION_TEXT, &o.document_token),
-        PD_OPTION("separator", "TEXT", "stands between documents of one text and is not written; \\n and \\t are understood",
+        PD_OPTION(
+            "document-token", "TOKEN",
+            "end each document with this token: its number, or its text in the tokenizer (for bytes: a number from 256 on)",
+            PD_OPTION_TEXT, &o.document_token),
+        PD_OPTION("separator", "TEXT", "text that separates documents in a file and is not written; may contain \\n and \\t",
                   PD_OPTION_SET, &o, .set = set_separator),
-        PD_OPTION("field", "NAME", "of the text in lines of JSON (default text)", PD_OPTION_TEXT, &o.pack.field),
+        PD_OPTION("field", "NAME", "the field of JSON lines that holds the text (default: text)", PD_OPTION_TEXT,
+                  &o.pack.field),
         PD_OPTION("overwrite", NULL, "replace an existing output", PD_OPTION_FLAG, &o.pack.overwrite),
         {0}};
-    pd_status status =
-        parse("TEXT...",
-              "Packs text into a token file; a token is a byte, or what --tokenizer makes of it. TEXT is a file, a "
-              "directory or a glob, of text or of JSON lines, plain or compressed with gzip or zstd. A file of text is a "
-              "document, and so is a line of JSON.",
-              rows, argc, argv, &o, &done, err);
+    pd_status status = parse("TEXT...",
+                             "Packs text into a token file. Tokens are bytes, or what --tokenizer makes of the text. TEXT "
+                             "is a file, a directory or a glob of text or JSON lines, plain or compressed with gzip or "
+                             "zstd. Each text file is a document, and so is each line of JSON.",
+                             rows, argc, argv, &o, &done, err);
     if (!status && !done) status = pack(&o, o.json, err);
     options_deinit(&o);
     return status;
@@ -267,7 +268,7 @@ static pd_status run_inspect(int argc, char **argv, struct pd_error *err)
                                TOKEN_ROW("count documents that end with this token"),
                                {0}};
     pd_status status =
-        parse("FILE...", "What token files hold; every token is read and checked.", rows, argc, argv, &o, &done, err);
+        parse("FILE...", "Shows what token files hold. Reads and checks every token.", rows, argc, argv, &o, &done, err);
     if (!status && !done) status = inspect(&o, o.json, err);
     options_deinit(&o);
     return status;
@@ -276,8 +277,8 @@ static pd_status run_inspect(int argc, char **argv, struct pd_error *err)
 pd_status pd_cmd_data(int argc, char **argv, struct pd_error *err)
 {
     static const struct pd_command commands[] = {
-        {"pack", "--output=FILE TEXT...", "make a token file out of text", run_pack},
-        {"inspect", "FILE...", "what token files hold", run_inspect},
+        {"pack", "--output=FILE TEXT...", "make a token file from text", run_pack},
+        {"inspect", "FILE...", "show what token files hold", run_inspect},
         {0},
     };
     return pd_command_dispatch(commands, argv[0], argc, argv, err);

@@ -456,8 +456,8 @@ pd_status pd_cmd_doctor(int argc, char **argv, struct pd_error *err)
     struct findings findings = {0};
     const struct pd_usage usage = {
         .arguments = "[DIR]",
-        .doc = "Shows what this machine offers, what perdure uses of it, what is missing and how to get it. DIR (default: "
-               ".) is where checkpoints will be saved; doctor tries there what a save needs.",
+        .doc = "Shows what this machine has, what perdure uses, what is missing and how to get it. DIR (default: .) is "
+               "where checkpoints will be saved; doctor tests there what a save needs.",
         .json = &json,
         PD_WORDS(dirs, 2, &count)};
     PD_COMMAND_PARSE(&usage, argc, argv, err);

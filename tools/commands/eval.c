@@ -1,4 +1,4 @@
-/* perdure eval: loss and perplexity of a checkpoint, ours or another system's. */
+/* perdure eval: loss and perplexity of a checkpoint, ours or another program's. */
 #include "tools/command.h"
 
 #include "ckpt/base/log.h"
@@ -163,23 +163,23 @@ pd_status pd_cmd_eval(int argc, char **argv, struct pd_error *err)
     struct pd_evaluated evaluated;
     struct pd_temporary temporary = {.folder = ""};
     struct pd_option options[] = {
-        PD_OPTION("data", "FILE", "text, or tokens as data.train takes them", PD_OPTION_TEXT, &e.data),
-        PD_OPTION("windows", "N", "at most so many windows, evenly over the file; all", PD_OPTION_U64, &e.windows, 1,
-                  1u << 30),
-        PD_OPTION("context", "T", "tokens of a window; as in training", PD_OPTION_U32, &e.context, 1, 1u << 20),
-        PD_OPTION("threads", "N", "all cores", PD_OPTION_U32, &e.threads, 1, 1024),
+        PD_OPTION("data", "FILE", "a text or token file", PD_OPTION_TEXT, &e.data),
+        PD_OPTION("windows", "N", "evaluate so many windows, spread evenly over the file (default: all)", PD_OPTION_U64,
+                  &e.windows, 1, 1u << 30),
+        PD_OPTION("context", "T", "tokens per window (default: as in training)", PD_OPTION_U32, &e.context, 1, 1u << 20),
+        PD_OPTION("threads", "N", "default: all cores", PD_OPTION_U32, &e.threads, 1, 1024),
         PD_OPTION("tokenizer", "PATH",
-                  "of text: a tokenizer.json, a directory that holds one, or byte (what lies beside the model)",
+                  "for text: a tokenizer.json, a directory that holds one, or byte (default: the model's own)",
                   PD_OPTION_TEXT, &e.tokenizer),
         PD_PRECISION_ROW(&e.precision),
         {0}};
-    const struct pd_usage usage = {
-        .arguments = "RUN --data=FILE",
-        .doc = "Computes loss and perplexity of the newest checkpoint of RUN on FILE, on the CPU. RUN is a run, its "
-               "checkpoints, one of them, or a checkpoint of another system, which is first converted into TMPDIR.",
-        .options = options,
-        .json = &e.json,
-        PD_WORDS(&e.path, 1, &e.path_count)};
+    const struct pd_usage usage = {.arguments = "RUN --data=FILE",
+                                   .doc = "Computes loss and perplexity of the newest checkpoint of RUN on FILE, on the "
+                                          "CPU. RUN is a run directory, a directory of checkpoints, one checkpoint, or a "
+                                          "checkpoint of another program, which is first converted into TMPDIR.",
+                                   .options = options,
+                                   .json = &e.json,
+                                   PD_WORDS(&e.path, 1, &e.path_count)};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (!e.path || !e.data) PD_FAIL(err, PD_USAGE, "eval needs a model and a file: perdure eval runs/mine --data=test.txt");
     if (access(e.data, R_OK))

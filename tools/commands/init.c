@@ -67,8 +67,7 @@ static pd_status ask_once(struct init *in, const char *question, const char *oth
     }
     if (!answer[0] && otherwise) snprintf(answer, ANSWER_BYTES, "%s", otherwise);
     if (!answer[0])
-        PD_FAIL(err, PD_USAGE, "init asks \"%s\" and has no answer: give --%s; perdure init --help tells more", question,
-                flag);
+        PD_FAIL(err, PD_USAGE, "init asks \"%s\" and got no answer: give --%s (see perdure init --help)", question, flag);
     return PD_OK;
 }
 
@@ -101,7 +100,7 @@ static pd_status check_model(struct init *in, struct pd_error *err)
     struct pd_error unknown = {.status = PD_OK};
     in->is_from = pd_ckpt_is_foreign(in->model);
     if (in->is_from || !pd_model_preset(in->model, &ignored, &unknown)) return PD_OK;
-    PD_FAIL(err, PD_INVALID, "--model=%s: no checkpoint of another system lies there, and %s", in->model, unknown.message);
+    PD_FAIL(err, PD_INVALID, "--model=%s: no checkpoint of another program lies there, and %s", in->model, unknown.message);
 }
 
 /* Asks again after a wrong answer on a terminal; a wrong option ends the command. check NULL: any answer will do. */
@@ -286,7 +285,7 @@ static pd_status run(struct init *in, struct pd_error *err)
 {
     if (in->asks) PD_TRY(check_output(in, err));
     PD_TRY(ask(in, "What text or tokens? A file or a directory", NULL, in->data, "data=FILE", NULL, err));
-    PD_TRY(ask(in, "Which model? A size such as byte-1m, gpt2-124m or llama-1.5b, or a directory to go on from", "byte-1m",
+    PD_TRY(ask(in, "Which model? A size such as byte-1m, gpt2-124m or llama-1.5b, or a directory to start from", "byte-1m",
                in->model, "model=NAME", check_model, err));
     PD_TRY(ask(in, "Which machine? auto for this one, cpu, or a GPU such as h100-80g", "auto", in->machine, "machine=NAME",
                find_machine, err));
@@ -303,20 +302,22 @@ pd_status pd_cmd_init(int argc, char **argv, struct pd_error *err)
     struct init in = {.dir = "runs/first", .output = "run.yaml", .asks = isatty(STDIN_FILENO) && isatty(STDERR_FILENO)};
     const char *data = "", *model = "", *machine = "";
     struct pd_option options[] = {
-        PD_OPTION("data", "FILE", "text, tokens, or a directory of them", PD_OPTION_TEXT, &data),
-        PD_OPTION("model", "NAME", "a size (model.preset), or a checkpoint of another system to go on from", PD_OPTION_TEXT,
+        PD_OPTION("data", "FILE", "a text or token file, or a directory of them", PD_OPTION_TEXT, &data),
+        PD_OPTION("model", "NAME", "a size (model.preset), or a checkpoint of another program to start from", PD_OPTION_TEXT,
                   &model),
-        PD_OPTION("machine", "NAME", "auto: this one; cpu; or a GPU as perdure plan --device has them", PD_OPTION_TEXT,
+        PD_OPTION("machine", "NAME", "auto: this machine; cpu; or a GPU's name as in perdure plan --device", PD_OPTION_TEXT,
                   &machine),
-        PD_OPTION("ranks", "N", "devices; default: this machine's", PD_OPTION_U32, &in.ranks, 1, 65536),
-        PD_OPTION("memory", "BYTES", "of each, such as 40G; what the machine has", PD_OPTION_BYTES, &in.memory),
-        PD_OPTION("dir", "DIR", "run.dir; runs/first", PD_OPTION_TEXT, &in.dir),
-        PD_OPTION("output", "FILE", "run.yaml, - for stdout", PD_OPTION_TEXT, &in.output, .letter = 'o'),
+        PD_OPTION("ranks", "N", "number of ranks (default: one per device)", PD_OPTION_U32, &in.ranks, 1, 65536),
+        PD_OPTION("memory", "BYTES", "memory of each device, such as 40G (default: what the machine has)", PD_OPTION_BYTES,
+                  &in.memory),
+        PD_OPTION("dir", "DIR", "run.dir (default: runs/first)", PD_OPTION_TEXT, &in.dir),
+        PD_OPTION("output", "FILE", "file to write (default: run.yaml), - for stdout", PD_OPTION_TEXT, &in.output,
+                  .letter = 'o'),
         {0}};
     const struct pd_usage usage = {
         .arguments = "[--data=FILE] [--model=NAME] [--machine=NAME]",
-        .doc = "Writes a configuration with comments that fits this machine, as the planner counts it: what does not fit is "
-               "recomputed, or goes to the host's memory or to a drive. On a terminal it asks for what you did not give.",
+        .doc = "Writes a commented configuration that fits this machine, by perdure plan. What does not fit is recomputed "
+               "or offloaded to the host's memory or a drive. On a terminal it asks for what you did not give.",
         .options = options,
         .json = &in.json};
     PD_COMMAND_PARSE(&usage, argc, argv, err);

@@ -324,36 +324,35 @@ static pd_status load_and_plan(struct options *o, struct pd_error *err)
 static pd_status parse(struct options *o, int argc, char **argv, bool *ret_done, struct pd_error *err)
 {
     struct pd_option options[] = {
-        PD_OPTION("world", "N[,N...]", "number of ranks; several give one line each", PD_OPTION_SET, o, .set = set_worlds,
+        PD_OPTION("world", "N[,N...]", "number of ranks; several print a line each", PD_OPTION_SET, o, .set = set_worlds,
                   .letter = 'w'),
-        PD_OPTION("print-config", NULL, "the resolved configuration, every key with its meaning, and nothing else",
+        PD_OPTION("print-config", NULL, "print the resolved configuration, with the meaning of each key, and nothing else",
                   PD_OPTION_FLAG, &o->print_config),
         PD_OPTION("threads", "N", "threads a rank (default: cores of this machine / ranks)", PD_OPTION_U32, &o->threads, 1,
                   4096, .letter = 't'),
-        PD_OPTION(
-            "device", "NAME",
-            "cpu (default), a100-40g, a100-80g, h100-80g, h200-141g: memory and rates of a rank; with run.device=gpu by "
-            "default this machine's, or h100-80g",
-            PD_OPTION_TEXT, &o->device),
-        PD_OPTION("device-memory", "SIZE", "of a rank, such as 40G; cpu: no limit", PD_OPTION_BYTES, &o->device_bytes, 1,
-                  .expected = "a size such as 40G"),
-        PD_OPTION("flops", "RATE", "that training reaches on a rank in the configuration's precision, such as 150T",
-                  PD_OPTION_SET, &o->flops, .set = set_rate),
-        PD_OPTION("link", "RATE", "bytes a second and rank inside a host, such as 250G", PD_OPTION_SET, &o->link,
+        PD_OPTION("device", "NAME",
+                  "memory and rates of a rank: cpu, a100-40g, a100-80g, h100-80g or h200-141g; default: cpu, or with "
+                  "run.device=gpu this machine's GPU or else h100-80g",
+                  PD_OPTION_TEXT, &o->device),
+        PD_OPTION("device-memory", "SIZE", "memory of a rank, such as 40G; default for cpu: no limit", PD_OPTION_BYTES,
+                  &o->device_bytes, 1, .expected = "a size such as 40G"),
+        PD_OPTION("flops", "RATE", "FLOP/s a rank reaches in training, such as 150T", PD_OPTION_SET, &o->flops,
                   .set = set_rate),
-        PD_OPTION("network", "RATE", "bytes a second and rank between hosts", PD_OPTION_SET, &o->network, .set = set_rate),
+        PD_OPTION("link", "RATE", "bytes per second and rank inside a host, such as 250G", PD_OPTION_SET, &o->link,
+                  .set = set_rate),
+        PD_OPTION("network", "RATE", "bytes per second and rank between hosts", PD_OPTION_SET, &o->network, .set = set_rate),
         PD_OPTION("nvme", "RATE",
-                  "bytes a second and rank that drives read and write together (default: 2G for cpu, 3G for the others)",
+                  "bytes per second and rank that drives read and write together (default: 2G for cpu, else 3G)",
                   PD_OPTION_SET, &o->nvme, .set = set_rate),
         PD_OPTION("ranks-per-host", "N", "ranks of a host", PD_OPTION_U32, &o->ranks_per_host, 1, 65536),
-        PD_OPTION("alternatives", "N", "how many of the fastest other layouts are shown (default: 3)", PD_OPTION_U32,
+        PD_OPTION("alternatives", "N", "how many of the fastest other layouts to show (default: 3)", PD_OPTION_U32,
                   &o->alternatives, 0, PD_PLAN_ALTERNATIVES_MAX),
         {0}};
     const struct pd_usage usage = {
         .arguments = "CONFIG [key=value...]",
         .doc =
-            "Shows how much memory each rank needs, by category, what a step moves, and how long it takes by a cost model. "
-            "Starts nothing and reads no data. A run takes exactly these bytes; the time is for comparing layouts.",
+            "Shows how much memory each rank needs, how many bytes a step moves, and how long a cost model expects it to "
+            "take. It starts nothing and reads no data. A run takes exactly these bytes; use the times to compare layouts.",
         .options = options,
         .json = &o->json,
         PD_WORDS(o->overrides, (uint32_t)argc, &o->override_count),

@@ -225,18 +225,17 @@ static pd_status audit(struct audit *a, struct pd_error *err)
 pd_status pd_cmd_replay(int argc, char **argv, struct pd_error *err)
 {
     struct audit a = {.run = NULL};
-    struct pd_option options[] = {PD_OPTION("step", "N", "the step", PD_OPTION_U64, &a.step, 1, UINT64_C(1) << 53),
-                                  PD_OPTION("loss-only", NULL,
-                                            "stop behind step N: its loss, and not the state of the checkpoint behind it",
-                                            PD_OPTION_FLAG, &a.loss_only),
-                                  PD_OPTION("threads", "T", "all cores", PD_OPTION_U32, &a.threads, 1, 1024),
-                                  {0}};
+    struct pd_option options[] = {
+        PD_OPTION("step", "N", "the step to compute again", PD_OPTION_U64, &a.step, 1, UINT64_C(1) << 53),
+        PD_OPTION("loss-only", NULL, "stop after step N and compare its loss only, not the next checkpoint", PD_OPTION_FLAG,
+                  &a.loss_only),
+        PD_OPTION("threads", "T", "default: all cores", PD_OPTION_U32, &a.threads, 1, 1024),
+        {0}};
     const struct pd_usage usage = {
         .arguments = "RUN --step=N [section.key=value...]",
-        .doc =
-            "Computes step N of a run again on one rank of this machine, from the checkpoint before it to the one after it, "
-            "and compares losses and state, bit for bit, with what the run recorded (metrics.jsonl, that checkpoint). Give "
-            "keys for what has moved since, such as data.train[0].path=FILE. Exit code 65: they differ.",
+        .doc = "Computes step N of a run again, on one rank of this machine, from the checkpoint before it to the one after "
+               "it. Compares losses and state bit for bit with what the run recorded (metrics.jsonl and that checkpoint). "
+               "If files have moved, set their keys, such as data.train[0].path=FILE. Exits with 65 if something differs.",
         .options = options,
         .json = &a.json,
         PD_WORDS(a.words, OVERRIDES_MAX, &a.word_count),

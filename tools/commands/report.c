@@ -202,14 +202,14 @@ pd_status pd_cmd_report(int argc, char **argv, struct pd_error *err)
     struct report *r = calloc(1, sizeof *r);
     if (!r) PD_FAIL(err, PD_NO_MEMORY, "no memory for a report");
     bool done = false;
-    struct pd_option options[] = {PD_OPTION("output", "FILE", "where the page goes; report.html, - for stdout",
+    struct pd_option options[] = {PD_OPTION("output", "FILE", "file of the page (default: report.html), - for stdout",
                                             PD_OPTION_TEXT, &r->output, .letter = 'o'),
                                   {0}};
     const struct pd_usage usage = {.arguments = "RUN [RUN...]",
                                    .doc =
-                                       "Draws runs: loss, speed, memory, saves, a timeline, how each start ended, what is "
-                                       "stored. RUN is the run.dir of one that goes on, has ended or has failed; several, "
-                                       "up to 8, are drawn over each other. The page is one file that needs no network.",
+                                       "Writes an HTML page about a run: loss, speed, memory, saves, a timeline, how each "
+                                       "start ended, which checkpoints exist. RUN is the run.dir of a run, running or not; "
+                                       "up to 8 runs are drawn over each other. The page is one file and needs no network.",
                                    .options = options,
                                    .json = &r->json,
                                    PD_WORDS(r->paths, PD_REPORT_RUNS_MAX, &r->path_count)};

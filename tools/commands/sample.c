@@ -178,23 +178,24 @@ pd_status pd_cmd_sample(int argc, char **argv, struct pd_error *err)
     static const char number[] = "a whole number; see perdure sample --help";
     uint32_t paths;
     struct pd_option options[] = {
-        PD_OPTION("prompt", "TEXT", "text to go on from", PD_OPTION_TEXT, &s.prompt),
-        PD_OPTION("tokens", "N,N,...", "tokens to go on from (any model)", PD_OPTION_TEXT, &s.tokens),
-        PD_OPTION("tokenizer", "PATH", "a tokenizer.json, a directory that holds one, or byte (what lies beside the model)",
+        PD_OPTION("prompt", "TEXT", "text to continue", PD_OPTION_TEXT, &s.prompt),
+        PD_OPTION("tokens", "N,N,...", "tokens to continue, by number", PD_OPTION_TEXT, &s.tokens),
+        PD_OPTION("tokenizer", "PATH", "a tokenizer.json, a directory that holds one, or byte (default: the model's own)",
                   PD_OPTION_TEXT, &s.tokenizer_path),
-        PD_OPTION("count", "N", "tokens to draw (200), fewer where a document ends", PD_OPTION_U64, &s.count,
-                  .expected = number),
-        PD_OPTION("temperature", "X", "0: always the likeliest (0.8)", PD_OPTION_SET, &s.temperature,
+        PD_OPTION("count", "N", "generate so many tokens, or fewer if the document ends (default: 200)", PD_OPTION_U64,
+                  &s.count, .expected = number),
+        PD_OPTION("temperature", "X", "0: always take the likeliest token (default: 0.8)", PD_OPTION_SET, &s.temperature,
                   .set = set_temperature),
-        PD_OPTION("top-k", "N", "draw among the N likeliest; 0: all (0)", PD_OPTION_U64, &s.top_k, .expected = number),
-        PD_OPTION("seed", "N", "the same seed draws the same text (1)", PD_OPTION_U64, &s.seed, .expected = number),
-        PD_OPTION("threads", "N", "0: all cores (0)", PD_OPTION_U64, &s.threads, .expected = number),
+        PD_OPTION("top-k", "N", "choose among the N likeliest tokens (default: 0, all)", PD_OPTION_U64, &s.top_k,
+                  .expected = number),
+        PD_OPTION("seed", "N", "the same seed gives the same text (default: 1)", PD_OPTION_U64, &s.seed, .expected = number),
+        PD_OPTION("threads", "N", "default: all cores", PD_OPTION_U64, &s.threads, .expected = number),
         PD_PRECISION_ROW(&s.precision),
         {0}};
     const struct pd_usage usage = {
         .arguments = "PATH",
-        .doc = "Draws text from the newest checkpoint under PATH: a run directory, its checkpoints, the directory given as "
-               "checkpoint.dir, or a checkpoint of another system, which is first converted into TMPDIR.",
+        .doc = "Generates text with the newest checkpoint of PATH: a run directory, a directory of checkpoints, or a "
+               "checkpoint of another program, which is first converted into TMPDIR.",
         .options = options,
         .json = &s.json,
         PD_WORDS(&s.path, 1, &paths)};

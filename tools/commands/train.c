@@ -423,20 +423,20 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
     struct train t = {0};
     struct pd_config config;
     struct pd_option options[] = {
-        PD_OPTION("fresh", NULL, "start a new run; refuses a directory that holds checkpoints", PD_OPTION_FLAG, &t.fresh),
+        PD_OPTION("fresh", NULL, "start a new run; fail if run.dir holds checkpoints", PD_OPTION_FLAG, &t.fresh),
         PD_OPTION("print-config", NULL, "show the resolved configuration and start nothing", PD_OPTION_FLAG,
                   &t.print_config),
-        PD_OPTION("verify-data", NULL, "read every byte of the data again, also of files that have not changed",
-                  PD_OPTION_FLAG, &t.verify_data),
-        PD_OPTION("trace", "FILE",
-                  "write where the time goes, for ui.perfetto.dev; other processes and restarts get names of their own",
+        PD_OPTION("verify-data", NULL, "read and check every byte of the data, even of unchanged files", PD_OPTION_FLAG,
+                  &t.verify_data),
+        PD_OPTION("trace", "FILE", "write a trace for ui.perfetto.dev; each process and restart writes its own file",
                   PD_OPTION_TEXT, &t.trace),
         {0}};
     const struct pd_usage usage = {
         .arguments = "CONFIG [section.key=value...]",
-        .doc = "Trains, or goes on where the newest checkpoint of run.dir left off: the same command always resumes. When a "
-               "rank dies, the run starts again, in full or with the ranks that are left. Of a key given twice the last "
-               "counts.\vTERM and USR1 save and leave (exit code 75), USR2 saves and goes on, a second INT aborts.",
+        .doc =
+            "Trains, or resumes from the newest checkpoint in run.dir: the same command does both. If a rank dies, the run "
+            "restarts, with all ranks or with those that are left. If a key is given twice, the last one counts.\vSignals: "
+            "TERM and USR1 save and leave (exit code 75), USR2 saves and continues, a second INT aborts.",
         .options = options,
         .json = &t.json,
         PD_WORDS(t.overrides, OVERRIDES_MAX, &t.override_count),

@@ -131,14 +131,12 @@ pd_status pd_cmd_watch(int argc, char **argv, struct pd_error *err)
     struct watch_options o = {.every = 0};
     struct pd_option options[] = {
         PD_OPTION("every", "SECONDS", "how often to look; 1 on a terminal, 10 elsewhere", PD_OPTION_U64, &o.every, 1, 3600),
-        PD_OPTION("once", NULL, "look once and leave", PD_OPTION_FLAG, &o.once),
+        PD_OPTION("once", NULL, "show the state once and leave", PD_OPTION_FLAG, &o.once),
         {0}};
     const struct pd_usage usage = {
         .arguments = "RUN",
-        .doc =
-            "Shows a run while it goes on, by its files alone: RUN is its run.dir, on this host or on a file system that "
-            "this "
-            "host sees. On a terminal q leaves; elsewhere lines are printed until the run is over. The run never notices.",
+        .doc = "Follows a run by reading its files, without touching the run. RUN is its run.dir, on this host or on a "
+               "shared file system. On a terminal, q leaves; elsewhere it prints lines until the run ends.",
         .options = options,
         .json = &o.json,
         PD_WORDS(&o.path, 1, &o.path_count)};

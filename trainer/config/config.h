@@ -50,7 +50,7 @@ struct pd_config {
         enum pd_device_choice device; /* auto: GPUs where there are any */
     } run;
     struct {
-        char *from; /* a checkpoint of another system; "": initial values of run.seed */
+        char *from; /* a checkpoint of another program; "": initial values of run.seed */
     } init;
     char *model_preset; /* model.preset; other model keys override it */
     struct pd_model_config model;

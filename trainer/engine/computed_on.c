@@ -46,7 +46,7 @@ static bool describe_object(const struct pd_json_value *object, char *ret, size_
         if (!strcmp(key, "device"))
             used += (size_t)snprintf(ret + used, bytes - used, "%s", word);
         else if (!strcmp(key, "imported_from"))
-            used += (size_t)snprintf(ret + used, bytes - used, "another system, imported from %s", word);
+            used += (size_t)snprintf(ret + used, bytes - used, "another program, imported from %s", word);
         else
             used += (size_t)snprintf(ret + used, bytes - used, ", %s %s", key, word);
         if (used >= bytes) return true;

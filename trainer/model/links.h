@@ -1,4 +1,4 @@
-/* Which tensors of a foreign checkpoint are which of a model: the names and arrangements that other systems have.
+/* Which tensors of a foreign checkpoint are which of a model: the names and arrangements that other programs have.
  *
  *   dialect       names                                   arrangement
  *   hugging_face  those of transformers                   GPT-2: matrices [in, out], q, k and v one matrix

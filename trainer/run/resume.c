@@ -38,7 +38,7 @@ struct change {
     char text[640];
 };
 
-/* What came from another system has no data and no lineage of ours: lineages are counted from 1. The first run that goes on
+/* What came from another program has no data and no lineage of ours: lineages are counted from 1. The first run that goes on
  * from it begins one, and fixes batch, numerics and data. */
 static bool is_imported(const struct pd_commit *commit)
 {
