@@ -34,7 +34,7 @@ static pd_status send(struct pd_shard_staging *s, struct pd_transfer_slot *slot,
                                          .offset = offset,
                                          .bytes = bytes,
                                          .is_write = true,
-                                         .what = "write of a save"};
+                                         .what = "write of a shard"};
     return pd_transfer_ring_submit(&s->ring, slot, &transfer, err);
 }
 

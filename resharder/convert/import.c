@@ -1,16 +1,17 @@
 /* Writes shards under a layout, several of them at a time, in bounded memory and without temporary copies. What the feed brings
- * is written as it comes: whole blocks are hashed where they were copied to, and full slots go to the disk.
+ * is hashed and staged as it comes.
  *
  *   memory      the caller's buffers; 8 bytes for each 64 KiB of the shards being written; what HDF5 needs for their metadata.
  *               Shards are taken in groups so that this stays within GROUP_BYTES_MAX
  *   crash       the store's: without a record there is no checkpoint. The next rewrite clears what a killed one left
- *   invariants  1. a shard is written to once it is planned, and finished once it is complete and nothing of it in flight
- *               2. nothing is in flight when a group ends */
+ *   invariants  1. a shard is written to once it is planned, and finished once it is complete
+ *               2. nothing is in flight when a group ends, whatever failed: rewrite_release_targets */
 
 #include "resharder/convert/rewrite.h"
 
 #include "ckpt/base/checked.h"
 #include "ckpt/shard/open.h"
+#include "ckpt/shard/writer.h"
 #include "ckpt/store/index.h"
 #include "ckpt/store/paths.h"
 #include <malloc.h>
@@ -66,9 +67,10 @@ static pd_status build_index(struct rewriter *r, struct pd_error *err)
 static pd_status begin_group(struct rewriter *r, struct pd_error *err)
 {
     const struct pd_import_request *q = r->request;
-    const uint32_t targets = pd_layout_world(q->layout);
+    const uint32_t most = (uint32_t)pd_min_u64(r->parts_bytes / PD_SHARD_BUFFERS_MIN, REWRITE_GROUP_MAX),
+                   left = pd_layout_world(q->layout) - r->group_begin;
     uint64_t heap = 0;
-    while (r->group_count < REWRITE_GROUP_MAX && r->group_begin + r->group_count < targets && heap < GROUP_BYTES_MAX) {
+    while (r->group_count < most && r->group_count < left && heap < GROUP_BYTES_MAX) {
         struct rewrite_target *t = &r->targets[r->group_count];
         PD_TRY(pd_layout_shard_boxes(q->layout, q->tensors, r->group_begin + r->group_count, &t->boxes, &t->box_count, err));
         heap += rewrite_target_bytes(r, t);
@@ -132,28 +134,15 @@ static pd_status copy_group(struct rewriter *r, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status rewrite_group(struct rewriter *r, struct pd_error *err)
-{
-    unsigned char *memory = r->request->buffers;
-    uint64_t staging = REWRITE_STAGING_BYTES;
-    staging += rewrite_compressor_cut(r, memory + staging, (r->buffer_bytes - staging) / 3);
-    rewrite_cut_slots(r, memory + staging, (r->buffer_bytes - staging) / PD_VFS_ALIGN * PD_VFS_ALIGN);
-    pd_status st = copy_group(r, err);
-    feed_end(r->feed);
-    while (!st && r->writes_in_flight)
-        st = rewrite_reap(r, err);
-    const pd_status drained = pd_transfer_ring_drain(&r->ring, st, err);
-    PD_CHECK(drained == st);
-    return st;
-}
-
 static pd_status rewrite_shards(struct rewriter *r, struct pd_error *err)
 {
     const uint32_t shards = pd_layout_world(r->request->layout);
     PD_TRY(build_index(r, err));
     while (r->group_begin < shards) {
         PD_TRY(begin_group(r, err));
-        PD_TRY(rewrite_group(r, err));
+        const pd_status st = copy_group(r, err);
+        feed_end(r->feed);
+        PD_TRY(st);
         r->group_begin += r->group_count;
         rewrite_release_targets(r);
         (void)malloc_trim(0); /* what HDF5 took */
@@ -246,8 +235,9 @@ static pd_status prepare(struct rewriter *r, struct pd_error *err)
     r->summaries = calloc(r->report.shards, sizeof *r->summaries);
     if (!r->summaries) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory for %u shards", r->report.shards);
     PD_TRY(rewrite_compressor_new(&q->codec, &r->compressor, err));
-    PD_TRY(pd_queue_open(r->vfs, q->buffers, r->buffer_bytes, &r->queue, err));
-    pd_transfer_ring_init(&r->ring, r->queue, r->transfers, REWRITE_SLOTS_MAX, NULL, 0);
+    const uint64_t packing_bytes = rewrite_compressor_cut(r, q->buffers, r->buffer_bytes / 3);
+    r->parts = (unsigned char *)q->buffers + packing_bytes;
+    r->parts_bytes = r->buffer_bytes - packing_bytes;
     return PD_OK;
 }
 
@@ -272,7 +262,6 @@ pd_status pd_import(struct pd_vfs *vfs, const struct pd_import_request *request,
     if (!st && ret_report) *ret_report = r->report;
     rewrite_release_targets(r);
     feed_free(r->feed);
-    if (r->queue) pd_queue_close(r->queue);
     rewrite_compressor_free(r->compressor);
     pd_store_set_index(request->target, NULL, 0);
     free(r->index);

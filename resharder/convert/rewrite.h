@@ -1,39 +1,26 @@
 /* What the files of an import share: the thread that reads (feed.c), shards as they are written (target.c, compress.c) and the
  * whole (import.c).
  *
- * Files are written in long runs, whatever the boxes: a target fills a slot with box after box. One thread moves data, makes
- * HDF5's metadata and finishes shards; a slot belongs to the queue while it is in_flight. */
+ * One thread hashes data, hands it to the staging of its shard (ckpt/shard/staging.h), makes HDF5's metadata and finishes
+ * shards. Each open shard has a part of the buffers and a queue of its own. */
 #pragma once
 
-#include "ckpt/io/transfer_ring.h"
 #include "resharder/convert/chunk_stream.h"
 #include "resharder/convert/import.h"
 
-#define REWRITE_GROUP_MAX 128u /* target shards open at once */
-#define REWRITE_SLOTS_MAX 256u
-#define REWRITE_BYTES (UINT64_C(52) << 20)        /* of the request's buffers; the rest is the reader's */
-#define REWRITE_STAGING_BYTES (UINT64_C(2) << 20) /* of the writers' own pages */
+#define REWRITE_GROUP_MAX 128u             /* target shards open at once */
+#define REWRITE_BYTES (UINT64_C(52) << 20) /* of the request's buffers; the rest is the reader's */
 
 struct feed;
 struct rewrite_compressor;
-
-struct rewrite_slot {
-    unsigned char *data;
-    bool in_flight;
-    struct rewrite_target *target; /* whose data it is */
-    struct pd_owner owner;         /* of data: a "target" that fills it, then the "queue" while in_flight */
-};
 
 struct rewrite_target {
     struct pd_shard_box *boxes;
     struct pd_shard_writer *writer;
     struct pd_shard_stream *stream; /* NULL until it is planned and once it is finished */
     uint32_t box_count, next;       /* next: box to begin */
-    struct rewrite_slot *filling;
-    uint64_t begin, filled, hashed; /* of the slot: its place in the file; bytes */
-    uint32_t in_flight;
     bool is_written;
-    unsigned char small[PD_VFS_ALIGN]; /* a box of less than a page, as it comes */
+    unsigned char block[PD_SHARD_BLOCK_BYTES]; /* one that comes in several pieces */
 };
 
 struct rewriter {
@@ -42,17 +29,12 @@ struct rewriter {
     struct feed *feed;
     struct pd_layout source; /* of a checkpoint that one rank has: how the feed cuts */
     char directory[4096];    /* being prepared */
-    struct pd_queue *queue;
-    struct pd_transfer_ring ring; /* a transfer of each slot finds room */
-    struct pd_transfer_slot transfers[REWRITE_SLOTS_MAX];
-    struct rewrite_slot *sent[REWRITE_SLOTS_MAX]; /* whose transfer each one is */
 
     struct rewrite_target targets[REWRITE_GROUP_MAX];
     uint32_t group_begin, group_count;
-    struct rewrite_slot slots[REWRITE_SLOTS_MAX]; /* (slot_count), for writing */
-    uint32_t slot_count, writes_in_flight;
-    uint64_t slot_bytes;
     uint64_t buffer_bytes; /* that are used: memory that is touched first takes longer than a small rewrite */
+    unsigned char *parts;  /* (parts_bytes) of those, behind the compressor's; the targets of a group share it */
+    uint64_t parts_bytes;
     struct rewrite_compressor *compressor; /* or NULL: targets are not compressed */
 
     struct pd_shard_summary *summaries; /* (target shards) */
@@ -76,11 +58,8 @@ void feed_end(struct feed *feed); /* of the group, also where begin or next fail
 
 /* ---- target.c ---- */
 
-/* Waits for a transfer. */
-PD_MUST_USE pd_status rewrite_reap(struct rewriter *r, struct pd_error *err);
 /* What the rewrite of a shard with these boxes will hold, about. */
 uint64_t rewrite_target_bytes(const struct rewriter *r, const struct rewrite_target *t);
-void rewrite_cut_slots(struct rewriter *r, void *memory, uint64_t bytes);
 /* The metadata of a shard, and its file. */
 PD_MUST_USE pd_status rewrite_plan(struct rewriter *r, struct rewrite_target *t, struct pd_error *err);
 /* The next bytes of the box begun last; `offset` counts in the box. */
@@ -89,7 +68,7 @@ PD_MUST_USE pd_status rewrite_append(struct rewriter *r, struct rewrite_target *
 /* Stored bytes of a compressed target, for `at` of its file, filled up with zeros to whole pages. */
 PD_MUST_USE pd_status rewrite_stage(struct rewriter *r, struct rewrite_target *t, uint64_t at, const unsigned char *data,
                                     uint64_t bytes, struct pd_error *err);
-/* Sends what is left of a shard that is complete; it is finished when nothing of it is in flight. */
+/* Writes what is left of a shard that is complete, and finishes it. */
 PD_MUST_USE pd_status rewrite_complete(struct rewriter *r, struct rewrite_target *t, struct pd_error *err);
 void rewrite_release_targets(struct rewriter *r);
 
@@ -99,7 +78,7 @@ void rewrite_release_targets(struct rewriter *r);
 PD_MUST_USE pd_status rewrite_compressor_new(const struct pd_shard_codec *codec, struct rewrite_compressor **ret_compressor,
                                              struct pd_error *err);
 void rewrite_compressor_free(struct rewrite_compressor *compressor); /* NULL is fine */
-/* Takes memory for a group: how much. At most `bytes`, or what compressing a single chunk takes. */
+/* Takes memory: how much. At most `bytes`, or what compressing a single chunk takes. */
 uint64_t rewrite_compressor_cut(struct rewriter *r, void *memory, uint64_t bytes);
 /* As rewrite_append, for boxes of a page and more of compressed shards. */
 PD_MUST_USE pd_status rewrite_compressor_append(struct rewriter *r, struct rewrite_target *t, uint64_t offset,

@@ -73,7 +73,7 @@ def transfers(workspace, config, directory, overrides):
 def on_disks(workspace, config):
     directory = workspace.directory()
     tiers = [f"checkpoint.tiers[{i}].{key}" for i in range(2) for key in (f"dir={workspace.directory('tier')}", "every=1")]
-    expected = {"write of a save", "read of a copy between tiers", "write of a copy between tiers"}
+    expected = {"write of a shard", "read of a copy between tiers", "write of a copy between tiers"}
     found = transfers(workspace, config, directory, tiers)
     check(expected <= found, f"a save into two tiers transfers {found}")
     found = transfers(workspace, config, directory, [*tiers, "run.steps=4"])
