@@ -320,10 +320,10 @@ static void list_keys(json_t *object, char *text, size_t capacity)
 static pd_status check_member(json_t *root, const char *key, struct pd_error *err)
 {
     char keys[160];
-    if (!json_is_object(root)) PD_FAIL(err, PD_CORRUPT, "the line is %s, and no object", kind_name(root));
+    if (!json_is_object(root)) PD_FAIL(err, PD_CORRUPT, "the line is %s, not an object", kind_name(root));
     const json_t *value = json_object_get(root, key);
     if (json_is_string(value)) return PD_OK;
-    if (value) PD_FAIL(err, PD_CORRUPT, "\"%s\" is %s, and no string", key, kind_name(value));
+    if (value) PD_FAIL(err, PD_CORRUPT, "\"%s\" is %s, not a string", key, kind_name(value));
     list_keys(root, keys, sizeof keys);
     PD_FAIL(err, PD_NOT_FOUND, "the object has no \"%s\", it has %s", key, keys);
 }

@@ -111,7 +111,7 @@ static int find_rung(struct pd_uring *vfs)
 /* What makes a kernel register, whatever it said. */
 static const char *remedy(int reason)
 {
-    return reason == EOPNOTSUPP ? "from Linux 6.5 on CUDA's memory is taken" : "raise the memlock limit";
+    return reason == EOPNOTSUPP ? "from Linux 6.5 on they may lie in CUDA's memory" : "raise the memlock limit";
 }
 
 /* What makes a kernel give rings. */
@@ -139,11 +139,10 @@ static void log_unregistered(struct pd_vfs *vfs, uint64_t bytes, int reason)
     pd_vfs_set_description(vfs, "io_uring, unregistered buffers (%" PRIu64 " MiB: %s; %s)", bytes >> 20, why,
                            remedy(reason));
     if (!atomic_exchange(&said, true))
-        pd_log_warn(
-            "io",
-            "io_uring cannot keep our buffers locked (%s): transfers go on and take a little more of the processor; to "
-            "change that: %s%s",
-            why, remedy(reason), reason == EOPNOTSUPP ? "" : " (ulimit -l)");
+        pd_log_warn("io",
+                    "io_uring cannot register our buffers (%s): transfers work but take a little more CPU time; to change "
+                    "that: %s%s",
+                    why, remedy(reason), reason == EOPNOTSUPP ? "" : " (ulimit -l)");
 }
 
 static int ring_make(struct pd_vfs *vfs, struct uring_queue *queue, void *buffers, uint64_t buffer_bytes)

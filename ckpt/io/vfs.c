@@ -189,8 +189,8 @@ static pd_status check_extent(const struct pd_file *file, const char *what, uint
                               struct pd_error *err)
 {
     if (offset > INT64_MAX || bytes > INT64_MAX - offset)
-        PD_FAIL(err, PD_INVALID, "%s %s: %" PRIu64 " bytes at %" PRIu64 " are no possible place in a file", what, file->path,
-                bytes, offset);
+        PD_FAIL(err, PD_INVALID, "%s %s: %" PRIu64 " bytes at %" PRIu64 " do not fit into a file", what, file->path, bytes,
+                offset);
     return PD_OK;
 }
 

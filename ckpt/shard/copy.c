@@ -130,7 +130,7 @@ static pd_status verify_target(const struct copy *c)
     if (!st) return PD_OK;
     if (st == PD_CORRUPT && pd_shard_is_compressed(c->source))
         PD_TRY(pd_shard_verify(c->source, r->buffers, r->buffer_bytes, c->err));
-    if (st == PD_CORRUPT) PD_FAIL(c->err, PD_IO, "what was written to %s reads back differently: %s", r->to, own.message);
+    if (st == PD_CORRUPT) PD_FAIL(c->err, PD_IO, "%s reads back different from what was written: %s", r->to, own.message);
     return pd_error_pass(c->err, st, &own);
 }
 

@@ -127,7 +127,7 @@ static pd_status check_fill(const struct pd_shard *shard, uint32_t box, const st
     if (!pd_shard_is_zero(pages + stored, chunk->page_bytes - stored))
         return chunk_fail(shard, box, chunk->number, "the padding behind the stored bytes is not zero", err);
     if (!pd_shard_is_zero(data + chunk->bytes, chunk->whole_bytes - chunk->bytes))
-        return chunk_fail(shard, box, chunk->number, "what fills up the chunk is not zero", err);
+        return chunk_fail(shard, box, chunk->number, "the padding of the chunk is not zero", err);
     return PD_OK;
 }
 

@@ -40,7 +40,7 @@ static pd_status check_trailer(const struct pd_shard_trailer *trailer, uint64_t 
     bool fits = trailer->file_bytes == file_bytes && trailer->table_offset % PD_SHARD_PAGE_BYTES == 0 &&
                 trailer->table_bytes % PD_SHARD_PAGE_BYTES == 0 && trailer->table_bytes >= sizeof(struct pd_shard_head) &&
                 pd_checked_range(trailer->table_offset, trailer->table_bytes, file_bytes - PD_SHARD_PAGE_BYTES);
-    if (!fits) PD_FAIL(err, PD_CORRUPT, "the places in the trailer make no sense");
+    if (!fits) PD_FAIL(err, PD_CORRUPT, "the offsets in the trailer are invalid");
     return PD_OK;
 }
 
@@ -52,7 +52,7 @@ static pd_status load_trailer(struct pd_shard *shard, const struct pd_shard_summ
         PD_FAIL(err, PD_CORRUPT, "it has %" PRIu64 " bytes where the commit record says %" PRIu64, st.bytes,
                 expect->file_bytes);
     if (st.bytes < 2 * PD_SHARD_PAGE_BYTES || st.bytes % PD_SHARD_PAGE_BYTES)
-        PD_FAIL(err, PD_CORRUPT, "%" PRIu64 " bytes are no whole shard: it was truncated or is another file", st.bytes);
+        PD_FAIL(err, PD_CORRUPT, "%" PRIu64 " bytes are too few for a shard: it was truncated or is another file", st.bytes);
     shard->file_bytes = st.bytes;
     pd_status status = PD_CORRUPT;
     for (int attempt = 0; attempt < 2 && status == PD_CORRUPT; attempt++) {

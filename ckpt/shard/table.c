@@ -143,7 +143,7 @@ pd_status pd_shard_map_init(const struct pd_shard_extents *extents, struct pd_sh
 {
     const uint64_t file_bytes = extents->file_bytes;
     if (file_bytes < PD_SHARD_PAGE_BYTES || file_bytes % PD_SHARD_PAGE_BYTES)
-        PD_FAIL(err, PD_CORRUPT, "%llu bytes are no whole pages", (unsigned long long)file_bytes);
+        PD_FAIL(err, PD_CORRUPT, "%llu bytes are not whole pages", (unsigned long long)file_bytes);
     const uint64_t most = extents->box_count + extents->chunk_count + 2;
     if (most > UINT32_MAX / 2) PD_FAIL(err, PD_CORRUPT, "%llu extents are too many", (unsigned long long)most);
     struct pd_shard_map map = {0};
@@ -295,7 +295,7 @@ static pd_status parse_tensor(const struct pd_shard_tensor_row *row, uint64_t ve
     uint64_t elements = 1;
     for (uint32_t d = 0; ok && d < PD_TENSOR_DIMS_MAX; d++)
         ok = pd_checked_mul_u64(elements, row->shape[d], &elements) && (d < row->ndim || row->shape[d] == 1);
-    if (!ok || elements > UINT64_MAX / 8) PD_FAIL(err, PD_CORRUPT, "a tensor's row makes no sense");
+    if (!ok || elements > UINT64_MAX / 8) PD_FAIL(err, PD_CORRUPT, "a tensor's row is invalid");
     *ret_tensor = (struct pd_tensor){.ndim = row->ndim,
                                      .dtype = (enum pd_dtype)row->dtype,
                                      .moments = (enum pd_dtype)moments,
@@ -320,7 +320,7 @@ static pd_status parse_box(const struct pd_shard_box_row *row, const struct pd_t
                            struct pd_error *err)
 {
     if (row->tensor >= tensors->count || row->kind >= PD_KIND_COUNT || !box_fits(row, &tensors->tensors[row->tensor]))
-        PD_FAIL(err, PD_CORRUPT, "a box's row names what does not exist");
+        PD_FAIL(err, PD_CORRUPT, "a box's row refers to something that does not exist");
     struct pd_shard_box box = {.tensor = row->tensor, .kind = (enum pd_kind)row->kind};
     memcpy(box.box.start, row->start, sizeof row->start);
     memcpy(box.box.count, row->count, sizeof row->count);
@@ -328,7 +328,7 @@ static pd_status parse_box(const struct pd_shard_box_row *row, const struct pd_t
     /* At 0 lies what is in chunks; whether all lies inside the file is for the map to see. */
     if (row->bytes != bytes || row->first_block != expected_block ||
         (row->offset && !pd_checked_range(row->offset, row->bytes, file_bytes)))
-        PD_FAIL(err, PD_CORRUPT, "tensor %s: a box's place makes no sense", tensors->tensors[row->tensor].name);
+        PD_FAIL(err, PD_CORRUPT, "tensor %s: the offset of a box is invalid", tensors->tensors[row->tensor].name);
     *ret_box = box;
     *ret_place = (struct pd_shard_place){.offset = row->offset, .bytes = row->bytes, .first_block = row->first_block};
     return PD_OK;
@@ -360,7 +360,7 @@ static pd_status parse_chunks(const void *table, const struct pd_shard_head *hea
         for (uint64_t k = 0; k < count && ok; k++)
             ok = chunk_makes_sense(&c->chunks[next + k], grid->chunk_bytes);
         if (!ok)
-            PD_FAIL(err, PD_CORRUPT, "tensor %s: the chunks of a box make no sense",
+            PD_FAIL(err, PD_CORRUPT, "tensor %s: the chunks of a box are invalid",
                     c->tensors.tensors[c->boxes[b].tensor].name);
         c->places[b].grid = *grid;
         next += count;

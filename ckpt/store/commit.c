@@ -236,12 +236,12 @@ pd_status pd_commit_encode(const struct pd_commit *commit, void **ret_data, uint
 static pd_status check_trailer(const unsigned char *data, uint64_t bytes, struct trailer *ret_trailer, struct pd_error *err)
 {
     if (bytes < 2 * sizeof *ret_trailer || bytes % sizeof *ret_trailer)
-        PD_FAIL(err, PD_CORRUPT, "%" PRIu64 " bytes are no complete record", bytes);
+        PD_FAIL(err, PD_CORRUPT, "%" PRIu64 " bytes are too few for a record", bytes);
     struct trailer t;
     memcpy(&t, data + bytes - sizeof t, sizeof t);
     if (pd_digest64(&t, sizeof t - sizeof t.self_digest, 0) != t.self_digest)
         PD_FAIL(err, PD_CORRUPT, "its trailer does not match its digest: the record is incomplete or damaged");
-    if (t.magic != COMMIT_MAGIC) PD_FAIL(err, PD_CORRUPT, "it is no commit record");
+    if (t.magic != COMMIT_MAGIC) PD_FAIL(err, PD_CORRUPT, "it is not a commit record");
     if (t.version < 1 || t.version > COMMIT_FORMAT_LATEST)
         PD_FAIL(err, PD_UNSUPPORTED, "it has format version %" PRIu64 " and this perdure reads up to %u; use a newer one",
                 t.version, COMMIT_FORMAT_LATEST);
@@ -268,7 +268,7 @@ static pd_status check_places(const struct trailer *t, struct pd_error *err)
               t->environment.bytes > 0 && t->moments < PD_F16;
     for (size_t i = 0; ok && i < COUNT(extents); i++)
         ok = pd_checked_range(extents[i]->offset, extents[i]->bytes, t->file_bytes - sizeof *t);
-    if (!ok) PD_FAIL(err, PD_CORRUPT, "the places in its trailer make no sense");
+    if (!ok) PD_FAIL(err, PD_CORRUPT, "the offsets in its trailer are invalid");
     return PD_OK;
 }
 

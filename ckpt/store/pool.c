@@ -318,13 +318,14 @@ void store_pool_clear(const struct store_pool *pool, const char *name)
     pd_status st = store_open_below(pool->dir, path.text, &open, &own);
     if (st == PD_OK) st = pd_dir_list(open, &listing, &own);
     if (st != PD_OK) {
-        if (st != PD_NOT_FOUND) pd_log_warn("ckpt", "what an earlier launch left in %s stays: %s", path.text, own.message);
+        if (st != PD_NOT_FOUND)
+            pd_log_warn("ckpt", "cannot remove what an earlier launch left in %s: %s", path.text, own.message);
         pd_dir_close(open);
         return;
     }
     const enum liveness found = lock_all(pool->dir, name, &listing, &locks, &own);
     if (found == ALIVE && own.status != PD_BUSY)
-        pd_log_warn("ckpt", "what an earlier launch left in %s stays: %s", path.text, own.message);
+        pd_log_warn("ckpt", "cannot remove what an earlier launch left in %s: %s", path.text, own.message);
     else if (found == ALIVE)
         pd_log_warn("ckpt", "%s: a worker of an earlier launch is still alive; its files stay for now", path.text);
     else

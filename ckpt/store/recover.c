@@ -124,7 +124,7 @@ static pd_status repair_here(const struct recovery *r, const struct store_state 
     const struct store_listing *tmp = store_scan_find(r->scan, state, true);
     const struct pd_store_name from = store_state_name(state, !final), to = store_state_name(state, false);
     if (final && tmp)
-        pd_log_warn("ckpt", "%s/%s has a twin with the temporary name; that one stays", r->root->root, to.text);
+        pd_log_warn("ckpt", "%s/%s also exists under its temporary name, which is kept", r->root->root, to.text);
     if (!final && !tmp) return PD_OK;
     if (final && final->record == STORE_RECORD_VALID) return PD_OK;
     bool has_record = !final && tmp->record == STORE_RECORD_VALID;
@@ -202,7 +202,8 @@ static void clear(const struct recovery *r, const struct store_state *state, boo
     struct pd_error own;
     const struct pd_store_name name = store_state_name(state, is_tmp);
     if (store_scan_find(r->scan, state, is_tmp) && store_clear_dir(r->files, name.text, &own) != PD_OK)
-        pd_log_warn("ckpt", "what an interrupted save left in %s/%s stays: %s", r->root->root, name.text, own.message);
+        pd_log_warn("ckpt", "cannot remove what an interrupted save left in %s/%s: %s", r->root->root, name.text,
+                    own.message);
 }
 
 static void clear_all(const struct recovery *r, const struct store_state *state)
@@ -228,7 +229,7 @@ static void treat_unrecorded(const struct recovery *r, const struct store_state 
     const struct pd_store_unusable *row = note_unusable(r, state, PD_STORE_UNRECORDED);
     if (!r->options->writable) return;
     if (is_removal && r->any_committed) {
-        warn(r, row, "is what an interrupted removal left, and is cleared");
+        warn(r, row, "is left over from an interrupted removal and is removed");
         if (r->root->leads_share) clear_all(r, state);
         return;
     }
@@ -253,7 +254,7 @@ static void pass_over_misnamed(const struct recovery *r, const struct store_stat
     const bool is_ours = !r->ours || is_same_run(state, r->ours);
     snprintf(row.cause, sizeof row.cause, "its record is of %s%s", row.right_name,
              is_ours ? ": rename it to that" : " of another run: move it to where that run keeps its own");
-    warn(r, store_catalog_note(r->catalog, &row), "is passed over");
+    warn(r, store_catalog_note(r->catalog, &row), "is skipped");
 }
 
 static pd_status act(const struct recovery *r, const struct store_state *state, struct pd_error *err)
@@ -268,8 +269,8 @@ static pd_status act(const struct recovery *r, const struct store_state *state, 
         return take_committed(r, state, err);
     case STORE_PARTIAL:
         warn(r, note_unusable(r, state, PD_STORE_INCOMPLETE),
-             state->is_shard_absent ? "is committed but not whole, passed over (is a host absent?)"
-                                    : "is committed but not whole, passed over");
+             state->is_shard_absent ? "is committed but incomplete, skipped (is a host missing?)"
+                                    : "is committed but incomplete, skipped");
         return keep_item(r, state, &r->catalog->partial, err);
     case STORE_UNCOMMITTED:
         if (state->has_shards)
@@ -283,7 +284,7 @@ static pd_status act(const struct recovery *r, const struct store_state *state, 
         move_aside(r, state, row->cause);
         return PD_OK;
     case STORE_UNREADABLE:
-        warn(r, note_unusable(r, state, PD_STORE_UNREADABLE), "cannot be read, passed over");
+        warn(r, note_unusable(r, state, PD_STORE_UNREADABLE), "cannot be read, skipped");
         return PD_OK;
     case STORE_MISNAMED:
         pass_over_misnamed(r, state);

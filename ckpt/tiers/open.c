@@ -78,9 +78,9 @@ static pd_status refuse_hidden(const struct tier *tier, pd_status st, struct pd_
     pd_error_context(err, st, "%s may hold the newest checkpoint and cannot be read", tier->dir);
     const size_t used = err ? strlen(err->message) : 0;
     if (err)
-        snprintf(err->message + used, sizeof err->message - used,
-                 "; bring it back, or go on from what the others hold (perdure ckpt ls) by taking it out of "
-                 "checkpoint.tiers");
+        snprintf(
+            err->message + used, sizeof err->message - used,
+            "; bring it back, or continue from what the others hold (perdure ckpt ls) by taking it out of checkpoint.tiers");
     return st;
 }
 
@@ -108,7 +108,7 @@ static pd_status open_to_read(struct tier *tier, const struct pd_error *cause, s
     pd_status st = open_store(tier, false, &own);
     if (!st) st = check_hidden(tier, &own);
     if (st) return refuse_hidden(tier, pd_error_pass(err, st, &own), err);
-    begin_failed(tier, "is only read from until it can be written", cause);
+    begin_failed(tier, "is used for reading only, until it can be written", cause);
     return PD_OK;
 }
 
@@ -125,7 +125,7 @@ static pd_status find_directory(struct pd_tiers *t, struct tier *tier, bool *ret
     if (!st || tiers_is_fatal(st)) return pd_error_pass(err, st, &own);
     PD_TRY(any_rank(t, tier, tier->options.missing_in_memory, &tier->in_memory, err));
     tier->was_absent = true;
-    begin_failed(tier, "is not there and holds nothing of this run; it is tried again when it is due", &own);
+    begin_failed(tier, "does not exist and holds nothing of this run; the next save to it tries again", &own);
     return PD_OK;
 }
 

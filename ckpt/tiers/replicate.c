@@ -89,8 +89,7 @@ static pd_status keep_piece(const struct incoming *in, struct pd_error *err)
     const struct header *h = &in->header;
     if (!h->bytes) return PD_OK;
     if (pd_digest64(in->buffer, h->bytes, 0) != h->digest)
-        PD_FAIL(err, PD_IO, "bytes %" PRIu64 " and on of the shard of rank %u arrived otherwise than they were sent",
-                h->offset, in->rank);
+        PD_FAIL(err, PD_IO, "bytes %" PRIu64 " and on of the shard of rank %u were damaged on the way", h->offset, in->rank);
     return pd_file_write(in->file, h->offset, in->buffer, h->bytes, err);
 }
 
@@ -112,7 +111,7 @@ static pd_status verify_file(const struct transfer *v, const struct incoming *in
     pd_status st = pd_shard_open(v->tier->tiers->vfs, in->path, &v->commit.state.identity, expect, &made, &own);
     if (!st) st = pd_shard_verify_made(made, v->tier->staging, v->tier->staging_bytes, &own);
     pd_shard_close(made);
-    if (st == PD_CORRUPT) PD_FAIL(err, PD_IO, "what was written to %s reads back differently: %s", in->path, own.message);
+    if (st == PD_CORRUPT) PD_FAIL(err, PD_IO, "%s reads back different from what was written: %s", in->path, own.message);
     return pd_error_pass(err, st, &own);
 }
 

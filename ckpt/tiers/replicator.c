@@ -28,8 +28,8 @@ static pd_status check_hosts(const struct pd_tiers *t, bool *ret_can, struct pd_
                 "more hosts, or set replicas to 0",
                 first->dir);
     if (t->group->rank == 0)
-        pd_log_warn(TIERS_MODULE, "%s: one host is left, so there is no other to copy to: the run goes on without replicas",
-                    first->dir);
+        pd_log_warn(TIERS_MODULE,
+                    "%s: one host is left, so there is no other to copy to: the run continues without replicas", first->dir);
     return PD_OK;
 }
 

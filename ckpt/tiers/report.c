@@ -73,8 +73,8 @@ void tier_report_skip(struct tier *tier, uint64_t skipped, uint64_t by)
     pthread_mutex_unlock(&o->mutex);
     if (is_first && tier->group->rank == 0)
         pd_log_warn(TIERS_MODULE,
-                    "%s cannot keep up: step %" PRIu64 " gives way to step %" PRIu64
-                    ", and so will others; save into it less often",
+                    "%s cannot keep up: step %" PRIu64 " is skipped for step %" PRIu64
+                    ", and more will be; save to it less often",
                     tier->dir, skipped, by);
 }
 

@@ -191,7 +191,7 @@ static pd_status plan(struct pd_export *e, struct pd_error *err)
     struct pd_stat stat;
     char target[4096]; /* a link to nothing is there too */
     if (!pd_vfs_stat(e->vfs, e->destination, &stat, NULL) || !pd_vfs_readlink(e->vfs, e->destination, target, NULL))
-        PD_FAIL(err, PD_USAGE, "%s is there already; name a %s that is to be made", e->destination,
+        PD_FAIL(err, PD_USAGE, "%s is there already; name a %s that does not exist yet", e->destination,
                 e->format->file ? "file" : "directory");
     PD_TRY(clear_directory(e->vfs, e->directory, err));
     PD_TRY(pd_vfs_mkdir(e->vfs, e->directory, err));

@@ -424,7 +424,7 @@ static pd_status put_llama3_scaling(struct gguf *g, struct pd_json_writer *w, st
         const double expected = pd_gguf_rope_factor(&rope, i, g->rope_count);
         if (!(fabs((double)factors[i] - expected) <= 1e-3 * expected))
             PD_FAIL(err, PD_UNSUPPORTED,
-                    "%s: " PD_GGUF_ROPE_FACTORS " is no scaling of Llama 3: factor %" PRIu64 " is %g, not %g", g->path, i,
+                    "%s: " PD_GGUF_ROPE_FACTORS " is not a scaling of Llama 3: factor %" PRIu64 " is %g, not %g", g->path, i,
                     (double)factors[i], expected);
     }
     const struct pd_rope_factors scaling = {true, rope.factor, rope.low, rope.high, (uint64_t)rope.original};

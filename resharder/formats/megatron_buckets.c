@@ -114,7 +114,7 @@ static pd_status find_buckets(struct buckets *b, struct pd_error *err)
                     "%s: its optimizer lies in buckets (dp_reshardable) of several types or virtual stages; " REMEDY,
                     b->path);
         if (tensor->ndim != 1 || bucket->group >= b->raw->tensor_count)
-            PD_FAIL(err, PD_CORRUPT, "%s: %s is no bucket", b->path, tensor->name);
+            PD_FAIL(err, PD_CORRUPT, "%s: %s is not a bucket", b->path, tensor->name);
         memset(bucket->tensors, 0xff, sizeof bucket->tensors);
         bucket->tensors[kind] = t;
         bucket->elements = tensor->shape[0];

@@ -41,7 +41,7 @@ static pd_status parse_tensor(const char *path, const char *name, const struct p
                               struct pd_foreign_tensor *ret_tensor, struct extent *ret_extent, const char **ret_unread,
                               struct pd_error *err)
 {
-    if (pd_json_type(value) != PD_JSON_OBJECT) PD_FAIL(err, PD_CORRUPT, "%s: tensor %.200s is no object", path, name);
+    if (pd_json_type(value) != PD_JSON_OBJECT) PD_FAIL(err, PD_CORRUPT, "%s: tensor %.200s is not an object", path, name);
     const struct pd_json_value *shape = pd_json_member(value, "shape"), *offsets = pd_json_member(value, "data_offsets");
     PD_TRY(parse_dtype(path, name, pd_json_member(value, "dtype"), &ret_tensor->element, ret_unread, err));
     if (!shape || pd_json_type(shape) != PD_JSON_ARRAY || pd_json_count(shape) > PD_FOREIGN_DIMS_MAX)

@@ -36,7 +36,7 @@ static pd_status add_items(struct pd_catalog *catalog, const struct pd_torch_arc
         if (name && dict->items[i + 1]->type == PD_PICKLE_OBJECT && !skipped)
             PD_TRY(add_tensor(catalog, archive, file, name, dict->items[i + 1], err));
         else
-            PD_TRY(pd_catalog_add_unmapped(catalog, name ? name : "a value whose name is no text", err));
+            PD_TRY(pd_catalog_add_unmapped(catalog, name ? name : "a value whose name is not text", err));
     }
     return PD_OK;
 }
@@ -93,7 +93,7 @@ static pd_status check_age(struct pd_file *file, const char *path, uint64_t byte
     if (bytes >= sizeof head) PD_TRY(pd_file_read(file, 0, head, sizeof head, err));
     if (memcmp(head, old_magic, sizeof head) != 0) return PD_OK;
     PD_FAIL(err, PD_UNSUPPORTED,
-            "%s is no archive, as torch saved before 1.6; save it again: python3 -c 'import torch; f = \"%s\"; "
+            "%s is not an archive, as torch saved before 1.6; save it again: python3 -c 'import torch; f = \"%s\"; "
             "torch.save(torch.load(f), f)'",
             path, path);
 }

@@ -182,7 +182,7 @@ pd_status pd_torch_tensor(const struct pd_torch_archive *archive, const char *na
     if (pd_pickle_is_call(node, "torch._utils._rebuild_tensor_v3")) /* fp8 and unsigned integers */
         PD_FAIL(err, PD_UNSUPPORTED, "%s: %s is of type %.40s, which is not read", archive->path, name,
                 pd_pickle_global(pd_pickle_argument(node, 6)) ? pd_pickle_global(pd_pickle_argument(node, 6)) : "unknown");
-    if (!arguments) PD_FAIL(err, PD_CORRUPT, "%s: %s is no plain tensor", archive->path, name);
+    if (!arguments) PD_FAIL(err, PD_CORRUPT, "%s: %s is not a plain tensor", archive->path, name);
     if (!pd_pickle_is_u64(pd_pickle_at(arguments, 1), &first) ||
         !pd_pickle_is_sizes(pd_pickle_at(arguments, 2), PD_FOREIGN_DIMS_MAX, t.shape, &t.ndim) ||
         !pd_pickle_is_sizes(pd_pickle_at(arguments, 3), PD_FOREIGN_DIMS_MAX, t.stride, &strides) || strides != t.ndim)
@@ -238,7 +238,7 @@ pd_status pd_torch_number(const struct pd_torch_archive *archive, const char *na
     if (pd_pickle_is_number(node, ret)) return PD_OK;
     PD_TRY(pd_torch_tensor(archive, name, node, &t, err));
     for (uint32_t d = 0; d < t.ndim; d++)
-        if (t.shape[d] != 1) PD_FAIL(err, PD_CORRUPT, "%s: %s is no single number", archive->path, name);
+        if (t.shape[d] != 1) PD_FAIL(err, PD_CORRUPT, "%s: %s is not a single number", archive->path, name);
     PD_TRY(pd_file_read(archive->file, t.offset, text, pd_elements[t.element].block_bytes, err));
     *ret = number_of(t.element, text);
     return PD_OK;

@@ -374,7 +374,7 @@ static pd_status op_stack_global(struct machine *m)
     struct pd_pickle_node *name = NULL, *module = NULL;
     PD_TRY(pop(m, &name));
     PD_TRY(pop(m, &module));
-    if (name->type != PD_PICKLE_TEXT || module->type != PD_PICKLE_TEXT) FAIL(m, "a name that is no text");
+    if (name->type != PD_PICKLE_TEXT || module->type != PD_PICKLE_TEXT) FAIL(m, "a name that is not text");
     return push_global(m, module->text, module->count, name->text, name->count);
 }
 

@@ -99,7 +99,7 @@ expect("pack-no-input", ["data", "pack"], 64, err=said("name at least one file o
 expect("pack-no-output", ["data", "pack", "text.txt"], 64,
        err=said("name the token file with --output=FILE; see perdure data pack --help"))
 expect("pack-nowhere", ["data", "pack", "text.txt", "-o", "no/t.bin"], 78,
-       err=said("no/t.bin cannot be created, as the directory it is to lie in is not there: No such file or directory"))
+       err=said("no/t.bin cannot be created, since its directory does not exist: No such file or directory"))
 expect("pack-format", ["data", "pack", "text.txt", "-o", "t.bin", "--format=parquet"], 64,
        err=said("--format=parquet: expected nanogpt, llmc or megatron"))
 expect("pack-format-text", ["data", "pack", "text.txt", "-o", "t.bin", "--format=text"], 64,
@@ -134,7 +134,7 @@ expect("pack-glob", ["data", "pack", "corpus/*.none", "-o", "g.bin"], 78,
        err=said("no file matches corpus/*.none; check with ls"))
 write("corpus/cut.txt.gz", gzip.compress(b"words " * 1000)[:-9])
 expect("pack-cut", ["data", "pack", "corpus/cut.txt.gz", "-o", "g.bin"], 65,
-       err=said("corpus/cut.txt.gz ends in the midst of its compressed data: it was cut off; copy it again "
+       err=said("corpus/cut.txt.gz ends in the middle of its compressed data: it was cut off; copy it again "
                 "(gzip -t corpus/cut.txt.gz looks)"))
 expect("pack-zip", ["data", "pack", "corpus/c.zip", "-o", "g.bin"], 78,
        err=said("corpus/c.zip is a zip archive; unpack it: unzip corpus/c.zip"))
@@ -225,14 +225,14 @@ for name, source in (("file", "options"), ("command", "tail -n1 options")):
     expect(f"train-host-is-an-option-of-ssh-{name}", ["train", ONE, "run.dir=unmade", "layout.transport=auto", f"launch.hosts={source}"], 78,
            err=re.compile(rf'^perdure: launch.hosts \({source}\): line [12], "-oProxyCommand=touch\$.*", must be: name, name:4 '))
 report("train-host-is-obeyed", ["obeyed is there"] if os.path.exists("obeyed") else [], (0, "", ""))
-expect("train-of-one-done", ["train", ONE], 0, err=re.compile("nothing to train: run.steps is 1, and step 1 is saved; a larger run.steps goes on\n$"))
+expect("train-of-one-done", ["train", ONE], 0, err=re.compile("nothing to train: run.steps is 1, and step 1 is saved; set a larger run.steps to continue\n$"))
 expect("train-of-one-again", ["train", ONE, "--fresh"], 78, err=re.compile("one/checkpoints holds 1 checkpoint, the newest of step 1; "))
 if not ONLY:
     sealed = glob.glob("one/checkpoints/step-*")[0]
     os.rename(sealed, sealed + ".tmp")  # as a kill between record and name leaves it
     expect("train-fresh-unnamed", ["train", ONE, "--fresh"], 78,
-           err=said(f"--fresh: {sealed}.tmp is a whole checkpoint whose save was killed before it was renamed, and a start goes on from "
-                    "it; choose another run.dir, move it away, or leave --fresh out to go on"))
+           err=said(f"--fresh: {sealed}.tmp is a complete checkpoint whose save was killed before it was renamed, and a start continues from "
+                    "it; choose another run.dir, move it away, or leave --fresh out to continue"))
     report("train-fresh-unnamed-stays", [] if os.path.isdir(sealed + ".tmp") else ["it was renamed"], (0, "", ""))
     expect("train-unnamed", ["train", ONE], 0, err=re.compile("is whole: rolled forward\n(.*\n)*.*resumed at step 1, "))
     os.rename(sealed, sealed + ".tmp")
@@ -243,7 +243,7 @@ if not ONLY:
     write("other.txt", "And the earth was without form, and void; and darkness was upon the face of the deep. " * 40)
     expect("train-data-other", ["train", ONE, "data.train=other.txt"], 78,
            err=re.compile(r"perdure: rank 0: other.txt \(then text.txt\) changed since the checkpoint \(content, format, weight or order\); "
-                          r"put the data back, or go on with what there is now \(accept_new_lineage=true\)\n$"))
+                          r"put the data back, or continue with what there is now \(accept_new_lineage=true\)\n$"))
     expect("train-data-more", ["train", ONE, "data.train=[text.txt, other.txt]"], 78,
            err=re.compile(r"the list of data files changed since the checkpoint: 1 file then, 2 now; new: other.txt; put "
                           r"the data back"))
@@ -361,7 +361,7 @@ if rows:
            re.compile(r"^steps 2 and 6, both under dp 2, .*\nTENSOR .*\n(.* different .*\n)+(\d+) of \d+ arrays differ\n$"),
            re.compile("hold different state"))
     os.rename(os.path.join("run/checkpoints", rows[1]["name"]), "run/checkpoints/step-000000000005-1")
-    renamed = "step-000000000005-1 is passed over: its record is of step-000000000004-1: rename it to that\n"
+    renamed = "step-000000000005-1 is skipped: its record is of step-000000000004-1: rename it to that\n"
     expect("ckpt-ls-renamed", ["ckpt", "ls", "run"], 0, ANY, re.compile(rf"^\S+ warn ckpt: /\S+/run/checkpoints/{renamed}$"))
     expect("ckpt-diff-renamed", ["ckpt", "diff", "run", "run"], 0, ANY, re.compile(rf"^\S+ warn ckpt: /\S+/run/checkpoints/{renamed}$"))
     expect("ckpt-diff-renamed-other", ["ckpt", "diff", older, newest], 65, ANY, re.compile(r"^perdure: \S+ and \S+ hold different state\n$"))
@@ -369,7 +369,7 @@ if rows:
            re.compile("\nstep-000000000005-1: its record is of step-000000000004-1: rename it to that\nMISNAMED: "), ANY)
     os.rename("run/checkpoints/step-000000000005-1", "run/checkpoints/old")
     expect("ckpt-ls-other-name", ["ckpt", "ls", "run"], 0, ANY,
-           re.compile(r"checkpoints/old is passed over: its record is of step-000000000004-1: rename it to that\n$"))
+           re.compile(r"checkpoints/old is skipped: its record is of step-000000000004-1: rename it to that\n$"))
     expect("ckpt-verify-other-name", ["ckpt", "verify", "run"], 65,
            re.compile(r"\nold: its record is of step-000000000004-1: rename it to that\nMISNAMED: old: .*, 0 findings\n"),
            re.compile(r"^perdure: .*/checkpoints/old: its record is of step-000000000004-1: rename it to that\n$"))
@@ -452,7 +452,7 @@ if not ONLY:
     report("ckpt-reshard-plain-same-bytes", [] if shards[0] == shards[1] else ["shards differ"], (0, "", ""))
 before = sorted(os.listdir("plain")) if not ONLY else []
 expect("train-onto-resharded", ["train", MINIMAL, *tiny, "run.dir=plain"], 78,
-       err=said("run.dir, plain, holds checkpoints itself, as a directory that ckpt reshard wrote; to go on from them name it "
+       err=said("run.dir, plain, holds checkpoints itself, as a directory that ckpt reshard wrote; to continue from them name it "
                 "checkpoint.dir=plain, and another run.dir=DIR"))
 if not ONLY:
     report("train-onto-resharded-made-nothing", [] if sorted(os.listdir("plain")) == before else ["more lies in plain"], (0, "", ""))
@@ -520,7 +520,7 @@ for place in ("rewrite.shard.finished:2", "store.commit.checked:1", "store.commi
            64 if "renamed" in place or "recorded" in place else 0, ANY, ANY)
     expect(f"ckpt-reshard-{killed}-same-state", ["ckpt", "diff", "run", killed], 0, re.compile(r"^both of step 6, .*\n0 of \d+ arrays differ\n$"))
 expect("ckpt-reshard-needs-layout", ["ckpt", "reshard", "run", "refused"], 64,
-       err=said("say under which layout: --layout=dp=4,tp=2; see perdure ckpt reshard --help"))
+       err=said("choose a layout: --layout=dp=4,tp=2; see perdure ckpt reshard --help"))
 if not ONLY:
     report("ckpt-reshard-refused-made-nothing", ["refused exists"] if os.path.exists("refused") else [], (0, "", ""))
 if rows:  # one bit of the middle of a shard of step 4
@@ -533,7 +533,7 @@ if rows:  # one bit of the middle of a shard of step 4
     expect("ckpt-verify-damage", ["ckpt", "verify", "run", "--step=4"], 65, re.compile(r"shard-00001.h5"),
            re.compile(r"^perdure: checkpoint /.*step-000000000004-\d+: \d+ findings?; "))
     damaged = os.path.join("run/checkpoints", rows[1]["name"])
-    names = re.compile(r"shard-00001.h5: .*; perdure ckpt verify tells which checkpoints are whole: name one of them\n$")
+    names = re.compile(r"shard-00001.h5: .*; perdure ckpt verify tells which checkpoints are complete: name one of them\n$")
     for arguments in (["stats", damaged], ["diff", damaged, "run"]):
         expect(f"ckpt-damage-{arguments[0]}", ["ckpt", *arguments], 65, ANY, names)
 
@@ -568,7 +568,7 @@ if rows:  # one bit of the middle of a shard of step 4
         expect(f"ckpt-verify-index-{name}", ["ckpt", "verify", "run", "--step=6"], 65,
                re.compile(r"^warning: step-000000000006-\d+: index.h5 is damaged: other bytes than commit.h5 promises; .*"
                           r"perdure ckpt reshard writes the checkpoint again with one.*\nINDEX DAMAGED, state ok: step-000000000006-1: "),
-               re.compile(r"^perdure: index.h5 of /\S+/step-000000000006-1 is damaged; its state is whole, and a run goes on from it: "))
+               re.compile(r"^perdure: index.h5 of /\S+/step-000000000006-1 is damaged; its state is complete, and a run continues from it: "))
     text = expect("ckpt-verify-index-json", ["ckpt", "verify", "run", "--step=6", "--json"], 65, ANY, ANY)
     found = json.loads(text) if text else {}
     good = found and (found["ok"], found["damaged"], found["index_damaged"], found["checkpoints"][0]["damage"]) == (False, 0, 1, [])
@@ -588,7 +588,7 @@ if rows:
     for row in rows[1:]:
         os.unlink(os.path.join("absent/checkpoints", row["name"], "shard-00000.h5"))
     expect("ckpt-prune-all-damaged", ["ckpt", "prune", "absent", "--keep-last=1"], 0,
-           re.compile(r"^nothing is removed: /.*/absent/checkpoints holds 3 checkpoints, damaged or incomplete, and none that is whole; "), ANY)
+           re.compile(r"^nothing is removed: /.*/absent/checkpoints holds 3 checkpoints, damaged or incomplete, and none that is complete; "), ANY)
     os.unlink(os.path.join(lacking, "commit.h5"))
     expect("ckpt-absent-record", ["ckpt", "show", lacking], 65, err=re.compile(r"is not a valid checkpoint: commit.h5 is absent; "))
     os.makedirs("run/checkpoints/step-000000000009-1")
@@ -600,7 +600,7 @@ expect("ckpt-prune-nothing", ["ckpt", "prune", "empty", "--keep-last=1"], 0,
 expect("ckpt-prune-nothing-json", ["ckpt", "prune", "empty", "--keep-last=1", "--json"], 0, ANY)
 report("ckpt-prune-writes-nothing", os.listdir("empty"), (0, "", ""))
 expect("ckpt-prune-how-many", ["ckpt", "prune", "run"], 64,
-       err=said("say how many of the newest stay, at least one: --keep-last=N; see perdure ckpt prune --help"))
+       err=said("say how many checkpoints to keep, at least one: --keep-last=N; see perdure ckpt prune --help"))
 expect("ckpt-prune", ["ckpt", "prune", "run", "--keep-last=1", "--keep-every=4"], 0, "1 of 3 checkpoints removed, 2 kept\n")
 text = expect("ckpt-prune-json", ["ckpt", "prune", "run", "--keep-last=1", "--json"], 0, ANY)
 if text:
@@ -632,7 +632,7 @@ expect("bench-step-mode", ["bench", "step", "--device=gpu", "--mode=slow"], 64, 
 expect("bench-step-nvme", ["bench", "step", "--device=gpu", "--set=offload.optimizer=nvme"], 64, err=said(
     "bench step: offload.* is nvme, and a bench of a GPU has no drive to it; use cpu"))
 expect("bench-step-micro-batch", ["bench", "step", "--device=gpu", "--micro-batch=3", "--sequences=4"], 64,
-       err=said("--micro-batch=3: --sequences 4 is no multiple of it"))
+       err=said("--micro-batch=3: --sequences 4 is not a multiple of it"))
 for name, options, message in (
         ("micro_batch", ["--micro-batch=7"], "--micro-batch counts on a GPU alone: --device=gpu"),
         ("set", ["--set=foo=bar", "--mode=fast"], "--set counts on a GPU alone: --device=gpu"),

@@ -19,21 +19,21 @@ MOMENTS = "not exported: moments of the optimizer, which safetensors has no plac
 
 # ---- export ----
 expect("export-no-format", ["ckpt", "export", "run", "out"], 64,
-       err=re.compile(r"^perdure: say which format: --format=safetensors; there are safetensors, "))
+       err=re.compile(r"^perdure: choose a format: --format=safetensors; there are safetensors, "))
 expect("export-unknown-format", ["ckpt", "export", "run", "out", "--format=zip"], 64,
        err=re.compile(r"^perdure: --format=zip: expected one of safetensors, "))
 expect("export-our-format", ["ckpt", "export", "run", "out", "--format=perdure"], 64, err=re.compile("--format=perdure: expected one of"))
 expect("export-dtype", ["ckpt", "export", "run", "out", "--format=safetensors", "--dtype=int8"], 64,
        err=said("--dtype=int8: expected fp32, bf16 or fp16"))
 expect("export-one-path", ["ckpt", "export", "run", "--format=safetensors"], 64,
-       err=re.compile(r"name a checkpoint and the directory that is to be made"))
+       err=re.compile(r"name a checkpoint and the directory to create"))
 expect("export-dry-run", ["ckpt", "export", "run", "out", "--format=safetensors", "--dry-run", "--only=layers.0.mlp"], 0,
        re.compile(r"^TENSOR +KIND +TO +TYPE *\n(model\.layers\.0\.mlp\S+ +param +model\.layers\.0\.mlp\S+ +fp32 *\n){3}$"))
 report("export-dry-run-writes-nothing", ["out is there"] if os.path.exists("out") else [], (0, "", ""))
 expect("export", ["ckpt", "export", "run", "hf", "--format=safetensors"], 0,
        re.compile(r"^hf: safetensors, \d+ tensors in 1 file, .* KiB, .* s\n$"), MOMENTS)
 expect("export-again", ["ckpt", "export", "run", "hf", "--format=safetensors"], 64,
-       err=MOMENTS + said("hf is there already; name a directory that is to be made"))
+       err=MOMENTS + said("hf is there already; name a directory that does not exist yet"))
 expect("export-only-nothing", ["ckpt", "export", "run", "none", "--format=safetensors", "--only=xyz"], 64,
        err=re.compile(r"^perdure: --only=xyz: no tensor has that in its name; perdure ckpt stats \S+ lists them\n$"))
 expect("export-only", ["ckpt", "export", "run", "norms", "--format=safetensors", "--only=norm"], 0, re.compile("^norms: "), MOMENTS)
@@ -42,7 +42,7 @@ expect("export-nowhere", ["ckpt", "export", "run", "no/where", "--format=dcp"], 
 expect("export-gguf", ["ckpt", "export", "run", "m.gguf", "--format=gguf"], 0, re.compile(r"^m.gguf: gguf, \d+ tensors in 1 file, "),
        MOMENTS.replace("safetensors", "gguf"))
 expect("export-gguf-again", ["ckpt", "export", "run", "m.gguf", "--format=gguf"], 64,
-       err=MOMENTS.replace("safetensors", "gguf") + said("m.gguf is there already; name a file that is to be made"))
+       err=MOMENTS.replace("safetensors", "gguf") + said("m.gguf is there already; name a file that does not exist yet"))
 expect("export-gguf-same-state", ["ckpt", "diff", "hf", "m.gguf"], 0, re.compile(r"\n0 of \d+ arrays differ\n$"))
 expect("export-gguf-q8", ["ckpt", "export", "run", "q8.gguf", "--format=gguf", "--dtype=q8_0"], 0, re.compile("^q8.gguf: "), ANY)
 expect("export-q8-elsewhere", ["ckpt", "export", "run", "out", "--format=dcp", "--dtype=q8_0"], 64,
@@ -201,10 +201,10 @@ expect("train-from-ours", ["train", small, "run.dir=never", "init.from=run"], 78
 expect("train-from-one-file", ["train", small, "run.dir=never", "init.from=hf/config.json"], 78,
        err=said("init.from: hf/config.json is one file of a checkpoint (safetensors) that is a directory; name that: hf"))
 
-# ---- a run goes on behind the samples of what it began from: 2 steps of 4 ----
+# ---- a run continues after the samples of what it began from: 2 steps of 4 ----
 for form, samples, words in (("dcp", 16, "sample 16, which is its steps times batch.sequences"), ("universal", 8, "sample 8, as its system counted")):
     expect(f"train-from-{form}", ["train", small, f"run.dir=from-{form}", f"init.from={form}", "run.steps=3", "batch.sequences=8", "layout.ranks=1",
-                                  "layout.threads=1"], 0, ANY, re.compile(f"imported at step 2: the data goes on behind {words}"))
+                                  "layout.threads=1"], 0, ANY, re.compile(f"imported at step 2: the data continues after {words}"))
     text = expect(f"train-from-{form}-shows", ["ckpt", "show", f"from-{form}", "--json"], 0, ANY)
     if text:
         report(f"train-from-{form}-samples", [] if json.loads(text)["samples"] == samples + 8 else ["samples"], (0, text, ""))

@@ -31,7 +31,7 @@ def train(run, last, *more):
 
 
 def one_that_cannot_be_removed(name, of_what):
-    """Retention goes on with the others, says so once, and `prune` does the same."""
+    """Retention continues with the others, says so once, and `prune` does the same."""
     code, _, said = perdure(*train(name, 4))
     report(f"{name}-begin", [] if code == 0 else ["no checkpoints"], (code, "", said))
     fixed = of_what(glob.glob(f"{name}/checkpoints/step-000000000002-*")[0])

@@ -177,7 +177,7 @@ for counted, (key, value, code, said) in enumerate((
         ("head_count_kv", [1, 2], 78, "differs from layer to layer, which perdure does not support"),
         ("head_count", "2", 78, "is a text and no number, which perdure does not support"),
         ("head_count", None, 65, "is missing; fetch it again, or take another copy"),
-        ("head_count", 0, 65, "is no whole number from 1 to 4294967295; fetch it again, or take another copy"))):
+        ("head_count", 0, 65, "is not a whole number from 1 to 4294967295; fetch it again, or take another copy"))):
     name, key = f"list-{counted}.gguf", f"llama.attention.{key}"
     gguf(name, order, {k: v for k, v in (PAIRS | {key: value}).items() if v is not None})
     take(name, code, said and f"perdure: {name}: {key} {said}\n")

@@ -120,7 +120,7 @@ for name, source in sources.items():
     report(f"weights-of-{name}-are-the-same", [] if made == (first := made if name == "directory" else first) else ["other bytes"], (0, "", ""))
 write("bin/pytorch_model.bin", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M")
 expect("torch-before-1.6", ["ckpt", "export", "bin", "out", "--format=gguf"], 78, err=re.compile(
-    r"^perdure: bin/pytorch_model.bin is no archive, as torch saved before 1.6; save it again: python3 -c 'import torch; f = \"bin/pytorch_model.bin\"; "))
+    r"^perdure: bin/pytorch_model.bin is not an archive, as torch saved before 1.6; save it again: python3 -c 'import torch; f = \"bin/pytorch_model.bin\"; "))
 
 # ---- tokens that begin and end a text ----
 result = perdure("train", MINIMAL, *TINY, "model.vocab=320", "run.dir=wide")

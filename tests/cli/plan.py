@@ -6,7 +6,7 @@ import re
 
 from expect import finish, ANY, COUNTED, MINIMAL, SOURCE, expect, perdure, report, said, write
 
-# ---- configuration: 78, and 64 for what is no override ----
+# ---- configuration: 78, and 64 for what is not an override ----
 expect("config-missing", ["plan", "none.yaml"], 78,
        err=said("there is no configuration none.yaml; name another, or let perdure init write one"))
 expect("config-none", ["plan"], 64, err=said("name the configuration; see perdure plan --help"))
@@ -20,9 +20,9 @@ expect("config-no-yaml", ["plan", write("tab.yaml", "run:\n\tdir: x\n")], 78,
 expect("config-override-unknown", ["plan", MINIMAL, "lr=1"], 78,
        err=said("command line: unknown key lr; did you mean optimizer.lr?"))
 expect("config-override-malformed", ["plan", MINIMAL, "faster"], 64,
-       err=said('"faster" is no override; write section.key=value, such as optimizer.lr=3e-4'))
+       err=said('"faster" is not an override; write section.key=value, such as optimizer.lr=3e-4'))
 expect("config-micro-batch", ["plan", MINIMAL, "batch.micro_batch=5"], 78,
-       err=said("run.yaml: batch.sequences 32 is no multiple of batch.micro_batch 5; the nearest micro-batch that fits is 4"))
+       err=said("run.yaml: batch.sequences 32 is not a multiple of batch.micro_batch 5; the nearest micro-batch that fits is 4"))
 expect("config-preset", ["plan", MINIMAL, "model.preset=gpt2-125m"], 78,
        err=re.compile(r"^perdure: .*model.preset gpt2-125m is unknown; the nearest are gpt2-124m, "))
 

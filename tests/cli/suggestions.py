@@ -37,7 +37,7 @@ for path, text in sorted(found):
     take = 2 if words[0] in groups and len(words) > 1 and re.fullmatch(r"[a-z]+", words[1]) else 1
     code, out, err = help_of(tuple(words[:take]))
     problems = [] if code == 0 else [f"there is no perdure {' '.join(words[:take])}"]
-    problems += [f"{option} is no option of it" for option in re.findall(r"(?<= )--[a-z-]+", text) if option not in out + " --help --json --version"]
+    problems += [f"{option} is not an option of it" for option in re.findall(r"(?<= )--[a-z-]+", text) if option not in out + " --help --json --version"]
     checked += 1
     if problems:
         report(f"{path}: {text}", problems, (code, "", err))

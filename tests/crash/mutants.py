@@ -63,7 +63,7 @@ TABLE = [
 
 # A call that no test misses: file, how it begins, why none can.
 SPARED = [
-    ("ckpt/store/lease.c", "store_sync_dir(dir, dir->root, err)", "a server that loses power alone would forget the fence of a launch that goes on, "
+    ("ckpt/store/lease.c", "store_sync_dir(dir, dir->root, err)", "a server that loses power alone would forget the fence of a launch that continues, "
      "and give its number again; the simulated disk has no such server, and where all hosts stop names of checkpoints and pools count too"),
     ("ckpt/store/quarantine.c", 'store_sync_dir(root, store_at(root, "quarantine").text, err)', "the sync of the root that follows is enough where "
      "a directory moves in one piece, as with a journal and on the simulated disk"),

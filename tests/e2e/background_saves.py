@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Saves go on while training does: what fails or dies in the background is everybody's business in the foreground.
+"""Saves continue while training does: what fails or dies in the background is everybody's business in the foreground.
 
 - Saves that fail (files may not grow any more) are said each time, with the next try; when they have failed for checkpoint.give_up_minutes the run
-  ends with 74, the checkpoint before them untouched; without the limit the same command goes on to the same bits.
+  ends with 74, the checkpoint before them untouched; without the limit the same command continues to the same bits.
 - A rank that dies inside the saver's thread, at each moment of the protocol, ends the launch like any lost rank: no hang, a
   restart from a committed step, the same bits.
-- TERM saves the newest step, whatever is under way, and waits for it; USR2 saves and goes on.
+- TERM saves the newest step, whatever is under way, and waits for it; USR2 saves and continues.
 
 Argument: mpi adds the deaths, which need ranks that are processes.
 """
@@ -57,7 +57,7 @@ def failing(workspace, config, expected):
         code, text = run.wait(timeout=harness.PATIENCE), harness.read(log.name)
     said = re.findall(r"step (\d+) is not saved, the newest checkpoint is of step 4; the next try is in \d s, [^:]*: checkpoint .*"
                       r"File too large \(ulimit -f shows the limit\)\n", text)
-    last = "no save since step 4 has worked; mend this, and the same command goes on from there: saving step "
+    last = "no save since step 4 has worked; fix this, and the same command continues from there: saving step "
     if code != 74 or said[:1] != ["5"] or len(said) < 2 or last not in text:
         raise harness.Failure(f"saves that fail: exit {code}, said of {said}\n{text}")
     if "did not get step" in text:
@@ -93,7 +93,7 @@ def has_saved_and_gone_on(directory):
 
 
 def signalled(workspace, config, transport, overrides, is_saved_before):
-    """A run without an end: when some steps are done it is told to leave, perhaps to save and to go on before that."""
+    """A run without an end: when some steps are done it is told to leave, perhaps to save and to continue before that."""
     directory = workspace.directory("signalled")
     command = arguments_of(config, directory, ["run.steps=100000", *overrides, f"layout.transport={transport}"])
     with subprocess.Popen([workspace.perdure, *command], env=dict(os.environ, PERDURE_PROGRESS="off"), stderr=subprocess.PIPE,

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tiers that are bad when a run starts, or while it goes on: read-only, unreadable, absent, full; and damaged copies.
+"""Tiers that are bad when a run starts, or while it continues: read-only, unreadable, absent, full; and damaged copies.
 
 What can be read is read, what can be written is written, and where the newest checkpoint may be hidden the start is refused with
 what to do. The tools take a whole copy where the newest one is damaged. What needs root (mounts) is left out with its reason where
@@ -67,7 +67,7 @@ def read_only(workspace, config, expected):
         return
     try:
         text = workspace.train(config, directory, overrides_of(tiers), expect=74).stderr
-        expect(f"{tiers[1][0]} is only read from until it can be written" in text and "resumed at step 8" in text, "not read", text)
+        expect(f"{tiers[1][0]} is used for reading only, until it can be written" in text and "resumed at step 8" in text, "not read", text)
         last = text.strip().splitlines()[-1]
         expect(f"{tiers[1][0]} did not get the last step, 12, which is safe in {tiers[0][0]}" in last and "Read-only" in last,
                "the last line names no tier, step and cause", text)
@@ -111,7 +111,7 @@ def absent(workspace, config):
     tiers = [near, (os.path.join(loop, "far"), 4)]
     for steps in (4, 6):
         text = workspace.train(config, directory, overrides_of(tiers, [f"run.steps={steps}"]), expect=74).stderr
-        expect("is not there and holds nothing of this run" in text and f"did not get the last step, {steps}" in text, "unclear", text)
+        expect("does not exist and holds nothing of this run" in text and f"did not get the last step, {steps}" in text, "unclear", text)
     os.unlink(loop)
     text = workspace.train(config, directory, overrides_of(tiers, ["run.steps=8"])).stderr
     expect(newest(tiers[1][0]) == 8 and "error" not in text, "it is made and used", text)
@@ -128,7 +128,7 @@ def absent(workspace, config):
 
 
 def absent_memory(workspace, config):
-    """In memory nothing outlives a reboot: it is left out, whatever it held, and that is no error."""
+    """In memory nothing outlives a reboot: it is left out, whatever it held, and that is not an error."""
     if not os.access("/dev/shm", os.W_OK):
         print("skipped: memory that is absent (/dev/shm cannot be written)")
         return
@@ -226,13 +226,13 @@ def damaged(workspace, config, expected):
     shutil.copytree(directory, other)
     spoil(os.path.join(tiers[0][0], "step-000000000012-2", "shard-00001.h5"))
     have, said = digest(workspace, directory)
-    expect(have == expected and f"taking the copy in {tiers[1][0]}" in said, "ckpt stats", said)
+    expect(have == expected and f"using the copy in {tiers[1][0]}" in said, "ckpt stats", said)
     for left, right in ((directory, other), (other, directory)):
         diff = workspace.command(["ckpt", "diff", left, right])
-        expect(diff.returncode == 0 and "taking the copy in" in diff.stderr, f"ckpt diff: exit {diff.returncode}", diff.stdout + diff.stderr)
+        expect(diff.returncode == 0 and "using the copy in" in diff.stderr, f"ckpt diff: exit {diff.returncode}", diff.stdout + diff.stderr)
     target = workspace.directory("target")
     reshard = workspace.command(["ckpt", "reshard", directory, target, "--layout=dp=1"])
-    expect(reshard.returncode == 0 and "taking the copy in" in reshard.stderr, f"ckpt reshard: exit {reshard.returncode}", reshard.stderr)
+    expect(reshard.returncode == 0 and "using the copy in" in reshard.stderr, f"ckpt reshard: exit {reshard.returncode}", reshard.stderr)
     expect(digest(workspace, target)[0] == expected, "ckpt reshard: other state", "")
     for step, code, words in ((8, 0, "step        8,"), (11, 0, "step        11,"), (5, 65, "holds no valid checkpoint of step 5")):
         shown = workspace.command(["ckpt", "show", directory, f"--step={step}"])
@@ -242,7 +242,7 @@ def damaged(workspace, config, expected):
     expect(named.returncode == 65, f"the one that is named is the one that is looked at: exit {named.returncode}", named.stderr)
     spoil(os.path.join(tiers[0][0], "step-000000000012-2", "commit.h5"))
     have, said = digest(workspace, directory)
-    expect(have == expected and "is no whole checkpoint" in said, "a damaged record", said)
+    expect(have == expected and "is not a complete checkpoint" in said, "a damaged record", said)
     spoil(os.path.join(tiers[1][0], "step-000000000012-2", "shard-00001.h5"))
     verified = workspace.command(["ckpt", "verify", directory])
     lines = [line for line in verified.stdout.splitlines() if "stored bytes do not match" in line]

@@ -2,7 +2,7 @@
 """Random models in random layouts, with state in random places, that are killed, damaged and left without room.
 
 A case trains twice: once quietly on one rank with everything in memory, and once disturbed. The disturbed run is hit by a signal
-at a random moment, its newest checkpoint is damaged, it goes on under another layout, and its disk fills up meanwhile. Each
+at a random moment, its newest checkpoint is damaged, it continues under another layout, and its disk fills up meanwhile. Each
 launch must end with an exit code that fits what was done to it (DISTURBED below), each restart must begin at the newest step
 that was committed and is whole, and in the end loss bits and state are those of the quiet run and nothing is damaged.
 
@@ -232,7 +232,7 @@ class Case:
             os.truncate(path, self.chooser.randrange(os.path.getsize(path)))
         else:
             place = path, self.chooser.randrange(os.path.getsize(path)), self.chooser.randrange(8)
-            # Whatever a shard without boxes says, no load opens it: the run goes on from this step, and verify names the shard.
+            # Whatever a shard without boxes says, no load opens it: the run continues from this step, and verify names the shard.
             if not path.endswith("commit.h5") and harness.boxes_of(path) == 0:
                 self.unread = place
             harness.flip(*place)

@@ -132,7 +132,7 @@ def removed_meanwhile(bench, transport):
 def vanishing(bench, transport):
     """What is removed between the look and the load is passed over at once; when nothing is left, nothing begins again."""
     for what in ("shard-00000.h5", "shard-00001.h5", "commit.h5", "*"):
-        for steps, code, words in ((-1, 0, "has lost files since this launch began.*resumed at step 4,"), (0, 65, "holds no whole checkpoint")):
+        for steps, code, words in ((-1, 0, "has lost files since this launch began.*resumed at step 4,"), (0, 65, "holds no complete checkpoint")):
             directory = bench.copy()
             with bench.start(directory, f"layout.transport={transport}", PERDURE_FAULT="store.open.recovered@0:1:stop",
                              PERDURE_FAULT_ONCE=directory + ".once") as run:
@@ -150,7 +150,7 @@ def foreign_records(bench):
     for overrides in (["run.seed=9"], ["model.hidden=64"]):
         other = bench.workspace.directory("other")
         bench.workspace.train(bench.config, other, ["run.steps=8", *overrides])
-        for count, code, words in ((1, 0, "resumed at step 4,"), (2, 65, "holds no whole checkpoint")):
+        for count, code, words in ((1, 0, "resumed at step 4,"), (2, 65, "holds no complete checkpoint")):
             directory = bench.copy()
             for ours, theirs in list(zip(steps_of(directory), steps_of(other)))[-count:]:
                 shutil.copy(os.path.join(theirs, "commit.h5"), ours)
@@ -160,7 +160,7 @@ def foreign_records(bench):
 
 
 def names(bench):
-    """Names with the largest numbers are nobody's: launches go on beside them, and take small numbers."""
+    """Names with the largest numbers are nobody's: launches continue beside them, and take small numbers."""
     for name in (f"fence-{HIGHEST}", f"fence-{HIGHEST - 1}", f"pool-{HIGHEST}", f"step-000000000008-{HIGHEST}", f"step-{HIGHEST}-1",
                  f"step-{HIGHEST}-{HIGHEST}.tmp"):
         directory = bench.copy()
@@ -240,7 +240,7 @@ def out_of_sight(bench):
     for _ in range(2):
         bench.ends("checkpoints renamed", 65, f"no checkpoint under its own name, but old{n} .step 8.: its record is of {before[-1]}: rename it to that", directory)
     os.rename(os.path.join(root, "old0"), os.path.join(root, before[0]))
-    bench.ends("one of them renamed", 0, f"old{n} is passed over: its record is of {before[-1]}: rename it to that(?s:.*)resumed at step 4,", directory, "run.steps=4")
+    bench.ends("one of them renamed", 0, f"old{n} is skipped: its record is of {before[-1]}: rename it to that(?s:.*)resumed at step 4,", directory, "run.steps=4")
     os.rename(os.path.join(root, f"old{n}"), os.path.join(root, before[-1]))
     bench.ends("named as before", 0, "resumed at step 8,", directory)
     shutil.rmtree(root)
@@ -264,7 +264,7 @@ def out_of_sight_of_an_import(bench):
 
 
 def two_runs(bench):
-    """One directory of checkpoints for two runs, by turns; and a new run.dir that goes on from another run's."""
+    """One directory of checkpoints for two runs, by turns; and a new run.dir that continues from another run's."""
     ours, theirs = bench.copy(), bench.workspace.directory("theirs")
     shared = f"checkpoint.dir={ours}/checkpoints"
     os.rename(f"{ours}/checkpoints", f"{ours}/away")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compressed checkpoints, as a user has them: a run that saves them is killed and goes on under other layouts with the bits of one
+"""Compressed checkpoints, as a user has them: a run that saves them is killed and continues under other layouts with the bits of one
 that saves plain ones; they are resharded both ways and back to the same bytes; a damaged chunk is found, named and fallen back from."""
 import glob
 import json
@@ -53,7 +53,7 @@ def killed_and_resumed(workspace, config, compression, plain):
     for layout, place in zip(LAYOUTS, ("store.prepare.written:2:kill", "store.commit.recorded:2:kill")):
         workspace.train(config, directory, [*overrides, "restart.limit=0", *layout], {"PERDURE_FAULT": place}, expect=93)
     result = workspace.train(config, directory, overrides + LAYOUTS[2])
-    expect("resumed at step" in result.stderr, f"{compression}: goes on", result)
+    expect("resumed at step" in result.stderr, f"{compression}: continues", result)
     if harness.losses(directory) != harness.losses(plain):
         raise harness.Failure(f"{compression}: loss bits differ from those of plain checkpoints")
     same(workspace, directory, plain, compression)
@@ -87,7 +87,7 @@ def resharded_both_ways(workspace, directory, plain):
 
 
 def damaged_chunk(workspace, config, directory, compression):
-    """Stored bytes of the newest step that are wrong: verify names them, a run goes on from the step before."""
+    """Stored bytes of the newest step that are wrong: verify names them, a run continues from the step before."""
     copy = workspace.directory("damaged")
     shutil.copytree(directory, copy)
     shard = shards(newest(copy))[0]
@@ -117,7 +117,7 @@ def body(workspace, _):
     loaded = workspace.directory("from-resharded")
     shutil.copytree(packed, os.path.join(loaded, "checkpoints"))
     result = workspace.train(config, loaded, ["run.steps=14", *LAYOUTS[0]])
-    expect("resumed at step 12" in result.stderr, "a run goes on from a resharded, compressed checkpoint", result)
+    expect("resumed at step 12" in result.stderr, "a run continues from a resharded, compressed checkpoint", result)
     print("ok: zstd:3 and zstd:1, killed, resumed under other layouts, resharded both ways, damaged")
 
 

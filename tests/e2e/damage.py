@@ -57,18 +57,18 @@ def checkpoints(directory):
 
 
 def expect_fallback(workspace, config, directory, what):
-    """Step 6 is gone, step 4 is whole: the run goes on from there, and once more from where it then is."""
+    """Step 6 is gone, step 4 is whole: the run continues from there, and once more from where it then is."""
     result = workspace.train(config, directory, ["run.steps=8"])
-    expect("resumed at step 4," in result.stderr, f"{what}: goes on from step 4", result)
+    expect("resumed at step 4," in result.stderr, f"{what}: continues from step 4", result)
     result = workspace.train(config, directory, ["run.steps=10"])
-    expect("resumed at step 8," in result.stderr, f"{what}: goes on from step 8", result)
+    expect("resumed at step 8," in result.stderr, f"{what}: continues from step 8", result)
 
 
 def expect_no_beginning(result, directory, what, newest):
     """Where only the bytes are damaged the launcher knows a step; else it says what is there. Never that the run begins."""
     expect("from the beginning" not in result.stderr, f"{what}: does not begin", result)
     first = result.stderr.splitlines()[0]
-    said = ("there are checkpoints in .* none is whole.* the newest is " + newest, "no whole checkpoint in .* quarantine")
+    said = ("there are checkpoints in .* none is complete.* the newest is " + newest, "no complete checkpoint in .* quarantine")
     known = re.search(r"starting .* from step 6$", first) or any(
         re.search(words, first) and f"perdure ckpt verify {directory}" in first for words in said)
     expect(known, f"{what}: says what there is, and the command to look closer", result)
@@ -80,7 +80,7 @@ def expect_refusal(workspace, config, directory, what):
         result = workspace.train(config, directory, ["run.steps=12"], expect=65)
         count = len(os.listdir(aside)) if os.path.isdir(aside) else 0
         told = f"damaged or incomplete ones{f' ({count} in its quarantine directory)' if count else ''}: restore"
-        expect("holds no whole checkpoint" in result.stderr and told in result.stderr, f"{what}, launch {launch}: says why", result)
+        expect("holds no complete checkpoint" in result.stderr and told in result.stderr, f"{what}, launch {launch}: says why", result)
         expect_no_beginning(result, directory, f"{what}, launch {launch}", "step-000000000006-")
     root = os.path.join(directory, "checkpoints")
     left = glob.glob(os.path.join(root, "step-*", "*.h5")) + glob.glob(os.path.join(root, "quarantine", "step-*", "*.h5"))
@@ -113,7 +113,7 @@ def damaged_memory(workspace, config):
             flip(os.path.join(checkpoint, "shard-00001.h5"), None)
         for launch in (1, 2, 3):
             result = workspace.train(config, directory, [f"checkpoint.dir={fast}", "run.steps=8"], expect=65)
-            expect("holds no whole checkpoint" in result.stderr, f"damage in memory, launch {launch}: says why", result)
+            expect("holds no complete checkpoint" in result.stderr, f"damage in memory, launch {launch}: says why", result)
         left = glob.glob(os.path.join(fast, "quarantine", "step-000000000006-*", "shard-*.h5"))
         expect(len(left) == 2, "damage in memory: the newest is still there", result)
     finally:
@@ -121,7 +121,7 @@ def damaged_memory(workspace, config):
 
 
 def shard_without_boxes(workspace, config):
-    """No load opens it, so nothing damaged is believed: the run goes on from its step, and verify names the shard."""
+    """No load opens it, so nothing damaged is believed: the run continues from its step, and verify names the shard."""
     directory = workspace.directory()
     words = ["layout.dp=2", "layout.zero_shard=1"]
     result = workspace.train(config, directory, [*words, "run.steps=6"])
@@ -131,7 +131,7 @@ def shard_without_boxes(workspace, config):
     result = workspace.command(["ckpt", "verify", directory])
     expect(result.returncode == 65 and os.path.basename(without[0]) in result.stdout, "no boxes: verify names the file", result)
     result = workspace.train(config, directory, [*words, "run.steps=8"])
-    expect("resumed at step 6," in result.stderr, "no boxes: goes on from step 6", result)
+    expect("resumed at step 6," in result.stderr, "no boxes: continues from step 6", result)
 
 
 def no_checkpoint_yet(workspace, config):

@@ -138,7 +138,7 @@ def during_validation(bench):
             time.sleep(0.5)  # it may have begun or not
             run.send_signal(signal.SIGTERM)
             log = run.communicate(timeout=harness.PATIENCE)[1]
-        expect(f"TERM in a validation, {layout}", 75, run.returncode, "the state of step 4 is saved, the same command goes on", log)
+        expect(f"TERM in a validation, {layout}", 75, run.returncode, "the state of step 4 is saved, the same command continues", log)
         log = bench.workspace.train(bench.config, directory, [*steps, *layout]).stderr
         expect(f"after TERM in a validation, {layout}", 0, 0, "resumed at step 4", log)
         lines = [json.loads(line) for line in harness.read(os.path.join(directory, "metrics.jsonl")).splitlines()]
@@ -153,7 +153,7 @@ def during_validation(bench):
 
 
 def saved_in_validation(bench):
-    """USR2 in a validation that lasts for minutes: the step is saved at once, and the validation goes on."""
+    """USR2 in a validation that lasts for minutes: the step is saved at once, and the validation continues."""
     text = harness.text_of(40000)
     long = bench.workspace.file("long.txt", text * 400)
     bench = Bench(bench.workspace, bench.workspace.file("long.yaml", CONFIG.format(data=bench.workspace.file("short.txt", text)).replace(
@@ -174,7 +174,7 @@ def saved_in_validation(bench):
             rows = [json.loads(line) for line in harness.read(os.path.join(directory, "metrics.jsonl")).splitlines()]
             run.send_signal(signal.SIGTERM)
             log = run.communicate(timeout=harness.PATIENCE)[1]
-        expect(f"USR2 in a validation, {layout}", 75, run.returncode, "the state of step 4 is saved, the same command goes on", log)
+        expect(f"USR2 in a validation, {layout}", 75, run.returncode, "the state of step 4 is saved, the same command continues", log)
         if rows[-1]["step"] != 4 or any("validation_loss" in row for row in rows):
             raise harness.Failure(f"USR2 in a validation, {layout}: saved after it, or before the line of the step: {rows[-1]}\n{log}")
         log = bench.workspace.train(bench.config, directory, [*layout, "validation.every=4", "run.steps=8"]).stderr
@@ -251,13 +251,13 @@ def stuck_opening(bench):
     expect("TERM to a worker that is stuck", 75, run.returncode, "asked to leave before the first step; there was nothing to save", log)
 
 
-# What happens to whom while a worker stands at a place, the exit code of the launch, and what it says. Where the launch goes on
+# What happens to whom while a worker stands at a place, the exit code of the launch, and what it says. Where the launch continues
 # it must come to its end with the metrics of an undisturbed run.
 OPENED, STEPPED, SAVED = "worker.opened@0:1:stop", "worker.stepped@0:3:stop", "worker.saved@0:1:stop"
 PREPARED = "store.prepare.synced@0:1:stop"  # nothing but the fence stands between this and a commit
 # A busy machine delivers a signal some steps later.
 LEFT_OPENING = r"asked to leave(?: before the first step; there was nothing to save|; the state of step \d+ is saved)"
-LEFT_STEPPED = LEFT_SAVING = r"asked to leave; the state of step \d+ is saved, the same command goes on from there"
+LEFT_STEPPED = LEFT_SAVING = r"asked to leave; the state of step \d+ is saved, the same command continues from there"
 TABLE = [
     # place, to whom, signals, exit code, words
     (OPENED, "launch", [signal.SIGTERM], 75, LEFT_OPENING),
@@ -265,7 +265,7 @@ TABLE = [
     (OPENED, "launch", [signal.SIGINT], 75, LEFT_OPENING),
     (OPENED, "launch", [signal.SIGHUP], 75, LEFT_OPENING),
     (OPENED, "launch", [signal.SIGINT, signal.SIGINT], 75, "interrupted twice: left without saving"),
-    (OPENED, "launch", [signal.SIGUSR2], 0, "SIGUSR2: saving and going on"),
+    (OPENED, "launch", [signal.SIGUSR2], 0, "SIGUSR2: saving and continuing"),
     (OPENED, "launch", [signal.SIGKILL], -9, ""),
     (OPENED, "worker", [signal.SIGTERM], 75, LEFT_OPENING),
     (OPENED, "worker", [signal.SIGKILL], 0, "{lost}: killed by SIGKILL.*; restart 1 of 3"),
@@ -274,7 +274,7 @@ TABLE = [
     (STEPPED, "launch", [signal.SIGINT], 75, LEFT_STEPPED),
     (STEPPED, "launch", [signal.SIGHUP], 75, LEFT_STEPPED),
     (STEPPED, "launch", [signal.SIGINT, signal.SIGINT], 75, "interrupted twice: left without saving"),
-    (STEPPED, "launch", [signal.SIGUSR2], 0, "SIGUSR2: saving and going on"),
+    (STEPPED, "launch", [signal.SIGUSR2], 0, "SIGUSR2: saving and continuing"),
     (STEPPED, "launch", [signal.SIGKILL], -9, ""),
     (STEPPED, "worker", [signal.SIGTERM], 75, LEFT_STEPPED),
     (STEPPED, "worker", [signal.SIGUSR2], 0, "done: step 12"),
@@ -283,7 +283,7 @@ TABLE = [
     (STEPPED, "worker", [signal.SIGABRT], 0, "{lost}: killed by SIGABRT.*; restart 1 of 3"),
     (SAVED, "launch", [signal.SIGTERM], 75, LEFT_SAVING),
     (SAVED, "launch", [signal.SIGINT, signal.SIGINT], 75, "interrupted twice: left without saving"),
-    (SAVED, "launch", [signal.SIGUSR2], 0, "SIGUSR2: saving and going on"),
+    (SAVED, "launch", [signal.SIGUSR2], 0, "SIGUSR2: saving and continuing"),
     (SAVED, "launch", [signal.SIGKILL], -9, ""),
     (SAVED, "worker", [signal.SIGTERM], 75, LEFT_SAVING),
     (SAVED, "worker", [signal.SIGKILL], 0, "{lost}: killed by SIGKILL.*; restart 1 of 3"),
@@ -357,7 +357,7 @@ def one_ending(bench, transport, undisturbed, row, disk=None):
         except ProcessLookupError:
             pass
         log = heard + run.communicate(timeout=harness.PATIENCE)[1]
-    lost = r"rank 0 \(process \d+\) died" if transport == "mpi" else r"the worker \(process \d+\) ended without a word"
+    lost = r"rank 0 \(process \d+\) died" if transport == "mpi" else r"the worker \(process \d+\) ended without a message"
     expect(name, code, run.returncode, words.format(lost=lost), log)
     if whom == "newer fence" and glob.glob(os.path.join(directory, "checkpoints", "step-*[0-9]")):
         raise harness.Failure(f"{name}: it has committed under an old fence")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A disk that is full for a while ends no run: training goes on, saves are tried again with backoff, and the bits stay.
+"""A disk that is full for a while ends no run: training continues, saves are tried again with backoff, and the bits stay.
 
 While training, or after the last step; state in memory or in files. A disk that stays full ends the run with 74 when
 checkpoint.give_up_minutes are over, and who asks to leave meanwhile waits for checkpoint.leave_seconds. Needs root: a file system
@@ -74,10 +74,10 @@ def works_again(rows):
 
 
 def passes(workspace, config, disk, overrides, what):
-    """Full while training goes on, until saves have been tried again; left when they work. The bits are those of a run whose disk had room."""
+    """Full while training continues, until saves have been tried again; left when they work. The bits are those of a run whose disk had room."""
     run = Run(workspace, config, disk, overrides)
     run.go_on_full()
-    run.wait_for_rows(has_trained_between_tries, "training goes on between tries")
+    run.wait_for_rows(has_trained_between_tries, "training continues between tries")
     disk.free()
     run.wait_for_rows(works_again, "saves work again")
     run.process.send_signal(signal.SIGTERM)
@@ -111,7 +111,7 @@ def stays(workspace, config, disk):
     """74 when the limit is over; the metrics and the message say since when."""
     run = Run(workspace, config, disk, ["checkpoint.give_up_minutes=0.03"])
     run.go_on_full()
-    run.end(74, r"no save has worked; mend this, and run the same command again.*No space left")
+    run.end(74, r"no save has worked; fix this, then run the same command again.*No space left")
     seconds = time.monotonic() - run.begun
     disk.free()
     if seconds < 1.8:
@@ -131,8 +131,8 @@ def stays(workspace, config, disk):
 
 
 def run_dir_alone(workspace, config, disk):
-    """Checkpoints are elsewhere: training and saves go on, and lines of metrics are lost, which is said once and counted. A start on the full disk
-    goes on from the newest step, or says what is full."""
+    """Checkpoints are elsewhere: training and saves continue, and lines of metrics are lost, which is said once and counted. A start on the full disk
+    continues from the newest step, or says what is full."""
     directory, saved, log = os.path.join(disk.path, "run"), workspace.directory("saved"), workspace.directory("log")
     words = [config, f"run.dir={directory}", f"checkpoint.dir={saved}"]
     with open(log, "w", encoding="utf-8") as out, subprocess.Popen([workspace.perdure, "train", *words], env=dict(os.environ, PERDURE_PROGRESS="off"),
@@ -142,9 +142,9 @@ def run_dir_alone(workspace, config, disk):
         harness.wait_for(lambda: "are lost: " in harness.read(log) or run.poll() is not None, "it is said")
         full = harness.steps_done(directory)
         before = set(os.listdir(saved))
-        harness.wait_for(lambda: set(os.listdir(saved)) - before or run.poll() is not None, "a save goes on")
+        harness.wait_for(lambda: set(os.listdir(saved)) - before or run.poll() is not None, "a save continues")
         disk.free()
-        harness.wait_for(lambda: harness.steps_done(directory) > full + 2 or run.poll() is not None, "metrics go on")
+        harness.wait_for(lambda: harness.steps_done(directory) > full + 2 or run.poll() is not None, "metrics continue")
         run.send_signal(signal.SIGTERM)
         run.wait(timeout=harness.PATIENCE)
     said = harness.read(log)

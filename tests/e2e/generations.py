@@ -45,7 +45,7 @@ def start(workspace, config, directory, disk):
 
 
 def fills_up(workspace, config, disk, groups):
-    """Stopped after its first steps, everything is there; the disk is filled to the brim, and it goes on."""
+    """Stopped after its first steps, everything is there; the disk is filled to the brim, and it continues."""
     directory = workspace.directory("filled")
     process = start(workspace, config, directory, disk)
     worker = harness.wait_stopped(process)

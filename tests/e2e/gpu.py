@@ -2,7 +2,7 @@
 """The tool on GPUs: simulated ones (tests/simt) or real ones, whatever the tool given has.
 
 alone   one rank: the same bits run after run, whatever the GPU does first; after a kill; after the GPU was lost, again and again. A
-        CPU's checkpoint goes on on the GPU, and back. Losses beside the CPU's. Memory after step 100 is what it was after step 10
+        CPU's checkpoint continues on the GPU, and back. Losses beside the CPU's. Memory after step 100 is what it was after step 10
 local   several ranks as threads, sharing the GPU: under every (dp, tp, pp, sp) the bits of one rank
 nccl    several ranks as threads, a GPU each: what they exchange goes by NCCL's stand-in, on streams, and no host waits for it
 mpi     the same with processes; one of them killed
@@ -575,7 +575,7 @@ def simt_nccl(workspace):
 
 @simulated_only("a real GPU cannot be told to fail")
 def left_out(bench, transport):
-    """GPU 1 of three fails whoever uses it. With a spare one as many ranks go on, without fewer, and nobody opens it again."""
+    """GPU 1 of three fails whoever uses it. With a spare one as many ranks continue, without fewer, and nobody opens it again."""
     config = bench.config("llama", "fp32", 8, 1, 6)
     log = {"PERDURE_SIMT_FAIL_GPU": "1", "PERDURE_LOG": "info,worker=debug"}
     expected, gpus = {0: (0, 0), 1: (1, 2)}, 3

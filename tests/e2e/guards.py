@@ -65,7 +65,7 @@ def body(workspace, _):
         raise harness.Failure("a skipped step changed those before it, or updated all the same")
     if harness.losses(pair) != got or workspace.state_digest(pair) != workspace.state_digest(alone):
         raise harness.Failure("other bits on two ranks")
-    for steps in ("6", "12"):  # the first start skips step 5; the second goes on behind it
+    for steps in ("6", "12"):  # the first start skips step 5; the second continues after it
         workspace.train(config, cut, [SKIP, f"run.steps={steps}", "optimizer.decay_steps=12", "optimizer.warmup_steps=1"], NAN if steps == "6" else {})
     whole = workspace.directory()
     workspace.train(config, whole, [SKIP, "optimizer.decay_steps=12", "optimizer.warmup_steps=1"], NAN)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """A rank that is stopped from outside (SIGSTOP) while it computes, exchanges, reads data or waits for a save is named, with where it is,
-ended, and the run goes on with the bits of a quiet one. A launch whose ranks are all stopped is suspended, and nobody is ended.
+ended, and the run continues with the bits of a quiet one. A launch whose ranks are all stopped is suspended, and nobody is ended.
 
 By default in an exchange and while it computes; with PERDURE_TEST_SCALE of 4 or more in all places, three times each, at random moments
 before the first step, and once each with the default restart.hang_seconds."""

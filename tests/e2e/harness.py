@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 
-os.environ.setdefault("PERDURE_GRACE_S", "600")  # a busy machine is no batch system that takes it away
+os.environ.setdefault("PERDURE_GRACE_S", "600")  # a busy machine is not a batch system that takes it away
 
 # Ignored under nohup, or where a shell starts this in the background, and then by every run too.
 for ignored in (signal.SIGINT, signal.SIGHUP):
@@ -174,7 +174,7 @@ def wait_stopped(launcher):
 
 
 def look_at_stops(launcher, look):
-    """Calls look(pid) for every stop of every worker, and lets it go on, until the launcher has ended."""
+    """Calls look(pid) for every stop of every worker, and lets it continue, until the launcher has ended."""
     while launcher.poll() is None:
         for pid in stopped(launcher):
             look(pid)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Hosts out of namespaces (namespaces.py), one rank each, what they save on disks of their own with a copy on another one: hosts are
 lost and come back, the launcher's too. Losses and state are those of a quiet run, no loss ends the launch, although restart.limit is
-0, and every start goes on from the newest step that was copied, or a newer one.
+0, and every start continues from the newest step that was copied, or a newer one.
 
 PERDURE_TEST_SCALE of 4: hosts that come back, hosts that are waited for, and a rank of another host that hangs. Of 10 or more: 50 random losses, 10 of them the launcher's own host, 10 with the host back later; a number after
 the tool says how many, names of cases which of them are tried."""
@@ -18,7 +18,7 @@ import hangs
 import harness
 import namespaces
 
-QUIET_STEPS = 80  # more than a test looks at: runs go on until they are told to leave
+QUIET_STEPS = 80  # more than a test looks at: runs continue until they are told to leave
 CONFIG = """
 run: {{seed: 3, steps: 100000}}
 optimizer: {{warmup_steps: 10}}
@@ -101,7 +101,7 @@ class Bench:
 
 
 def one_and_the_launchers(bench):
-    """A host is lost and the others go on; then the launcher's own is lost, and the same command goes on elsewhere."""
+    """A host is lost and the others continue; then the launcher's own is lost, and the same command continues elsewhere."""
     run = bench.start("a")
     bench.steps(run, 4)
     least = bench.copied()
@@ -126,7 +126,7 @@ def one_and_the_launchers(bench):
 
 
 def taken_away(bench):
-    """A host is told that it will be taken away: all save, and the others go on from there; when the launcher's own is told too, all leave."""
+    """A host is told that it will be taken away: all save, and the others continue from there; when the launcher's own is told too, all leave."""
     notice = f"test -e {bench.net.root}/disk/notice"
     for name in "bc":  # a host runs no command that its own copy does not name
         write(f"{bench.net.root}/disk-{name}/run.yaml", bench.config.format(data=f"{bench.place}/text.txt") + f"preempt: {{notice: '{notice}'}}\n")
@@ -135,7 +135,7 @@ def taken_away(bench):
     open(f"{bench.net.root}/disk-b/notice", "w", encoding="utf-8").close()
     bench.wait(run, lambda: "resumed at" in bench.said(), "a start on the others")
     saved, resumed = (int(re.search(words, bench.said())[1]) for words in (r"the state of step (\d+) is saved", r"resumed at step (\d+)"))
-    if bench.starts(1) != [("2", "a:1,c:1")] or saved != resumed or "b will be taken away (preempt.notice): the others go on" not in bench.said():
+    if bench.starts(1) != [("2", "a:1,c:1")] or saved != resumed or "b will be taken away (preempt.notice): the others continue" not in bench.said():
         bench.fail(f"host b was told: saved step {saved}, resumed at {resumed}")
     bench.steps(run, 2)
     open(f"{bench.net.root}/disk-a/notice", "w", encoding="utf-8").close()
@@ -159,7 +159,7 @@ def cable_pulled(bench):
     least = bench.copied()
     bench.net.lose("c", is_cable_pulled=True)
     bench.wait(run, lambda: len(bench.starts(0)) == 2, "a restart without the host")
-    if not re.search(r"c: neither its kernel nor launch.agent answers(?s:.*)lost host c \(1 rank\): no answer; the others go on", bench.said()):
+    if not re.search(r"c: neither its kernel nor launch.agent answers(?s:.*)lost host c \(1 rank\): no answer; the others continue", bench.said()):
         bench.fail("probes find out that host c is gone")
     bench.steps(run, 2)
     resumed_from(bench, least)
@@ -222,7 +222,7 @@ def killed_in_turn(bench):
         there = re.search(r"^NSpid:.*\s(\d+)$", harness.read(f"/proc/{pid}/status"), re.M)[1]
         os.kill(pid, signal.SIGKILL)
         bench.wait(run, lambda number=number: len(bench.starts(0)) == number + 1, "a restart")
-        said = re.findall(r"rank (\d+) \(process (\d+)\) (?:died|ended without a word)", bench.said())
+        said = re.findall(r"rank (\d+) \(process (\d+)\) (?:died|ended without a message)", bench.said())
         if said[number - 1:] != [(str(rank), there)] or bench.starts(number) != [("3", "a:1,b:1,c:1")]:
             bench.fail(f"kill {number}: rank {rank} (process {there}) was killed, named are {said[number - 1:]}")
     bench.steps(run, 2)
@@ -243,7 +243,7 @@ def link_cut(bench):
         bench.net.mend("c", "b")
         bench.wait(run, lambda settings=settings: len(bench.starts(0)) >= len(settings) and bench.starts(0)[-1] == ("3", "a:1,b:1,c:1"), "all hosts")
         bench.steps(run, 4)
-        ends = [line for line in bench.said().splitlines() if re.search(r"died|without a word", line)]
+        ends = [line for line in bench.said().splitlines() if re.search(r"died|without a message", line)]
         if ends or (seconds > 9 and len(bench.starts(0)) != 1) or bench.starts(0)[-1] != ("3", "a:1,b:1,c:1"):
             bench.fail(f"a link was cut for 9 s, and a hang takes {seconds} s: {ends}")
         print(f"a link cut for 9 s, restart.hang_seconds={seconds}: {len(bench.starts(0))} starts, the last with all", flush=True)
@@ -274,7 +274,7 @@ def relays(bench, name):
 
 
 def relay_killed(bench):
-    """The relay of a host is killed alone: the run goes on. A rank of it that then is stopped is found all the same, and the
+    """The relay of a host is killed alone: the run continues. A rank of it that then is stopped is found all the same, and the
     next start has a relay again."""
     run = bench.start("a", "restart.hang_seconds=8", "restart.limit=3")
     bench.steps(run, 2)
@@ -299,7 +299,7 @@ def one_way(bench):
     least = bench.copied()
     bench.net.drop("a", "c")
     bench.wait(run, lambda: len(bench.starts(0)) == 2, "a restart without the host")
-    if bench.starts(1) != [("2", "a:1,b:1")] or not re.search(r"lost host c \(1 rank\): no answer; the others go on", bench.said()):
+    if bench.starts(1) != [("2", "a:1,b:1")] or not re.search(r"lost host c \(1 rank\): no answer; the others continue", bench.said()):
         bench.fail("host c hears nothing")
     bench.steps(run, 2)
     resumed_from(bench, least)
@@ -314,8 +314,8 @@ def between_two(bench):
     least = bench.copied()
     bench.net.drop("b", "c")
     bench.wait(run, lambda: len(bench.starts(0)) == 2, "a restart without one of them")
-    if bench.starts(1) != [("2", "a:1,b:1")] or "left out, and asked again at the next start: c and b do not reach one another" not in bench.said():
-        bench.fail("hosts b and c do not reach one another")
+    if bench.starts(1) != [("2", "a:1,b:1")] or "left out, and asked again at the next start: c and b cannot reach each other" not in bench.said():
+        bench.fail("hosts b and c cannot reach each other")
     bench.steps(run, 2)
     resumed_from(bench, least)
     bench.net.mend("b", "c")
@@ -345,7 +345,7 @@ PORT = 7411
 
 def port_closed(bench):
     """A packet filter keeps other hosts from the launcher's port: what they say goes through files where run.dir is shared, a rank that
-    is stopped falls silent, and the run goes on."""
+    is stopped falls silent, and the run continues."""
     bench.net.block("b", PORT)
     bench.net.block("c", PORT)
     run = bench.start("a", f"launch.port={PORT}", "restart.hang_seconds=8", "restart.limit=3")
@@ -431,7 +431,7 @@ def told_what_is_lost(bench):
 
 def launchers_copies_away(bench):
     """The launcher's host is lost with another one. On the third, which alone has an older step whole, it is known that a newer one was
-    copied: the launch does not go on without it until those two are out of the list, and then says what that costs."""
+    copied: the launch does not continue without it until those two are out of the list, and then says what that costs."""
     bench.list_hosts(["b", "c"])
     run = bench.start("b")
     bench.steps(run, 2)
@@ -446,13 +446,13 @@ def launchers_copies_away(bench):
     run.wait(timeout=harness.PATIENCE)
     least = bench.copied()
     run = bench.start("c", "launch.wait_seconds=1")
-    said = rf"too few of the hosts that hold step (\d+) take part \(without a, b\), and step {begun} is the newest that is whole here"
+    said = rf"too few of the hosts that hold step (\d+) take part \(without a, b\), and step {begun} is the newest complete one here"
     harness.wait_for(lambda: run.poll() is not None or "resumed at" in bench.said(), "an end, or a start from what is there")
     if run.poll() != 75 or not (found := re.search(said, bench.said())) or int(found[1]) < least:
         bench.fail(f"step {least} was copied: exit {run.returncode}")
     bench.list_hosts(["c"])
     run = bench.start("c")
-    bench.wait(run, lambda: f"resumed at step {begun}," in bench.said(), "it goes on from an older step")
+    bench.wait(run, lambda: f"resumed at step {begun}," in bench.said(), "it continues from an older step")
     told_what_is_lost(bench)
     bench.leave(run)
 
@@ -474,7 +474,7 @@ def too_few(bench):
 
 
 def copies_away(bench):
-    """Two of three hosts are lost at once, and the other has not all of the copied step: the launch waits, and goes on from it. Where no host
+    """Two of three hosts are lost at once, and the other has not all of the copied step: the launch waits, and continues from it. Where no host
     comes back it ends with 75; an older step is taken once nobody is to come."""
     run = bench.start("a")
     bench.steps(run, 4)
@@ -483,7 +483,7 @@ def copies_away(bench):
     bench.net.lose("c")
     bench.wait(run, lambda: "waiting for hosts, up to 600 s" in bench.said(), "the launch waits")
     bench.net.boot("b")
-    bench.wait(run, lambda: "resumed at" in bench.said(), "it goes on")
+    bench.wait(run, lambda: "resumed at" in bench.said(), "it continues")
     resumed_from(bench, least)
     bench.steps(run, 2)
     bench.leave(run)
@@ -498,7 +498,7 @@ def copies_away(bench):
         bench.fail(f"copies are away: exit {run.returncode}")
     bench.list_hosts(["a"])
     run = bench.start("a")
-    bench.wait(run, lambda: f"resumed at step {begun}" in bench.said(), "it goes on from an older step")
+    bench.wait(run, lambda: f"resumed at step {begun}" in bench.said(), "it continues from an older step")
     bench.leave(run)
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Who listens and speaks on the network between hosts (namespaces.py). A machine that is no host of the launch speaks to the launcher's port,
 with a wrong secret and with the right one; a proxy between the launcher and one host changes, repeats, drops and adds messages of every kind.
-The run goes on with its bits, nobody is blamed, and the tries are counted in the log.
+The run continues with its bits, nobody is blamed, and the tries are counted in the log.
 
 impostors.py PERDURE; impostors.py proxy DIRECTORY: the proxy, on its host."""
 import glob
@@ -75,7 +75,7 @@ class Proxy:
             self.note(f"believed: {link['trick']}")
 
     def play(self, link, source, kind, data):
-        """What goes on instead of a message."""
+        """What continues instead of a message."""
         with self.lock:
             self.watch(link, source, kind)
             trick = self.todo[kind].pop(0) if self.todo.get(kind) and not link["trick"] else None
@@ -219,7 +219,7 @@ def tries(bench):
 
 def undisturbed(bench, run):
     bench.steps(run, 3)
-    if len(bench.starts(0)) != 1 or re.search(r"died|without a word|lost host|disk is full|taken away", bench.said()):
+    if len(bench.starts(0)) != 1 or re.search(r"died|without a message|lost host|disk is full|taken away", bench.said()):
         bench.fail("the run was disturbed, or somebody is blamed")
 
 
@@ -285,7 +285,7 @@ def between(bench):
     said = bench.said()
     if tries(bench) < 9 or "10.77.0.3 sent a message that was changed on its way" not in said or \
             "host c: an answer of the launcher was changed on its way: refused" not in said or \
-            "host c: who answers in the launcher's place does not know the secret of this launch: refused" not in said:
+            "host c: another program answers at the launcher's address and does not know the secret of this launch: refused" not in said:
         bench.fail(f"tricks are counted as {tries(bench)}")
     print(f"a proxy between two hosts: {len(done())} tricks, {tries(bench)} counted by the launcher", flush=True)
 

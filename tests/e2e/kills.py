@@ -3,9 +3,9 @@
 
 Everything of the launch dies at once (launcher and ranks, one process group), at a moment drawn from the launch's own progress, so
 that a busy machine draws the same: some part of the time that starting takes, or, mostly, a part of a step after a number of further
-steps, early ones more often; the last are beyond the end, where copies drain. One that ends before is no kill. The same command then goes on. Every restart must load the last
+steps, early ones more often; the last are beyond the end, where copies drain. One that ends before is not a kill. The same command then continues. Every restart must load the last
 committed step (never an older one, never fail), and at the end loss bits and state equal those of the undisturbed run. A second
-campaign goes on under another layout after every kill. A third has all of offload and tiers at once, drawn anew for every launch: places
+campaign continues under another layout after every kill. A third has all of offload and tiers at once, drawn anew for every launch: places
 of state and what memory keeps of it, bf16 or fp16, a first tier in memory where there is room, over one drive or two, emptied now and
 then as by a reboot, a second one with or without a cap, a third that compresses by one level, by what pays, or not. 6, 6 and 8 kills by default (4, 4 and 6 of
 ranks that are processes); 200, 120 and 500 with PERDURE_TEST_SCALE of 10 or more. A campaign and a number after the transport, such

@@ -276,7 +276,7 @@ def worker_leaves(place, name, pod):
             first = int(harness.wait_for(lambda: harness.read(children).strip(), "the pod runs"))
             agent = place.program("agent", f"#!/bin/sh\nshift\nexec nsenter --target {first} --pid --mount -- sh -c \"$*\"\n")
             with subprocess.Popen([*words, f"launch.agent={agent}"], env=place.environment()) as launcher:
-                harness.wait_for(lambda: harness.steps_done(directory) >= 5, "the run goes on")
+                harness.wait_for(lambda: harness.steps_done(directory) >= 5, "the run continues")
                 os.kill(first, signal.SIGTERM)
                 begin = harness.steps_done(directory)
                 harness.wait_for(lambda: launcher.poll() is not None or harness.steps_done(directory) > begin + 1000, "the run leaves")

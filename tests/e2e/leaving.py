@@ -2,7 +2,7 @@
 """Who writes and is asked to leave: import, export, reshard, data pack, eval of another program's checkpoint, doctor's trial of a directory,
 and the import of init.from. Each is stopped at several moments, gets TERM, INT, HUP or USR1, and ends with 75 and one sentence; the tree is as before,
 to the byte and the name, and the same command then does its work. USR2 asks nobody to leave; a second INT ends at once, and what it
-leaves the same command clears. What cannot be removed is named; a disk that is full is no hindrance.
+leaves the same command clears. What cannot be removed is named; a disk that is full is not a hindrance.
     leaving.py PERDURE
 """
 import glob
@@ -24,7 +24,7 @@ layout: {{ranks: 1, threads: 1}}
 checkpoint: {{every: 1, keep_last: 2}}
 """
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-AGAIN = "; the same command begins anew"
+AGAIN = "; run the same command to start over"
 NOTE = re.compile(r"^not (exported|imported): .*\n|^(warn|info) .*\n|^the tokenizer .*\n", re.M)
 
 
@@ -55,7 +55,7 @@ class Stopped:
             raise harness.Failure(f"{self.what}: ended with {self.process.returncode} before it stopped\n{self.process.stderr.read()}")
 
     def tell(self, number):
-        """A signal waits until the process goes on."""
+        """A signal waits until the process continues."""
         self.process.send_signal(number)
         self.process.send_signal(signal.SIGCONT)
 
@@ -200,7 +200,7 @@ def second(workspace):
     run(workspace, words)
     if sorted(glob.glob("killed*", root_dir=workspace.path)) != ["killed.bin", "killed.idx"]:
         raise harness.Failure(f"{command.what}, killed and run again: {glob.glob('killed*', root_dir=workspace.path)}")
-    print("USR2 is no wish to leave; a second INT ends at once")
+    print("USR2 is not a wish to leave; a second INT ends at once")
 
 
 def refused(workspace):

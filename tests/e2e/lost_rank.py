@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """One rank of a pipeline of tensor-parallel stages is killed: the launcher counts one and starts all again. Killed once more before a
-newer checkpoint is there it is left out, and the others go on with the layout that they admit. Bits are the undisturbed run's."""
+newer checkpoint is there it is left out, and the others continue with the layout that they admit. Bits are the undisturbed run's."""
 import os
 import re
 import signal
@@ -34,7 +34,7 @@ def disturb(workspace, config, undisturbed, step):
         os.kill(harness.wait_stopped(run), signal.SIGKILL)
         log = run.communicate(timeout=harness.PATIENCE)[1]
     # mpirun gives the code of the first that it sees end; where that is one that left because of the lost one, how that died is not known.
-    lost = re.findall(r"rank 3 \(process \d+\) (?:died: killed by SIGKILL|ended without a word); restart ([12]) of", log)
+    lost = re.findall(r"rank 3 \(process \d+\) (?:died: killed by SIGKILL|ended without a message); restart ([12]) of", log)
     if run.returncode != 0 or lost != ["1", "2"] or "restart 1: 4 ranks (dp=1 tp=2 pp=2" not in log or "restart 2: 3 ranks (dp=1 pp=3" not in log:
         raise harness.Failure(f"the run ended with {run.returncode}:\n{log}")
     if harness.losses(directory) != harness.losses(undisturbed):

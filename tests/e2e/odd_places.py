@@ -131,7 +131,7 @@ def killed(place):
             os.kill(rank, signal.SIGCONT if number else signal.SIGKILL)
             harness.wait_for(lambda gone=rank: gone not in harness.stopped(run), "it goes")
         said = run.communicate(timeout=harness.PATIENCE)[1]
-    named = re.search(r"rank 3 \(process \d+\) (died: killed by SIGKILL|ended without a word); restart 1 of", said)
+    named = re.search(r"rank 3 \(process \d+\) (died: killed by SIGKILL|ended without a message); restart 1 of", said)
     if run.returncode or not named or f"restart 1: {RANKS} ranks" not in said:
         raise harness.Failure(f"a rank was killed: exit {run.returncode}\n{said}")
     place.check("a rank killed", directory, said)

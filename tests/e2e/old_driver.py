@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """A machine with a GPU that this program cannot use: its driver is too old, or the program is built without CUDA. A run that may
-choose goes on on the CPU and says so, one that is to take a GPU does not start, and doctor says the same of both."""
+choose continues on the CPU and says so, one that is to take a GPU does not start, and doctor says the same of both."""
 import json
 import os
 

@@ -43,7 +43,7 @@ exec unshare -m sh -c 'mount --bind "$0" "$1" && shift && exec "$@"' "$PEERS_ROO
 """
 
 
-# What else goes on beside copies.
+# What else continues beside copies.
 FILES = ["offload.optimizer=nvme", "checkpoint.tiers[1].dir={root}/run/far", "checkpoint.tiers[1].every=4",
          "checkpoint.tiers[1].bandwidth=32M", "checkpoint.tiers[1].compression=zstd:1"]
 

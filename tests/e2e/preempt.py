@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """preempt.notice and PERDURE_GRACE_S: a run whose command says that its host is taken away saves and leaves with 75, on one host or the second
-of two, and goes on with the same bits; a command that hangs or is none disturbs nothing; a save that does not end in time is given up. The
+of two, and continues with the same bits; a command that hangs or is none disturbs nothing; a save that does not end in time is given up. The
 examples for EC2, GCP and Azure, before a metadata server of this test's own.   preempt.py PERDURE SOURCE"""
 import contextlib
 import http.server
@@ -99,7 +99,7 @@ def notices(workspace, config, quiet):
             open(sign, "w", encoding="utf-8").close()
             said = launch.communicate(timeout=harness.PATIENCE)[1]
         os.unlink(sign)
-        check(launch.returncode == 75 and said.count("(preempt.notice): saving and leaving") == 1 and "is saved, the same command goes on" in said,
+        check(launch.returncode == 75 and said.count("(preempt.notice): saving and leaving") == 1 and "is saved, the same command continues" in said,
               f"{more}: exit {launch.returncode}\n{said}")
         saved = max(harness.losses(run))
         workspace.train(config, run, [f"run.steps={saved + 1}", "optimizer.decay_steps=12", "optimizer.warmup_steps=1", *more])

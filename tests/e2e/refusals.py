@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What kernels, containers and file systems refuse: hard links, io_uring, locked memory, direct I/O.
 
-Each run goes on, says it in one line, and has the bits of one that is refused nothing, with state in memory and in files, saved
+Each run continues, says it in one line, and has the bits of one that is refused nothing, with state in memory and in files, saved
 into two tiers.
 """
 import os

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """perdure replay: a quiet run agrees from every checkpoint and under any layout that computed it, fp16 and skips too; a bit that was flipped
-in one micro-batch (a fault: engine.gradient.flip) is found, in the losses behind it or in the state alone, and names where to go on."""
+in one micro-batch (a fault: engine.gradient.flip) is found, in the losses behind it or in the state alone, and names where to continue."""
 import json
 import os
 
@@ -61,7 +61,7 @@ def differences(workspace, config):
     early, late = flipped(workspace, config, 6), flipped(workspace, config, 8)
     found, said = replay(workspace, early, 7, expect=65)
     check(found["first_different_step"] == 7 and found["result"] == "differs", f"a flip at step 6: {found}")
-    check("losses of steps 5 to 8 are not" in said and "go on from step 4" in said, f"words: {said}")
+    check("losses of steps 5 to 8 are not" in said and "continue from step 4" in said, f"words: {said}")
     check(replay(workspace, early, 3)[0]["result"] == "agrees" and replay(workspace, early, 9)[0]["result"] == "agrees", "steps without a flip")
     found, said = replay(workspace, late, 8, expect=65)
     check(found["losses_different"] == 0 and "the state behind the last of steps 5 to 8 is not" in said, f"a flip at step 8: {found} {said}")

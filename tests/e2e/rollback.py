@@ -46,7 +46,7 @@ def undo(workspace, config):
         given = [f"guard.rollback_steps={k}", "guard.non_finite=rollback", *more]
         fault = {"PERDURE_FAULT": "engine.loss.nan:7"} if "numerics.precision=fp16" in more else nan(7)
         said = workspace.train(config, back, given, fault).stderr
-        check(f"back to the state of step {7 - k}" in said and "going on with step 8" in said, f"words: {said}")
+        check(f"back to the state of step {7 - k}" in said and "continuing with step 8" in said, f"words: {said}")
         check(rolled_back(back) == {7: 7 - k}, f"metrics: {rolled_back(back)}")
         if fault != nan(7):
             continue  # a skip of fp16 changes the loss scale

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """A second launch on the same run directory is refused and changes nothing of the one that runs: when a rank of the first dies
-afterwards, its restart goes on with the first launch's configuration."""
+afterwards, its restart continues with the first launch's configuration."""
 import os
 import signal
 import subprocess

@@ -2,7 +2,7 @@
 """TERM, USR1, USR2 and a second INT at random moments of runs that spend their time in one of eight phases: initialisation, data, forward,
 evaluation, communication, save, drain (the last copy to a slow tier), loader (packed tokens). After TERM and USR1 the run has
 ended with 75 within PERDURE_GRACE_S, and the step that it says it has saved is the newest whole checkpoint; after USR2 a newer checkpoint
-appears and the run goes on; a second INT ends it with 75.
+appears and the run continues; a second INT ends it with 75.
 
 A signal a phase by default, 400 with PERDURE_TEST_SCALE of 10 or more; prints the seconds of leaving (median, 99th percentile, longest).
     signals.py PERDURE [COUNT [quickstart]]    with the model and the batch of tools/configs/kjv.yaml
@@ -81,7 +81,7 @@ def one(workspace, config, packed, phase, name, dice, pace):
             if phase != "initialisation":
                 harness.wait_for(lambda: saved_steps(workspace, run) or process.poll() is not None, f"{what}: a checkpoint", 0.1)
             done = harness.steps_done(run)
-            harness.wait_for(lambda: harness.steps_done(run) > done or process.poll() is not None, f"{what}: it goes on")
+            harness.wait_for(lambda: harness.steps_done(run) > done or process.poll() is not None, f"{what}: it continues")
             check(process.poll() is None, f"{what}: it has ended", "")
             number = signal.SIGTERM
         said, seconds = leave(process, [number] * (2 if name == "INT" else 1))

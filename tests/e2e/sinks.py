@@ -182,7 +182,7 @@ def start(workspace, config, directory, overrides, environment):
 
 
 def all_sinks(workspace, config):
-    """A rank is killed behind step 8, and two go on from the checkpoint of step 5, or from the beginning where it came too late."""
+    """A rank is killed behind step 8, and two continue from the checkpoint of step 5, or from the beginning where it came too late."""
     directory = workspace.directory()
     overrides = ["metrics.tensorboard=true", f"metrics.prometheus_listen={free_port()}", "layout.ranks=1", "restart.ranks=[2]"]
     once = os.path.join(workspace.path, "once")
@@ -239,7 +239,7 @@ def no_descriptors(launcher, port, answers):
 
 
 def endpoint(workspace, config):
-    """Asked while steps go on, and while as many clients as it serves say nothing."""
+    """Asked while steps continue, and while as many clients as it serves say nothing."""
     directory, port = workspace.directory(), free_port()
     launcher = start(workspace, config, directory, [f"metrics.prometheus_listen=localhost:{port}", "run.steps=100000"], {})
     try:
@@ -249,7 +249,7 @@ def endpoint(workspace, config):
             except OSError:
                 return None
         first = harness.wait_for(answers, "the endpoint answers")
-        harness.wait_for(lambda: answers() > first, "the endpoint goes on")
+        harness.wait_for(lambda: answers() > first, "the endpoint continues")
         samples = harness.wait_for(lambda: (lambda found: ("perdure_validation_loss", None) in found and found)(samples_of(get(port)[1])), "a validation")
         rows = harness.wait_for(lambda: [row for row in rows_of(directory) if row["step"] == samples["perdure_step", None]], "its line")
         check_prometheus(samples, rows[0])
@@ -284,7 +284,7 @@ def broken(workspace, config, undisturbed):
                                                      f"metrics.prometheus_listen={port}"])
     for name in ("tensorboard", "prometheus_listen"):
         lines = [line for line in result.stderr.splitlines() if f"warn metrics r0: metrics.{name}: " in line]
-        check(len(lines) == 1 and "the run goes on" in lines[0], f"of a broken metrics.{name} the log has {lines}\n{result.stderr}")
+        check(len(lines) == 1 and "the run continues" in lines[0], f"of a broken metrics.{name} the log has {lines}\n{result.stderr}")
     check(harness.losses(directory) == undisturbed, "a broken sink changed the losses")
     said = workspace.train(config, workspace.directory(), ["metrics.prometheus_listen=192.0.2.1:9400"]).stderr
     check("listening at 192.0.2.1 port 9400; name another" in said, said)
@@ -311,8 +311,8 @@ def full_disk(workspace, config, undisturbed):
         check(not rows_of(directory), "the disk was not full")
         disk.free()
         workspace.train(config, directory, ["run.steps=14", *overrides])
-        rows = rows_of(directory)  # the first: the validation of the step it goes on from, which no line had
-        check([row["step"] for row in rows] == [12, 13, 14] and "validation_loss" in rows[0], f"metrics go on when there is room: {rows}")
+        rows = rows_of(directory)  # the first: the validation of the step it continues from, which no line had
+        check([row["step"] for row in rows] == [12, 13, 14] and "validation_loss" in rows[0], f"metrics continue when there is room: {rows}")
     print("a full disk costs one warning a sink")
 
 

@@ -160,7 +160,7 @@ def await_job(cluster, job, condition, what):
 def preempted(cluster, job, directory, others):
     """Once it has gone a while on, a job of the other partition takes all nodes away; returns that one's number."""
     begin = step_of(directory)
-    await_job(cluster, job, lambda _: step_of(directory) >= begin + 20, "the job goes on")
+    await_job(cluster, job, lambda _: step_of(directory) >= begin + 20, "the job continues")
     other = cluster.submit("--partition=high", "--output=/dev/null", *others)
     await_job(cluster, job, lambda found: found["JobState"] == "PENDING", "the job is queued again")
     print(f"preempted at step {step_of(directory)}, by a job with {others[0]}", flush=True)
@@ -169,7 +169,7 @@ def preempted(cluster, job, directory, others):
 
 def signalled(cluster, job, directory):
     """As two minutes before its time limit: nobody else wants the nodes, and the script queues the job again by itself."""
-    await_job(cluster, job, lambda _: step_of(directory) >= 20, "the job goes on")
+    await_job(cluster, job, lambda _: step_of(directory) >= 20, "the job continues")
     cluster.ask("scancel", "--signal=USR1", "--full", job)
     await_job(cluster, job, lambda found: found["JobState"] == "PENDING", "the job is queued again")
     print(f"signalled at step {step_of(directory)}", flush=True)
@@ -267,7 +267,7 @@ def srun_killed(workspace, cluster, bits):
     job = cluster.submit("--partition=low", "--nodes=3", "--ntasks-per-node=1", f"--output={output}",
                          f"--wrap=exec {workspace.perdure} train {bits.config} run.dir={directory} layout.ranks=3",
                          environment={"PERDURE_TEST_HOSTS": "3", "PERDURE_PROGRESS": "off", "OMPI_MCA_btl_tcp_if_include": "lo"})
-    await_job(cluster, job, lambda _: step_of(directory) >= 20, "the job goes on")
+    await_job(cluster, job, lambda _: step_of(directory) >= 20, "the job continues")
     before = tasks(directory)
     os.kill(next(pid for pid, (_, rank) in before.items() if rank == "2"), signal.SIGSTOP)
     sruns = processes_of(directory, "srun")
@@ -324,7 +324,7 @@ def in_a_step(workspace, cluster, bits):
     if "restart 1: 2 ranks" not in said:
         raise harness.Failure(f"no restart:\n{said}")
     bits.check(directory, said)
-    print("a rank killed below mpirun in a step of srun: the step goes on, same bits", flush=True)
+    print("a rank killed below mpirun in a step of srun: the step continues, same bits", flush=True)
 
 
 def body(workspace, _):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A disk that hangs (a file system that is frozen) is no lost peer: the message says which rank waits for which tier, nobody is ended, training
-goes on where the state was copied before, and all goes on with the same bits once the disk does. Needs root: a file system of its own."""
+"""A disk that hangs (a file system that is frozen) is not a lost peer: the message says which rank waits for which tier, nobody is ended, training
+continues where the state was copied before, and all continues with the same bits once the disk does. Needs root: a file system of its own."""
 import json
 import os
 import signal
@@ -75,7 +75,7 @@ def hangs(workspace, config, disk):
 
 
 def goes_on(workspace, config, disk):
-    """The state is copied, and the disk hangs before it is durable: training goes on without further saves."""
+    """The state is copied, and the disk hangs before it is durable: training continues without further saves."""
     run = Run(workspace, config, disk, "layout.ranks=1", PERDURE_FAULT="store.prepare.written@0:2:stop")
     worker = harness.wait_stopped(run.process)
     frozen(disk, True)
@@ -83,7 +83,7 @@ def goes_on(workspace, config, disk):
         os.kill(worker, signal.SIGCONT)
         run.wait_said(f"into tier {run.tier} has not ended for")
         done = harness.steps_done(run.directory)
-        run.wait(lambda: harness.steps_done(run.directory) > done + 4, "training goes on")
+        run.wait(lambda: harness.steps_done(run.directory) > done + 4, "training continues")
     finally:
         frozen(disk, False)
     run.end(config)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A file system that stalls (helpers/stalling_files.c) is no hung rank: while reads of data, state in files, saves, metrics, the reading of a
+"""A file system that stalls (helpers/stalling_files.c) is not a hung rank: while reads of data, state in files, saves, metrics, the reading of a
 checkpoint or the beginning of a rank wait for it, nobody is blamed and nobody is ended, the log says what waits for storage, and the run ends with
 the bits of one that never waited. A rank that was killed and cannot end, because it waits there, has no other started beside it.
 
@@ -102,7 +102,7 @@ class Run:
         return harness.read(self.log_path)
 
     def waited(self):
-        """Of ranks, of saves beside which training goes on, of run.dir, and of the launcher itself."""
+        """Of ranks, of saves beside which training continues, of run.dir, and of the launcher itself."""
         return [line for line in self.log().split("\n") if "Its storage is slow or stuck" in line]
 
     def fail(self, why):
@@ -157,7 +157,7 @@ def wait(runs, condition, doing, may_blame=False):
 
 def steps(runs, more=4, may_blame=False):
     done = {run: harness.steps_done(run.directory) for run in runs}
-    wait(runs, lambda run: harness.steps_done(run.directory) >= done[run] + more, "it goes on", may_blame)
+    wait(runs, lambda run: harness.steps_done(run.directory) >= done[run] + more, "it continues", may_blame)
 
 
 def stall(files, seconds, lines):

@@ -104,12 +104,12 @@ def lanes_of(events):
     for key, spans in lanes.items():
         spans.sort(key=lambda e: e["ts"])
         for before, after in zip(spans, spans[1:]):
-            check(before["ts"] + before["dur"] <= after["ts"] + SLACK, f"{names[key]}: {before} goes on in {after}")
+            check(before["ts"] + before["dur"] <= after["ts"] + SLACK, f"{names[key]}: {before} continues in {after}")
     return {(key[0], names[key]): {e["name"] for e in spans} for key, spans in lanes.items()}
 
 
 def traced(workspace, config, overrides, known=LANES):
-    """Lanes of a run, one for each stream of its GPUs, all of which were given work, and no other. What is no computing has a lane for
+    """Lanes of a run, one for each stream of its GPUs, all of which were given work, and no other. What is not computing has a lane for
     each kind. A launcher that only asks what GPUs there are reports no streams."""
     trace, report = os.path.join(workspace.path, "gpu.json"), workspace.directory("report")
     workspace.train(config, workspace.directory(), ["run.device=gpu", f"--trace={trace}", *overrides],

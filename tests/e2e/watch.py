@@ -112,7 +112,7 @@ def on_terminal(workspace, config, is_mpi):
     harness.wait_for(lambda: (lambda l: l if l and len(l) > 8 else None)(small.screen()), "the screen grows")
     small.resize(80, 24)
     os.kill(stopped, signal.SIGKILL)
-    lines = small.wait_for("done", "the run goes on and ends")
+    lines = small.wait_for("done", "the run continues and ends")
     _, errors = launcher.communicate(timeout=harness.PATIENCE)
     check(launcher.returncode == 0, f"exit {launcher.returncode}: {errors}")
     cause = re.search(r"warn launch: (.*?); restart 1", errors)[1]
@@ -133,7 +133,7 @@ def on_pipe(workspace, directory, errors):
     check(lines[-1].startswith("step 30/30 loss ") and lines[-1].endswith("ended"), f"{lines[-1]}")
     said = json.loads(workspace.command(["watch", directory, "--json", "--once"]).stdout)
     check(said["state"] == "ended" and said["step"] == said["saved_step"] == said["steps"] == 30 and said["starts"] == 2, f"{said}")
-    check(workspace.command(["watch", workspace.path]).returncode == 78 and workspace.command(["watch"]).returncode == 64, "what is no run")
+    check(workspace.command(["watch", workspace.path]).returncode == 78 and workspace.command(["watch"]).returncode == 64, "what is not a run")
     print("on a pipe: lines, until the run is over")
 
 

@@ -417,7 +417,7 @@ def fsdp2_tp2_rank(directory):
 
 
 def check_ranks(perdure, directory, kind, ranks):
-    """The ranks save after two steps and go on; so do we."""
+    """The ranks save after two steps and continue; so do we."""
     if kind == "deepspeed" and not importlib.util.find_spec("deepspeed"):
         return "skipped: no deepspeed"
     start_ranks(kind, ranks, directory)

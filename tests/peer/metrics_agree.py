@@ -99,7 +99,7 @@ def skip(what):
 
 
 def reader_of(name):
-    """Checks a run that goes on, and what is to be checked after it has gone on from a checkpoint; None: nothing."""
+    """Checks a run that continues, and what is to be checked after it has gone on from a checkpoint; None: nothing."""
     if name == "prometheus":
         if not (shutil.which("prometheus") and shutil.which("promtool")):
             skip("no prometheus here: apt-get install prometheus")
@@ -126,7 +126,7 @@ def body(workspace, _):
     harness.wait_until_gone(directory)
     if afterwards:
         step = max(row["step"] for row in map(json.loads, harness.read(os.path.join(directory, "metrics.jsonl")).splitlines()))
-        workspace.train(config, directory, [f"run.steps={step + 10}"])  # goes on from a checkpoint before: steps are computed again
+        workspace.train(config, directory, [f"run.steps={step + 10}"])  # continues from a checkpoint before: steps are computed again
         afterwards(directory)
 
 

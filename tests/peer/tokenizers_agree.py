@@ -4,7 +4,7 @@ characters instead of some by seed, with PERDURE_TEST_SCALE=10.
 
 usage: tokenizers_agree.py PEER_TOKENIZE DIRECTORY     (of tests/golden/tokenizers)
 
-Text that is no UTF-8 is decoded with errors="replace" for the package. PERDURE_TEST_SEED replays a seed. Exit 77: there is no
+Text that is not UTF-8 is decoded with errors="replace" for the package. PERDURE_TEST_SEED replays a seed. Exit 77: there is no
 package."""
 import array
 import json

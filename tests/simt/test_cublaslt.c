@@ -115,7 +115,7 @@ Test(simt_cublaslt, codes_are_in_the_form_that_the_library_takes)
     f.residual = true;
     cr_assert(agree(gemms, &f, "with a residual"));
     f.bias = f.residual = false, f.out = PD_F32, f.in_place = true;
-    cr_assert(agree(gemms, &f, "sums that go on"));
+    cr_assert(agree(gemms, &f, "sums that continue"));
     f.in_place = false, f.k = 120;
     cr_assert_not(agree(gemms, &f, "k of no multiple of 16"));
     f.k = 128, f.n = 40;
@@ -222,12 +222,12 @@ Test(simt_cublaslt, few_tiles_are_made_in_parts_of_k)
         f.in_place = true, f.pad = 3;
         cr_assert(agree(gemms, &f, "added to what is there"));
         f.in_place = false, f.accumulate = true;
-        cr_assert(agree(gemms, &f, "a chain that goes on"));
+        cr_assert(agree(gemms, &f, "a chain that continues"));
         f.accumulate = false, f.residual = true, f.trans_a = false, f.trans_b = true;
         cr_assert(agree(gemms, &f, "k contiguous"));
     }
     const struct form both = {24, 40, 4096, 0, PD_BF16, PD_F32, .accumulate = true, .residual = true};
-    cr_assert_not(agree(gemms, &both, "a chain that goes on, and a residual"));
+    cr_assert_not(agree(gemms, &both, "a chain that continues, and a residual"));
     const struct form one = {24, 40, 4096, 0, PD_BF16, PD_F32, .trans_a = true},
                       half = {24, 40, 4096, 0, PD_BF16, PD_BF16, .trans_a = true};
     const uint32_t before = simt_cublaslt_counted().parts;

@@ -71,7 +71,7 @@ static const struct broken {
     {HOPPER_NO_BEGIN, "no pd_wgmma_fence"},
     {HOPPER_NO_COPY_WAIT, "a copy into shared memory that nobody waited for"},
     {HOPPER_NO_INIT, "was not initialised"},
-    {HOPPER_NO_ARRIVAL, "waits for a phase of a barrier, and nobody can go on"},
+    {HOPPER_NO_ARRIVAL, "waits for a phase of a barrier, and nobody can continue"},
     {HOPPER_OTHER_PRODUCTS, "other products than the first thread of its warpgroup"},
     {HOPPER_NO_FENCE, "a product reads what ordinary stores wrote"},
     {HOPPER_NO_FENCE_BEFORE_COPY, "copies a box over what ordinary stores wrote"},

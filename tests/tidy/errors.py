@@ -14,11 +14,11 @@ FREE = {"PD_NO_MEMORY": "memory is out", "PD_BUG": "a bug of ours", "PD_STOPPED"
 THING = re.compile(r"%[^%]|--\w|\b\w+\.\w+|\bperdure \w+|\b(train|plan|sample|eval|report|watch|init|bench|doctor|data|ckpt|reshard|export|import|"
                    r"PERDURE_\w+|stdout)\b")
 # What to do: a clause that begins with a verb, a command, or the values that are taken.
-VERBS = ("add ask bring call change check choose close copy delete do drop export fill free give go import install keep leave let look lower make mend mount move "
+VERBS = ("add ask bring call change check choose close continue copy delete do drop export fill free give go import install keep leave let look lower make mend mount move "
          "name open order pack pass pick point put raise read remove rename repair resume run save say see set shorten show shrink start stop take tell try turn unset use "
          "wait write").split()
 REMEDY = re.compile(r"(?:[;:,(] |\b(?:or|and|then|instead|first|so) |^)(?:" + "|".join(VERBS) + r")\b|\bexpected\b|--help\b|apt-get|the nearest\b|"
-                    r"\bperdure \w+|did you mean|\bit is none, or|up to %|at most\b|replaces it|the next (?:below )?is|is written|\b(?:has|have) [\w, ]+ and no |\bnot (?:a|one) of\b|\bthere (?:is|are) |\btakes?\b|may be\b|must be\b|\bgoes on\b|nothing (?:to do|was)|again\b", re.I)
+                    r"\bperdure \w+|did you mean|\bit is none, or|up to %|at most\b|replaces it|the next (?:below )?is|is written|\b(?:has|have) [\w, ]+ and no |\bnot (?:a|one) of\b|\bthere (?:is|are) |\btakes?\b|may be\b|must be\b|\bcontinues\b|nothing (?:to do|was)|again\b", re.I)
 
 
 def arguments_of(text, start):
@@ -97,7 +97,7 @@ def main():
                     allowed[key] += 1
                 if not known:
                     breaches.append(f"{relative}:{line}: lacks {' and '.join(lacks)}: {words}")
-    breaches += [f"errors.txt: {path}: \"{words}\" is no message that lacks anything; delete the line" for (path, words), used in allowed.items() if not used]
+    breaches += [f"errors.txt: {path}: \"{words}\" is not a message that lacks anything; delete the line" for (path, words), used in allowed.items() if not used]
     print("\n".join(breaches) if breaches else f"{count} messages say what to do, or why nobody can ({len(allowed)})")
     sys.exit(1 if breaches else 0)
 

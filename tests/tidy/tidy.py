@@ -222,7 +222,7 @@ def check_circles():
 
 
 # Words that make a reader stop in a message.
-STILTED = re.compile(r"\b(?:(?:is|are|was|were) (?:told|said)|(?:those|that) of|(?:is|are) none|must be said)\b(?! of)")
+STILTED = re.compile(r"\b(?:(?:is|are|was|were) (?:told|said)|(?:those|that) of|(?:is|are) none|must be said|goes on|passed over|without a word|(?:is|are) waited for)\b(?! of)")
 
 
 def check_words():
@@ -286,7 +286,7 @@ def check_readme_sizes_and_names():
             for name in re.findall(r"`(pd_[a-z0-9_]+)`", line):
                 if name not in names:
                     breach(readme, number, f"{name} does not exist")
-            for name, path in re.findall(r"`([a-z_0-9]+)` in `([\w/]+\.[ch])`", line):
+            for name, path in re.findall(r"`([a-z_0-9]+)` (?:in |\()`([\w/]+\.[ch])`", line):
                 if os.path.exists(os.path.join(TOP, path)) and not re.search(rf"\b{name}\b", open(os.path.join(TOP, path), encoding="utf-8").read()):
                     breach(readme, number, f"{path} has no {name}")
 

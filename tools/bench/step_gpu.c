@@ -424,7 +424,7 @@ pd_status pd_bench_step_gpu(const struct pd_bench_step_gpu *asked, struct pd_err
 {
     struct gpu_bench b = {.asked = asked, .model_name = preset_of(asked->preset), .threads = asked->threads};
     if (asked->micro_batch && asked->sequences % asked->micro_batch)
-        PD_FAIL(err, PD_USAGE, "--micro-batch=%llu: --sequences %llu is no multiple of it",
+        PD_FAIL(err, PD_USAGE, "--micro-batch=%llu: --sequences %llu is not a multiple of it",
                 (unsigned long long)asked->micro_batch, (unsigned long long)asked->sequences);
     pd_status st = write_tokens(&b, err);
     for (int i = 0; i < MODES && !st; i++)

@@ -164,7 +164,7 @@ static pd_status prune(const struct pd_ckpt_options *o, struct pd_error *err)
     struct pruning p = {.options = o};
     if (!o->keep_last)
         PD_FAIL(err, PD_USAGE,
-                "say how many of the newest stay, at least one: --keep-last=N; see perdure ckpt prune --help");
+                "say how many checkpoints to keep, at least one: --keep-last=N; see perdure ckpt prune --help");
     pd_json_writer_init(&p.w, 2);
     pd_status status = prune_all(&p, err);
     if (!status && o->json) status = pd_output_json(&p.w, err);
@@ -190,11 +190,10 @@ static pd_status run(const char *arguments, const char *doc, struct pd_option *o
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (count < wanted)
         PD_FAIL(err, PD_USAGE, "name %s; see %s --help",
-                wanted == 1 ? "a run or a directory of checkpoints"
-                : body == pd_ckpt_reshard || body == pd_ckpt_import
-                    ? "a checkpoint and the directory where the new one is to lie"
-                : body == pd_ckpt_export ? "a checkpoint and the directory that is to be made"
-                                         : "two checkpoints",
+                wanted == 1                                         ? "a run or a directory of checkpoints"
+                : body == pd_ckpt_reshard || body == pd_ckpt_import ? "a checkpoint and the directory for the new one"
+                : body == pd_ckpt_export                            ? "a checkpoint and the directory to create"
+                                                                    : "two checkpoints",
                 argv[0]);
     return body(o, err);
 }
@@ -362,6 +361,6 @@ pd_status pd_cmd_ckpt(int argc, char **argv, struct pd_error *err)
         {0},
     };
     const pd_status st = pd_command_dispatch(commands, argv[0], argc, argv, err);
-    if (st == PD_STOPPED) pd_error_append(err, "; the same command begins anew");
+    if (st == PD_STOPPED) pd_error_append(err, "; run the same command to start over");
     return st;
 }

@@ -68,7 +68,7 @@ static pd_status choose_format(struct export *x, struct pd_error *err)
         for (const struct pd_format *const *f = pd_formats; *f; f++)
             if ((*f)->plan != pd_format_not_written && used < sizeof known)
                 used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", used ? ", " : "", (*f)->name);
-        if (!name) PD_FAIL(err, PD_USAGE, "say which format: --format=safetensors; there are %s", known);
+        if (!name) PD_FAIL(err, PD_USAGE, "choose a format: --format=safetensors; there are %s", known);
         PD_FAIL(err, PD_USAGE, "--format=%s: expected one of %s", name, known);
     }
     uint32_t i = 0;

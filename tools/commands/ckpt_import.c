@@ -392,7 +392,7 @@ pd_status pd_ckpt_import_for_run(const struct pd_config *config, const char *dir
     if (!st) st = write_texts(&m, err);
     if (!st) say_precision(&m);
     st = close_import(&m, st, err);
-    if (st == PD_STOPPED) pd_error_append(err, "; the same command begins anew");
+    if (st == PD_STOPPED) pd_error_append(err, "; run the same command to start over");
     return st ? pd_error_context(err, st, "init.from") : PD_OK;
 }
 
@@ -454,7 +454,8 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
 pd_status pd_temporary_remove(struct pd_temporary *t, pd_status mine, struct pd_error *err)
 {
     const bool is_removed = !t->folder[0] || nftw(t->folder, remove_one, 16, FTW_DEPTH | FTW_PHYS) == 0;
-    if (mine == PD_STOPPED) (void)pd_error_set(err, PD_STOPPED, PD_WHERE, 0, "asked to leave; the same command begins anew");
+    if (mine == PD_STOPPED)
+        (void)pd_error_set(err, PD_STOPPED, PD_WHERE, 0, "asked to leave; run the same command to start over");
     if (!is_removed) fprintf(stderr, "%s stays behind: %s\n", t->folder, strerror(errno));
     t->folder[0] = '\0';
     return mine;

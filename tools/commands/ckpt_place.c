@@ -127,7 +127,7 @@ static bool tiers_warn(const struct pd_run_tiers *tiers)
         any = any || tier_is_there(tier);
         if (tier->is_absent) fprintf(stderr, "perdure: %s is a tier of this run and does not exist\n", tier->dir);
         if (tier->status)
-            fprintf(stderr, "perdure: %s is a tier of this run and cannot be read, so what it holds is not known: %s\n",
+            fprintf(stderr, "perdure: %s is a tier of this run and cannot be read, so nobody knows what it holds: %s\n",
                     tier->dir, tier->cause);
     }
     return any;
@@ -137,7 +137,7 @@ pd_status pd_run_tiers_unread(const struct pd_run_tiers *tiers, struct pd_error 
 {
     for (uint32_t i = 0; i < tiers->count; i++)
         if (tiers->tiers[i].status)
-            PD_FAIL(err, PD_IO, "%s is not looked at; this is what the other tiers hold", tiers->tiers[i].dir);
+            PD_FAIL(err, PD_IO, "%s is left out; this is what the other tiers hold", tiers->tiers[i].dir);
     return PD_OK;
 }
 
@@ -152,15 +152,14 @@ void pd_run_tiers_found(const struct pd_run_tiers *tiers, const char *run_dir, c
         if (t->status && !unread) unread = t;
     }
     if (newest)
-        snprintf(
-            ret_text, bytes,
-            "there are checkpoints in %.400s, and none is whole, as seen from here; the newest is %s: %s. To look closer: "
-            "perdure ckpt verify %.400s",
-            newest->dir, newest->unusable, newest->flaw, run_dir);
+        snprintf(ret_text, bytes,
+                 "there are checkpoints in %.400s, and none is complete, as seen from here; the newest is %s: %s. To look "
+                 "closer: perdure ckpt verify %.400s",
+                 newest->dir, newest->unusable, newest->flaw, run_dir);
     else if (aside)
         snprintf(ret_text, bytes,
-                 "there is no whole checkpoint in %.400s, but %s in its quarantine directory. To look closer: perdure ckpt "
-                 "verify %.400s",
+                 "there is no complete checkpoint in %.400s, but %s in its quarantine directory. To look closer: perdure "
+                 "ckpt verify %.400s",
                  aside->dir, pd_counted(aside->quarantined, "damaged one").text, run_dir);
     else if (unread)
         snprintf(ret_text, bytes, "cannot find out what %.400s holds: %s", unread->dir, unread->cause);
@@ -376,12 +375,12 @@ static bool describe_flawed(const struct pd_ckpt_place *place, uint32_t quaranti
     const uint32_t unusable = pd_store_unusable_count(place->store);
     if (unusable)
         snprintf(ret_text, bytes,
-                 "%s holds %s, damaged or incomplete, and none that is whole; perdure ckpt verify %s tells more",
+                 "%s holds %s, damaged or incomplete, and none that is complete; perdure ckpt verify %s tells more",
                  place->root, pd_counted(unusable, "checkpoint").text, place->root);
     else if (quarantined)
         snprintf(ret_text, bytes,
-                 "%s holds %s in its quarantine directory, moved there as damaged (see reason.txt), and none that is whole; "
-                 "bring back a copy, or begin again with another run.dir",
+                 "%s holds %s in its quarantine directory, moved there as damaged (see reason.txt), and none that is "
+                 "complete; bring back a copy, or begin again with another run.dir",
                  place->root, pd_counted(quarantined, "checkpoint").text);
     return unusable || quarantined;
 }
@@ -484,7 +483,7 @@ static void warn_passed(const struct pd_ckpt_place *place, const struct pd_store
     for (uint32_t i = 0; i < place->tiers.count; i++) {
         const struct pd_run_tier *tier = &place->tiers.tiers[i];
         if (tier->unusable[0] && tier->unusable_step >= chosen->step)
-            fprintf(stderr, "perdure: %s/%s is no whole checkpoint: %s; taking %s/%s\n", tier->dir, tier->unusable,
+            fprintf(stderr, "perdure: %s/%s is not a complete checkpoint: %s; using %s/%s\n", tier->dir, tier->unusable,
                     tier->flaw, place->root, chosen->name);
     }
 }
@@ -517,7 +516,7 @@ bool pd_ckpt_place_next_copy(struct pd_ckpt_place *place, const struct pd_error 
         if (place->tried >> i & 1 || !pd_ckpt_place_turn_to(place, i)) continue;
         const struct pd_store_entry *copy = find_entry(place, bad->step);
         if (!copy || copy->lineage != bad->lineage) continue;
-        fprintf(stderr, "perdure: %s/%s: %s; taking the copy in %s\n", before, bad->name, cause->message, place->root);
+        fprintf(stderr, "perdure: %s/%s: %s; using the copy in %s\n", before, bad->name, cause->message, place->root);
         *entry = copy;
         return true;
     }
@@ -526,7 +525,7 @@ bool pd_ckpt_place_next_copy(struct pd_ckpt_place *place, const struct pd_error 
 
 pd_status pd_ckpt_add_advice(pd_status status, struct pd_error *err)
 {
-    static const char next[] = "; perdure ckpt verify tells which checkpoints are whole: name one of them";
+    static const char next[] = "; perdure ckpt verify tells which checkpoints are complete: name one of them";
     if (status != PD_CORRUPT || !err) return status;
     const size_t used = strlen(err->message);
     if (!strstr(err->message, "perdure ckpt") && used + sizeof next <= sizeof err->message)
@@ -590,7 +589,7 @@ pd_status pd_ckpt_target_close(struct pd_ckpt_target *t, pd_status mine, struct 
         /* *err of who was asked to leave is about what became of what was written, and nothing else. */
         if (mine == PD_STOPPED) (void)pd_error_set(err, PD_STOPPED, PD_WHERE, 0, "asked to leave");
         if (left[0])
-            pd_error_append(err, "; %s/%s could not be removed, and whoever writes a checkpoint there next removes it", root,
+            pd_error_append(err, "; %s/%s could not be removed, and the next checkpoint written there removes it", root,
                             left);
         else if (mine == PD_STOPPED)
             pd_error_append(err, ": what was written in %s is removed", t->path);

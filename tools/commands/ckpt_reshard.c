@@ -240,8 +240,8 @@ static pd_status print(const struct reshard *r, struct pd_error *err)
                r->codec.codec == PD_CODEC_NONE ? "" : ", ", r->codec.codec == PD_CODEC_NONE ? "" : r->compression,
                r->seconds);
         if (!r->report.has_index)
-            fprintf(stderr, "without index.h5, the view for people: there are too many boxes to make it in little memory; a "
-                            "run that goes on from here makes one with its next checkpoint\n");
+            fprintf(stderr, "without index.h5 (a view for people), which would take too much memory for so many boxes; a "
+                            "run that resumes here writes one with its next checkpoint\n");
         return PD_OK;
     }
     (void)getrusage(RUSAGE_SELF, &usage);
@@ -260,8 +260,7 @@ static pd_status print(const struct reshard *r, struct pd_error *err)
 pd_status pd_ckpt_reshard(const struct pd_ckpt_options *options, struct pd_error *err)
 {
     struct reshard r = {.options = options};
-    if (!options->layout)
-        PD_FAIL(err, PD_USAGE, "say under which layout: --layout=dp=4,tp=2; see perdure ckpt reshard --help");
+    if (!options->layout) PD_FAIL(err, PD_USAGE, "choose a layout: --layout=dp=4,tp=2; see perdure ckpt reshard --help");
     PD_TRY(pd_fault_configure_env(err));
     PD_TRY(pd_signals_install(err));
     pd_status st = open_source(&r, err);

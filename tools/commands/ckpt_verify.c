@@ -119,14 +119,13 @@ static void check_index(struct verify *v, struct checked *c, struct pd_inspect *
     const pd_status st = pd_inspect_check_index(inspect, &why);
     if (!st) return;
     c->is_index_damaged = st == PD_CORRUPT;
-    snprintf(
-        c->warning, sizeof c->warning,
-        "%s: index.h5 %s; it is for people (h5dump, h5py), and the state is whole without it: perdure ckpt reshard writes "
-        "the checkpoint again with one, and launches make one for each checkpoint that they save",
-        c->candidate->name,
-        c->is_index_damaged  ? "is damaged: other bytes than commit.h5 promises"
-        : st == PD_NOT_FOUND ? "is absent"
-                             : "cannot be read");
+    snprintf(c->warning, sizeof c->warning,
+             "%s: index.h5 %s; it is for people (h5dump, h5py), and the state is complete without it: perdure ckpt reshard "
+             "writes the checkpoint again with one, and launches make one for each checkpoint that they save",
+             c->candidate->name,
+             c->is_index_damaged  ? "is damaged: other bytes than commit.h5 promises"
+             : st == PD_NOT_FOUND ? "is absent"
+                                  : "cannot be read");
     if (c->is_index_damaged && !v->index_damaged++)
         snprintf(v->first_index, sizeof v->first_index, "%s", c->candidate->name);
 }
@@ -252,20 +251,20 @@ static void count_findings(struct verify *v, const struct checked *c)
 static pd_status verdict(const struct verify *v, struct pd_error *err)
 {
     if (v->damaged == 1)
-        PD_FAIL(err, PD_CORRUPT, "checkpoint %s/%s: %s; a run loads the newest checkpoint that is whole", v->place.root,
+        PD_FAIL(err, PD_CORRUPT, "checkpoint %s/%s: %s; a run loads the newest complete checkpoint", v->place.root,
                 v->first_damaged, pd_counted(v->findings, "finding").text);
     if (v->damaged)
-        PD_FAIL(err, PD_CORRUPT, "%u of %u checkpoints in %s are damaged, %s first; a run loads the newest that is whole",
+        PD_FAIL(err, PD_CORRUPT, "%u of %u checkpoints in %s are damaged, %s first; a run loads the newest complete one",
                 v->damaged, v->count, v->place.root, v->first_damaged);
     if (v->foreign)
         PD_FAIL(err, PD_CORRUPT, "%.400s/%s%s", v->place.root, v->first_foreign, v->foreign > 1 ? "; see others above" : "");
     if (v->index_damaged)
         PD_FAIL(err, PD_CORRUPT,
-                "index.h5 of %s/%s%s is damaged; its state is whole, and a run goes on from it: perdure ckpt reshard "
+                "index.h5 of %s/%s%s is damaged; its state is complete, and a run continues from it: perdure ckpt reshard "
                 "writes the checkpoint again with an index",
                 v->place.root, v->first_index, v->index_damaged > 1 ? " (and others)" : "");
     if (v->unchecked)
-        PD_FAIL(err, v->first_unchecked.status, "%.900s%s; mount or mend what holds it and check again",
+        PD_FAIL(err, v->first_unchecked.status, "%.900s%s; mount or repair its storage and check again",
                 v->first_unchecked.message, v->unchecked > 1 ? ", and so is it with others" : "");
     return PD_OK;
 }
@@ -290,7 +289,7 @@ static pd_status count_quarantined(struct verify *v, struct pd_error *err)
     PD_TRY(pd_store_count_quarantined(v->place.store, &quarantined, err));
     v->quarantined += quarantined;
     if (quarantined && !v->names_one && !v->is_json)
-        printf("%u damaged checkpoint%s moved aside by earlier launches: %s/quarantine\n", quarantined,
+        printf("%u damaged checkpoint%s that earlier launches moved aside: %s/quarantine\n", quarantined,
                quarantined == 1 ? "" : "s", v->place.root);
     return PD_OK;
 }

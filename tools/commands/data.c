@@ -132,7 +132,7 @@ static pd_status pack(struct options *o, bool json, struct pd_error *err)
     o->pack.progress_context = &progress;
     pd_status status = pd_data_pack(&o->pack, &result, err);
     pd_shown_progress_end(&progress);
-    if (status == PD_STOPPED) pd_error_append(err, "; %s is as it was; the same command begins anew", o->pack.output);
+    if (status == PD_STOPPED) pd_error_append(err, "; %s is as it was; run the same command to start over", o->pack.output);
     if (status == PD_EXISTS) PD_FAIL(err, PD_USAGE, "%s is there already; --overwrite replaces it", o->pack.output);
     PD_TRY(status);
     fputs(result.notes, stderr);

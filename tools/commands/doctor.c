@@ -94,7 +94,7 @@ static void find_kind(struct findings *findings, const struct pd_gpus *gpus)
     else if (!is_same_kind(gpus))
         limit_to(f, "not all are of one kind: the slowest sets the pace; CUDA_VISIBLE_DEVICES chooses");
     else if (machine) {
-        advise(f, "perdure plan --device %s tells what fits", machine);
+        advise(f, "perdure plan --device %s shows what fits", machine);
     }
 }
 
@@ -118,8 +118,8 @@ static void find_use(struct findings *findings, const struct pd_gpus *gpus)
     struct finding *f = add(findings, "gpu use", FINDING_LIMITED, "%.190s", err.message);
     /* As pd_rank_device_open decides: a GPU that CUDA counts and that does not open ends a start that may choose, too. */
     advise(f, pd_dev_cuda_count()
-                  ? "until this is mended run.device=auto and run.device=gpu do not start; use run.device=cpu"
-                  : "until this is mended run.device=auto trains on the CPU, and run.device=gpu does not start");
+                  ? "until this is fixed, run.device=auto and run.device=gpu do not start; use run.device=cpu"
+                  : "until this is fixed, run.device=auto trains on the CPU, and run.device=gpu does not start");
 }
 
 static const struct wanted {
@@ -185,7 +185,7 @@ static void find_cores(struct findings *findings)
     const double quota = pd_cpu_quota(NULL);
     struct finding *f = add(findings, "cores", FINDING_OK, "%ld of %ld usable, %s", usable, online, model);
     if (quota < (double)usable)
-        limit_to(f, "the cgroup grants %.1f cores of time: layout.ranks x layout.threads beyond that wait", quota);
+        limit_to(f, "the cgroup allows %.1f cores: more threads (layout.ranks x layout.threads) wait", quota);
 }
 
 static void find_isa(struct findings *findings)
@@ -468,7 +468,7 @@ pd_status pd_cmd_doctor(int argc, char **argv, struct pd_error *err)
     PD_TRY(pd_fault_configure_env(err));
     PD_TRY(pd_signals_install(err)); /* what is tried there leaves no file */
     find_storage(&findings, dirs[0]);
-    if (pd_signals_say_leave()) PD_FAIL(err, PD_STOPPED, "asked to leave; the same command begins anew");
+    if (pd_signals_say_leave()) PD_FAIL(err, PD_STOPPED, "asked to leave; run the same command to start over");
     for (uint32_t i = 0; i < findings.count; i++)
         counts[findings.items[i].state]++;
     PD_TRY(json ? print_json(&findings, counts, err) : print_table(&findings, counts, err));

@@ -72,7 +72,7 @@ static pd_status check_tokenizer(const struct eval *e, const char *path, const s
                 is_over_bytes ? "--tokenizer=byte" : "its own with --tokenizer=PATH");
     if (!pd_tokenizer_is_bytes(tokenizer) && pd_tokenizer_vocab(tokenizer) > vocab)
         PD_FAIL(err, PD_INVALID,
-                "%s has %u tokens and the model %u: it is of another model; name its own with --tokenizer=PATH", path,
+                "%s has %u tokens and the model %u: it belongs to another model; name its own with --tokenizer=PATH", path,
                 pd_tokenizer_vocab(tokenizer), vocab);
     return PD_OK;
 }

@@ -214,9 +214,8 @@ static pd_status audit(struct audit *a, struct pd_error *err)
     if (!different && !is_other) return PD_OK;
     PD_FAIL(err, PD_CORRUPT,
             "%s of steps %" PRIu64 " to %" PRIu64
-            " %s not what the run wrote down: it or this machine computed wrongly; run "
-            "this again on a third one, and where it agrees with this one go on from step %" PRIu64
-            " (move the checkpoints behind it away)",
+            " %s not what the run wrote down: it or this machine computed wrongly; run this again on a third one, and where "
+            "it agrees with this one continue from step %" PRIu64 " (move the checkpoints behind it away)",
             different ? "losses" : "the state behind the last", a->replayed.from_step + 1, a->last, different ? "are" : "is",
             a->replayed.from_step);
 }

@@ -55,7 +55,7 @@ static void find_recorded(const char *run_dir, char ret_found[PD_LAUNCH_FOUND_BY
     struct pd_recorded recorded;
     pd_recorded_read(run_dir, &recorded);
     if (recorded.step)
-        snprintf(ret_found, PD_LAUNCH_FOUND_BYTES, "step %llu was saved in %s, and this host sees no checkpoint there now",
+        snprintf(ret_found, PD_LAUNCH_FOUND_BYTES, "step %llu was saved in %s, and this host now sees no checkpoint there",
                  (unsigned long long)recorded.step, recorded.dir);
 }
 
@@ -88,8 +88,8 @@ static pd_status check_unnamed(const struct pd_run_tiers *tiers, struct pd_error
     for (uint32_t i = 0; i < tiers->count; i++)
         if (tiers->tiers[i].unnamed[0])
             PD_FAIL(err, PD_INVALID,
-                    "--fresh: %.600s/%s is a whole checkpoint whose save was killed before it was renamed, and a start goes "
-                    "on from it; choose another run.dir, move it away, or leave --fresh out to go on",
+                    "--fresh: %.600s/%s is a complete checkpoint whose save was killed before it was renamed, and a start "
+                    "continues from it; choose another run.dir, move it away, or leave --fresh out to continue",
                     tiers->tiers[i].dir, tiers->tiers[i].unnamed);
     return PD_OK;
 }
@@ -102,8 +102,8 @@ static pd_status check_fresh(const struct pd_config *config, struct pd_error *er
     const struct pd_run_tier *newest = pd_run_tiers_newest(&tiers);
     if (!newest) return check_unnamed(&tiers, err);
     PD_FAIL(err, PD_INVALID,
-            "--fresh: %s holds %s, the newest of step %llu; choose another run.dir, move them away, or "
-            "leave --fresh out to go on",
+            "--fresh: %s holds %s, the newest of step %llu; choose another run.dir, move them away, or leave --fresh out to "
+            "continue",
             newest->dir, pd_counted(newest->count, "checkpoint").text, (unsigned long long)newest->step);
 }
 
@@ -145,8 +145,8 @@ static pd_status check_run_dir(const struct pd_config *config, struct pd_error *
     pd_run_tiers_of_config(config, &tiers);
     if (pd_run_tiers_look_quietly(&tiers)) return PD_OK;
     PD_FAIL(err, PD_INVALID,
-            "run.dir, %.400s, holds checkpoints itself, as a directory that ckpt reshard wrote; to go on from them name it "
-            "%s=%.400s, and another run.dir=DIR",
+            "run.dir, %.400s, holds checkpoints itself, as a directory that ckpt reshard wrote; to continue from them name "
+            "it %s=%.400s, and another run.dir=DIR",
             dir, config->checkpoint.tiers_count ? "checkpoint.tiers[0].dir" : "checkpoint.dir", dir);
 }
 

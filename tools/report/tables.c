@@ -198,7 +198,7 @@ static void start_row(FILE *out, const struct pd_history *h, uint64_t i, uint32_
     else if (s->exit_code < 0)
         snprintf(words, sizeof words,
                  i + 1 == h->start_count ? "no end is known: it is running, or its launcher was killed"
-                                         : "no word: its launcher was killed");
+                                         : "no message: its launcher was killed");
     else if (!pd_history_failed(s))
         snprintf(words, sizeof words, "left when asked to, with step %" PRIu64 " saved", s->left_step);
     else

@@ -269,7 +269,7 @@ static pd_status check_batch(const struct pd_config *c, struct pd_error *err)
              micro_batch = c->batch.micro_batch < sequences ? c->batch.micro_batch : sequences;
     if (sequences % c->batch.micro_batch)
         PD_FAIL(err, PD_INVALID,
-                "batch.sequences %u is no multiple of batch.micro_batch %u; the nearest micro-batch that fits is %u",
+                "batch.sequences %u is not a multiple of batch.micro_batch %u; the nearest micro-batch that fits is %u",
                 sequences, c->batch.micro_batch, nearest_micro_batch(sequences, micro_batch));
     if ((uint64_t)c->batch.micro_batch * c->batch.context > INT32_MAX)
         PD_FAIL(err, PD_INVALID, "a micro-batch of %s of %u tokens is over 2^31 tokens; set a smaller batch.micro_batch",
@@ -487,7 +487,7 @@ pd_status pd_config_check_model(const struct pd_config *c, struct pd_error *err)
     char more[80] = "";
     if (is_ours) snprintf(more, sizeof more, "; set model.vocab=%" PRId64, c->data.document_token + 1);
     if (c->data.document_token >= (int64_t)c->model.vocab)
-        PD_FAIL(err, PD_INVALID, "data.document_token %" PRId64 " is no token of the model: model.vocab is %u%s",
+        PD_FAIL(err, PD_INVALID, "data.document_token %" PRId64 " is not a token of the model: model.vocab is %u%s",
                 c->data.document_token, c->model.vocab, more);
     return check_context(c, err);
 }
@@ -507,7 +507,7 @@ pd_status pd_config_check(const struct pd_config *c, struct pd_error *err)
         PD_TRY(pd_scheme_check(key, c->checkpoint.tiers[i].dir, PD_INVALID, err));
     }
     if (!c->run.dir[0])
-        PD_FAIL(err, PD_INVALID, "run.dir is missing; say where the run shall live, such as run.dir=runs/first");
+        PD_FAIL(err, PD_INVALID, "run.dir is missing; choose where the run lives, such as run.dir=runs/first");
     if (strlen(c->run.dir) > DIRECTORY_MAX || strlen(c->checkpoint.dir) > DIRECTORY_MAX + sizeof "/checkpoints")
         PD_FAIL(err, PD_INVALID, "run.dir and checkpoint.dir may have at most %u bytes, so that names fit below them",
                 DIRECTORY_MAX);

@@ -380,7 +380,7 @@ static pd_status apply_override(const char *override, struct pd_config *config, 
     const char *equals = strchr(override, '=');
     if (!equals && pd_key_find(override)) PD_FAIL(err, PD_USAGE, "%s has no value; write %s=VALUE", override, override);
     if (!equals || equals == override)
-        PD_FAIL(err, PD_USAGE, "\"%s\" is no override; write section.key=value, such as optimizer.lr=3e-4", override);
+        PD_FAIL(err, PD_USAGE, "\"%s\" is not an override; write section.key=value, such as optimizer.lr=3e-4", override);
     if ((size_t)(equals - override) >= path_bytes)
         PD_FAIL(err, PD_USAGE,
                 "the key of \"%.60s...\" is too long; perdure train CONFIG --print-config shows those there are", override);
@@ -596,7 +596,7 @@ static pd_status read_all(int descriptor, const char *path, char **ret_text, str
     text[bytes] = '\0';
     if (strlen(text) != bytes) {
         free(text);
-        PD_FAIL(err, PD_INVALID, "configuration %s holds zero bytes; it is no YAML text; name the right file", path);
+        PD_FAIL(err, PD_INVALID, "configuration %s holds zero bytes; it is not YAML text; name the right file", path);
     }
     *ret_text = text;
     return PD_OK;

@@ -128,7 +128,7 @@ static pd_status replace_string(char **target, const char *text, struct pd_error
 {
     for (const char *at = text; *at;)
         if (pd_utf8_next(&at) == UINT32_MAX)
-            PD_FAIL(err, PD_INVALID, "byte %td is no UTF-8, which a YAML text must be; rename the file", at - text);
+            PD_FAIL(err, PD_INVALID, "byte %td is not UTF-8, which a YAML text must be; rename the file", at - text);
     const char *home =
         text[0] == '~' && (!text[1] || text[1] == '/') ? getenv("HOME") : NULL; /* no shell has looked at it */
     char *copy = NULL;

@@ -58,7 +58,7 @@ static const struct signature signatures[] = {
      {PD_INPUT_OTHER, "an SQLite database", "write its text to a file: sqlite3 @ 'select COLUMN from TABLE' > TEXT"}},
 };
 
-static const struct pd_input_kind no_text = {PD_INPUT_DOUBTFUL, "no text: it has zero bytes",
+static const struct pd_input_kind no_text = {PD_INPUT_DOUBTFUL, "not text: it has zero bytes",
                                              "make text of it, or give its format: text, nanogpt, llmc or megatron"};
 static const struct pd_input_kind utf_16 = {PD_INPUT_OTHER, "text in UTF-16, it seems",
                                             "make it UTF-8: iconv -f UTF-16LE " UTF_8};
@@ -248,7 +248,7 @@ static pd_status end_early(const struct pd_byte_stream *s, struct pd_error *err)
 {
     char word[512];
     pd_shell_word(s->path, word, sizeof word);
-    PD_FAIL(err, PD_CORRUPT, "%s ends in the midst of its compressed data: it was cut off; copy it again (%s -t %s looks)",
+    PD_FAIL(err, PD_CORRUPT, "%s ends in the middle of its compressed data: it was cut off; copy it again (%s -t %s looks)",
             s->path, s->compression == PD_INPUT_GZIP ? "gzip" : "zstd", word);
 }
 

@@ -499,7 +499,7 @@ static void list_moved(const struct pd_data *data, const struct pd_data_options 
 pd_status pd_data_check_fingerprint(const struct pd_data *data, const uint64_t expected[2],
                                     const struct pd_data_options *before, struct pd_error *err)
 {
-    static const char advice[] = "put the data back, or go on with what there is now (accept_new_lineage=true)";
+    static const char advice[] = "put the data back, or continue with what there is now (accept_new_lineage=true)";
     char names[512] = "";
     if (memcmp(expected, data->fingerprint, sizeof data->fingerprint) == 0) return PD_OK;
     const uint64_t then = expected[1] >> (8 * FINGERPRINT_LANES), now = data->fingerprint[1] >> (8 * FINGERPRINT_LANES);
@@ -513,7 +513,8 @@ pd_status pd_data_check_fingerprint(const struct pd_data *data, const uint64_t e
     if (!names[0])
         PD_FAIL(err, PD_INVALID, "a data file (content, format, weight or order) changed since the checkpoint; %s", advice);
     PD_FAIL(err, PD_INVALID, "%s changed since the checkpoint (content, format, weight or order)%s; %s", names,
-            data->member_count > FINGERPRINT_LANES ? "; with more than 7 files not all of those named need have" : "",
+            data->member_count > FINGERPRINT_LANES ? "; with more than 7 files, some of the named ones may be unchanged"
+                                                   : "",
             advice);
 }
 

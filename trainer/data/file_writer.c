@@ -54,7 +54,7 @@ static pd_status open_temporary(struct pd_file_writer *writer, struct pd_error *
     if (failed == EWOULDBLOCK)
         PD_FAIL(err, PD_BUSY, "another process is writing %s; wait until it ends, or name another file", writer->path);
     PD_FAIL_ERRNO(err, failed, "%s cannot be created%s", writer->path,
-                  failed == ENOENT ? ", as the directory it is to lie in is not there" : "");
+                  failed == ENOENT ? ", since its directory does not exist" : "");
 }
 
 pd_status pd_file_writer_begin(const char *path, struct pd_file_writer *ret_writer, struct pd_error *err)

@@ -74,7 +74,7 @@ static pd_status note_bytes(FILE *notes, struct pd_byte_stream *stream, const ch
 {
     char head[PD_INPUT_HEAD_BYTES], output[512], word[512], output_word[512];
     size_t bytes = 0;
-    if (pd_byte_stream_drop_mark(stream)) fprintf(notes, "%s: its byte order mark is passed over\n", path);
+    if (pd_byte_stream_drop_mark(stream)) fprintf(notes, "%s: its byte order mark is skipped\n", path);
     PD_TRY(pd_byte_stream_read(stream, head, sizeof head, &bytes, err));
     if (!memmem(head, bytes, "\r\n", 2)) return PD_OK;
     packed_name(entry, output, sizeof output);

@@ -60,7 +60,7 @@ static pd_status parse_header(struct pd_token_file *file, struct pd_error *err)
                 file->index_bytes);
     PD_TRY(pd_data_file_read(file->index_fd, path, 0, header, sizeof header, err));
     if (memcmp(header, PD_MEGATRON_MAGIC, PD_MEGATRON_MAGIC_BYTES) != 0)
-        PD_FAIL(err, PD_INVALID, "%s does not begin with MMIDIDX: it is no index of Megatron", path);
+        PD_FAIL(err, PD_INVALID, "%s does not begin with MMIDIDX: it is not an index of Megatron", path);
     uint64_t version = load64(header + 9);
     if (version != 1) PD_FAIL(err, PD_INVALID, "%s: version %" PRIu64 " is not known; 1 is", path, version);
     unsigned code = header[17];

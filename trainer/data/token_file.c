@@ -214,7 +214,8 @@ static pd_status open_llmc(struct pd_token_file *file, struct pd_error *err)
                 file->file_bytes, PD_LLMC_HEADER_BYTES);
     PD_TRY(pd_data_file_read(file->fd, path, 0, header, sizeof header, err));
     uint32_t magic = le32toh(header[0]), version = le32toh(header[1]), count = le32toh(header[2]);
-    if (!is_llmc_magic(magic)) PD_FAIL(err, PD_INVALID, "%s: its first word %" PRIu32 " is no magic of llm.c", path, magic);
+    if (!is_llmc_magic(magic))
+        PD_FAIL(err, PD_INVALID, "%s: its first word %" PRIu32 " is not a magic of llm.c", path, magic);
     bool wide = magic == PD_LLMC_MAGIC_U32;
     if (version != (wide ? PD_LLMC_VERSION_U32 : PD_LLMC_VERSION_U16))
         PD_FAIL(err, PD_INVALID, "%s: version %" PRIu32 " of llm.c is not known for magic %" PRIu32 "; %u is", path, version,

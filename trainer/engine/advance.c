@@ -84,8 +84,8 @@ static pd_status roll_back(const struct judged *j, const char *what, bool says, 
     if (g->rolled_back && before <= g->rolled_back) r.in_a_row = g->rollbacks + 1;
     if (r.in_a_row > j->config->guard.skips)
         PD_FAIL(err, PD_DIVERGED,
-                "loss %g at step %llu %s, and so it was after %llu rollbacks shortly before (guard.skips); lower "
-                "optimizer.lr, or look at the data of samples %llu to %llu",
+                "loss %g at step %llu %s, and still after %llu rollbacks (guard.skips); lower optimizer.lr, or look at the "
+                "data of samples %llu to %llu",
                 j->result->loss, (unsigned long long)j->step, what, (unsigned long long)r.in_a_row - 1,
                 (unsigned long long)j->state->samples,
                 (unsigned long long)j->state->samples + j->config->batch.sequences - 1);
@@ -148,7 +148,7 @@ void pd_rollbacks_pass(const struct pd_rollbacks *all, const struct pd_config *c
         state->guard.rolled_back = r->at;
         state->guard.rollbacks = r->in_a_row;
         if (says)
-            pd_log_info(MODULE, "back at the state of step %llu: going on with step %llu", (unsigned long long)r->to,
+            pd_log_info(MODULE, "back at the state of step %llu: continuing with step %llu", (unsigned long long)r->to,
                         (unsigned long long)r->at + 1);
         i = UINT32_MAX; /* another may begin where this one ended */
     }

@@ -126,14 +126,13 @@ static pd_status decide(struct comparison *c, struct pd_error *err)
     e->disagreement = (struct pd_disagreement){true, find_wrong(c)};
     if (e->disagreement.rank < UINT32_MAX)
         PD_FAIL(err, PD_DEVICE_LOST,
-                "rank %u computes wrongly: at step %llu it came to gradients that nobody else came to (guard.replay_every); "
+                "rank %u computes wrong results: at step %llu its gradients differ from all others' (guard.replay_every); "
                 "test its device and memory, or leave it out",
                 e->disagreement.rank, step);
-    PD_FAIL(
-        err, PD_DEVICE_LOST,
-        "ranks come to different gradients of one micro-batch at step %llu, again and again (guard.replay_every), and two "
-        "groups cannot tell who is wrong: test the devices of both, or use a third",
-        step);
+    PD_FAIL(err, PD_DEVICE_LOST,
+            "ranks disagree about the gradients of one micro-batch at step %llu, again and again (guard.replay_every), and "
+            "with two groups nobody can tell who is wrong: test the devices of both, or use a third",
+            step);
 }
 
 static pd_status compare(struct comparison *c, struct pd_error *err)

@@ -477,7 +477,7 @@ static pd_status check_finite(const struct step *s, struct pd_step_result *resul
         snprintf(where, sizeof where, ", and a gradient of %s is not finite", tensors[found->not_finite].name);
     PD_FAIL(err, PD_DIVERGED,
             "loss %g, gradient norm %g: not finite%s; lower optimizer.lr, or look at the data of samples %llu to %llu; "
-            "guard.non_finite=skip goes on without such batches",
+            "guard.non_finite=skip continues without such batches",
             result->loss, result->gradient_norm, where, (unsigned long long)s->first_sample,
             (unsigned long long)s->first_sample + c->batch.sequences - 1);
 }
@@ -548,11 +548,10 @@ static pd_status judge_damage(const struct step *s, const struct pd_found *befor
     char unit[32];
     unit_text(s->e, now->damaged, unit, sizeof unit);
     if (before->damaged == now->damaged && before->who == now->who)
-        PD_FAIL(
-            err, PD_DEVICE_LOST,
-            "gradients of %s arrived damaged twice in one step where rank %u adds up its part of them: what came from the "
-            "ranks that share its state is not what they sent; test memory and network of its host, or leave it out",
-            unit, now->who);
+        PD_FAIL(err, PD_DEVICE_LOST,
+                "gradients of %s arrived damaged twice in one step at rank %u, from the ranks that share its state; test "
+                "the memory and network of its host, or leave it out",
+                unit, now->who);
     if (s->e->grid.rank == 0)
         pd_log(PD_LOG_WARN, "step", "gradients of %s arrived damaged at rank %u; the step is computed again", unit,
                now->who);

@@ -176,7 +176,7 @@ uint32_t pd_launch_account_cut_off(const struct pd_launch_account *a, char *ret_
         char one[2 * PD_LAUNCH_HOST_BYTES + 40];
         const struct pd_launch_host *h = &a->hosts[i];
         if (!h->ranks || !h->cut_off_from[0]) continue;
-        snprintf(one, sizeof one, "%s and %s do not reach one another", h->name, h->cut_off_from);
+        snprintf(one, sizeof one, "%s and %s cannot reach each other", h->name, h->cut_off_from);
         append(ret_text, bytes, one);
         count++;
     }
@@ -271,7 +271,7 @@ void pd_launch_account_describe_out(const struct pd_launch_account *a, uint64_t 
             snprintf(one, sizeof one, "%s does not answer%s", h->name,
                      h->lacks_address ? ", and its name has no address here" : "");
         else if (h->cut_off_from[0])
-            snprintf(one, sizeof one, "%s and %s do not reach one another", h->name, h->cut_off_from);
+            snprintf(one, sizeof one, "%s and %s cannot reach each other", h->name, h->cut_off_from);
         else if (is_usable(h, now_ns))
             snprintf(one, sizeof one, "%s lost its GPUs", h->name);
         else if (h->is_taken)

@@ -677,7 +677,7 @@ pd_status pd_launch_look_peek(const struct pd_launch_look *l, struct pd_launch_h
 {
     struct hsearch_data machines = {0};
     if (l->failure[0]) PD_FAIL(err, PD_UNSUPPORTED, "%s", l->failure);
-    if (!l->count) PD_FAIL(err, PD_UNSUPPORTED, "launch.hosts: the process that looks for hosts ended without a word");
+    if (!l->count) PD_FAIL(err, PD_UNSUPPORTED, "launch.hosts: the process that looks for hosts ended without a message");
     struct pd_launch_host_seen *hosts = calloc(l->count, sizeof *hosts);
     if (!hosts || !hcreate_r(2 * (size_t)l->count, &machines)) {
         free(hosts);

@@ -209,7 +209,8 @@ static void lost_tell(struct job *job, uint32_t rank)
     const struct pd_launch_requests *requests = job->requests;
     const struct pd_ended *ended = job->said->ranks[rank].ended;
     if (ended && ended->status != PD_PEER_LOST) return;
-    if (!ended) pd_log(PD_LOG_DEBUG, MODULE, "rank %u (process %d) is gone without a word", rank, job->seen[rank].process);
+    if (!ended)
+        pd_log(PD_LOG_DEBUG, MODULE, "rank %u (process %d) disappeared without a message", rank, job->seen[rank].process);
     if (requests->has_lost && !job->is_loss_told && !wants_leave(job)) requests->has_lost(requests->context);
     job->is_loss_told = true;
 }
@@ -327,7 +328,7 @@ static void run_dir_wait(struct job *job)
     job->stuck_look_ns = now;
     if (waited_ns < RUN_DIR_SAY_NS || (job->stuck_said_ns && now - job->stuck_said_ns < UNKILLED_SAY_NS)) return;
     job->stuck_said_ns = now;
-    pd_log_warn(MODULE, "run.dir (%s) has not answered for %.0f s. Its storage is slow or stuck: it is waited for",
+    pd_log_warn(MODULE, "run.dir (%s) has not answered for %.0f s. Its storage is slow or stuck: waiting for it",
                 job->run_dir.path, (double)waited_ns * 1e-9);
 }
 
@@ -448,7 +449,7 @@ static void opening_look(struct job *job)
         job_kill(job);
     } else if (!has_begun && !job->is_begin_warned && now - job->start_ns > BEGIN_WARN_NS) {
         job->is_begin_warned = true;
-        pd_log_warn(MODULE, "%s has started no rank yet; it is given %.0f s", job->end.starter_name, seconds);
+        pd_log_warn(MODULE, "%s has started no rank yet; waiting up to %.0f s", job->end.starter_name, seconds);
     }
 }
 
@@ -531,7 +532,7 @@ static void hang_look(struct job *job)
     const bool is_run_dir_stuck =
         job->stuck_last_ns && (double)(now - job->stuck_last_ns) < job->end.start->hang_seconds * 1e9;
     if (hang.is_storage || is_run_dir_stuck) {
-        pd_log_warn(MODULE, "%s. Its storage is slow or stuck: the rank is waited for", hang.text);
+        pd_log_warn(MODULE, "%s. Its storage is slow or stuck: waiting for the rank", hang.text);
         return;
     }
     pd_log_warn(MODULE, "%s: ending it", hang.text);

@@ -327,7 +327,7 @@ static void log_end(const struct launch_state *state, const struct pd_launch_ver
     if (verdict->status == PD_STOPPED)
         pd_log_info(MODULE, "%s", verdict->message);
     else if (state->is_charged)
-        pd_log_warn(MODULE, "%s; the others go on", message);
+        pd_log_warn(MODULE, "%s; the others continue", message);
     else if (!verdict->has_begun && !state->idle_restarts)
         pd_log_warn(MODULE, "%s; once more", message);
     else

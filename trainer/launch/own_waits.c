@@ -16,8 +16,7 @@ static void say(uint64_t waited_ns)
 {
     char kernel[240];
     pd_process_kernel_place(getpid(), kernel, sizeof kernel);
-    pd_log_warn("launch",
-                "the launcher has waited for a file for %.0f s%s%s. Its storage is slow or stuck: it is waited for",
+    pd_log_warn("launch", "the launcher has waited for a file for %.0f s%s%s. Its storage is slow or stuck: waiting for it",
                 (double)waited_ns * 1e-9, kernel[0] ? ", in the kernel at " : "", kernel);
 }
 

@@ -315,7 +315,7 @@ bool pd_launch_placement_taken(struct pd_launch_placement *p, const struct pd_ra
         used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", used ? ", " : "", name);
     }
     if (!used || is_own || !has_least(p)) return false;
-    pd_log_warn(MODULE, "%s will be taken away (preempt.notice): the others go on from the saved step", names);
+    pd_log_warn(MODULE, "%s will be taken away (preempt.notice): the others continue from the saved step", names);
     return true;
 }
 

@@ -15,7 +15,7 @@ struct pd_launch_heard pd_launch_requests_hear(struct pd_launch_requests *reques
     if (number == SIGCHLD) return heard;
     if (number == SIGUSR2) {
         requests->saves++;
-        snprintf(heard.text, sizeof heard.text, "SIGUSR2: saving and going on");
+        snprintf(heard.text, sizeof heard.text, "SIGUSR2: saving and continuing");
     } else if (number == SIGINT && ++requests->interrupts > 1) {
         requests->wants_abort = true;
         heard = (struct pd_launch_heard){PD_LOG_WARN, "second SIGINT: ending the ranks now, without saving"};

@@ -60,7 +60,7 @@ static pd_status read_size(const struct reader *r, const struct pd_json_value *o
     char buffer[160];
     if (!value) return PD_OK;
     if (!pd_json_is_u64(value, &number) || number == 0 || number > UINT32_MAX)
-        PD_FAIL(err, PD_CORRUPT, "%s: %s is no whole number from 1 to 4294967295", r->name, shown(r, key, buffer));
+        PD_FAIL(err, PD_CORRUPT, "%s: %s is not a whole number from 1 to 4294967295", r->name, shown(r, key, buffer));
     *ret = (uint32_t)number;
     return PD_OK;
 }
@@ -161,7 +161,7 @@ static pd_status has_window(const struct reader *r, bool *ret, struct pd_error *
         const struct pd_json_value *value = member(r->root, "max_window_layers");
         uint64_t number = 0;
         if (value && (!pd_json_is_u64(value, &number) || number > UINT32_MAX))
-            PD_FAIL(err, PD_CORRUPT, "%s: %s is no whole number from 0 to 4294967295", r->name, "max_window_layers");
+            PD_FAIL(err, PD_CORRUPT, "%s: %s is not a whole number from 0 to 4294967295", r->name, "max_window_layers");
         if (value) first = (uint32_t)number;
     } /* blocks before it see everything */
     *ret = is_typed || (is_by_layer ? is_used && !types && first < r->config->layers : r->class->window > 0);
@@ -265,7 +265,7 @@ static pd_status read_rope(const struct reader *r, struct pd_error *err)
     if (r->family->positions != PD_POSITIONS_ROPE) return PD_OK;
     for (int i = 0; i < 2; i++) {
         if (found[i] && pd_json_type(found[i]) != PD_JSON_OBJECT)
-            PD_FAIL(err, PD_CORRUPT, "%s: %s is no object", r->name, names[i]);
+            PD_FAIL(err, PD_CORRUPT, "%s: %s is not an object", r->name, names[i]);
         PD_TRY(read_rope_of(r, names[i], found[i], &read[i], err));
     }
     if (found[0] && found[1] && !is_same_rope(&read[0], &read[1]))
@@ -290,7 +290,7 @@ static void read_tokens(const struct pd_json_value *root, struct pd_special_toke
 static pd_status read_config(struct reader *r, struct pd_error *err)
 {
     struct pd_model_config *c = r->config;
-    if (pd_json_type(r->root) != PD_JSON_OBJECT) PD_FAIL(err, PD_CORRUPT, "%s: it is no JSON object", r->name);
+    if (pd_json_type(r->root) != PD_JSON_OBJECT) PD_FAIL(err, PD_CORRUPT, "%s: it is not a JSON object", r->name);
     PD_TRY(find_class(r, err));
     r->family = pd_families[c->family];
     *c = (struct pd_model_config){.family = c->family,

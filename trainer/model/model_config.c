@@ -82,7 +82,7 @@ pd_status pd_model_config_check(const struct pd_model_config *config, struct pd_
     PD_TRY(check_range("kv_heads", config->kv_heads, 1, config->heads, err));
     if (!config->head_size)
         PD_FAIL(err, PD_INVALID,
-                "model.hidden %u is no multiple of model.heads %u; take model.heads %u, or name model.head_size",
+                "model.hidden %u is not a multiple of model.heads %u; take model.heads %u, or name model.head_size",
                 config->hidden, config->heads, nearest_divisor(config->hidden, config->heads));
     PD_TRY(check_range("head_size", config->head_size, 1, 256, err));
     PD_TRY(check_range("ffn", config->ffn, 1, 1u << 22, err));

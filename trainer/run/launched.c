@@ -35,7 +35,7 @@ pd_status pd_launch_layout_apply(struct pd_config *config, const char *settings,
     config->layout.ranks = ranks;
     for (char *rest = text, *word; (word = strtok_r(rest, ",", &rest));) {
         char *equals = strchr(word, '=');
-        if (!equals) PD_FAIL(err, PD_BUG, "\"%s\" is no setting of a layout", word);
+        if (!equals) PD_FAIL(err, PD_BUG, "\"%s\" is not a setting of a layout", word);
         *equals = '\0';
         snprintf(key, sizeof key, "%s%s", strchr(word, '.') ? "" : "layout.", word);
         PD_TRY(pd_key_set(config, key, equals + 1, err));

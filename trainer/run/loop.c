@@ -36,9 +36,9 @@ static double leave_seconds(const struct run *r)
 
 static pd_status add_last_save(const struct run *r, pd_status st, struct pd_error *err)
 {
-    if (!r->saved_step) return pd_error_context(err, st, "no save has worked; mend this, and run the same command again");
+    if (!r->saved_step) return pd_error_context(err, st, "no save has worked; fix this, then run the same command again");
     return pd_error_context(err, st,
-                            "no save since step %llu has worked; mend this, and the same command goes on from there",
+                            "no save since step %llu has worked; fix this, and the same command continues from there",
                             (unsigned long long)r->saved_step);
 }
 
@@ -219,7 +219,7 @@ static pd_status save_and_leave(struct run *r, struct pd_error *err)
     if (r->state.identity.step == 0)
         PD_FAIL(err, PD_STOPPED, "asked to leave before the first step; there was nothing to save");
     if (r->rollbacks->goes_back || pd_rollbacks_is_behind(r->rollbacks, &r->state))
-        PD_FAIL(err, PD_STOPPED, "asked to leave on the way back to an earlier step; the same command goes back again");
+        PD_FAIL(err, PD_STOPPED, "asked to leave while going back to an earlier step; the same command does so again");
     pd_save_failures_leave(&r->failures, r->now_ns, leave_seconds(r));
     PD_TRY(finish_saves(r, err));
     while (r->saved_step != r->state.identity.step) {
@@ -230,7 +230,7 @@ static pd_status save_and_leave(struct run *r, struct pd_error *err)
     PD_TRY(pd_saver_finish(r->saver, &r->state, leave_seconds(r), err));
     log_kept(r);
     pd_event_leave(r);
-    PD_FAIL(err, PD_STOPPED, "asked to leave; the state of step %llu is saved, the same command goes on from there",
+    PD_FAIL(err, PD_STOPPED, "asked to leave; the state of step %llu is saved, the same command continues from there",
             (unsigned long long)r->state.identity.step);
 }
 
@@ -334,12 +334,11 @@ static pd_status await_turn(struct run *r, bool *ret_is_stuck, struct pd_error *
 static void owe_save(struct run *r)
 {
     if (!r->is_save_owed && r->comm->rank == 0)
-        pd_log_warn(
-            MODULE,
-            "step %llu is not saved yet: the save of step %llu into tier %s has not ended for %s. Its storage is slow or "
-            "stuck; training goes on, and the next save follows when that one has ended",
-            (unsigned long long)r->state.identity.step, (unsigned long long)r->started_step, pd_tiers_saving_into(r->tiers),
-            in_words(r->saves_moved_ns, r->now_ns).text);
+        pd_log_warn(MODULE,
+                    "step %llu is not saved yet: the save of step %llu into tier %s has not ended for %s. Its storage is "
+                    "slow or stuck; training continues, and the next save follows when that one has ended",
+                    (unsigned long long)r->state.identity.step, (unsigned long long)r->started_step,
+                    pd_tiers_saving_into(r->tiers), in_words(r->saves_moved_ns, r->now_ns).text);
     r->is_save_owed = true;
 }
 
@@ -472,7 +471,7 @@ pd_status pd_run_steps(struct run *r, struct pd_error *err)
         pd_log(PD_LOG_INFO, MODULE, "done: step %llu, loss %.6f, saved", (unsigned long long)last, r->state.last_loss);
     else if (r->comm->rank == 0)
         pd_log(PD_LOG_INFO, MODULE,
-               "nothing to train: run.steps is %llu, and step %llu is saved; a larger run.steps goes on",
+               "nothing to train: run.steps is %llu, and step %llu is saved; set a larger run.steps to continue",
                (unsigned long long)last, (unsigned long long)first);
     return PD_OK;
 }

@@ -178,7 +178,7 @@ static void write_to(struct pd_metrics *m, int number)
     }
     o->lost++;
     if (o->failures++ == 0)
-        pd_log_warn(MODULE, "%s: lines from step %llu on are lost: %s; the run goes on", sink->name, step, error.message);
+        pd_log_warn(MODULE, "%s: lines from step %llu on are lost: %s; the run continues", sink->name, step, error.message);
     if (sink->is_record) return;
     o->retry_ns = pd_clock_monotonic_ns(NULL) + pd_backoff_ns(o->failures);
     if (o->open) sink->close(o->open);

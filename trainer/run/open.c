@@ -300,8 +300,8 @@ static void log_unused_gpu(void)
     pd_gpus_find(&gpus);
     if (!gpus.count) return;
     if (pd_dev_open_cuda(0, &dev, &why))
-        pd_log(PD_LOG_WARN, MODULE, "computing on the CPU, beside %u x %s: %s; run.device=cpu means it so", gpus.count,
-               gpus.gpus[0].name, why.message);
+        pd_log(PD_LOG_WARN, MODULE, "computing on the CPU although there are %u x %s: %s; set run.device=cpu if you mean it",
+               gpus.count, gpus.gpus[0].name, why.message);
     else
         pd_dev_close(dev);
 }
@@ -364,7 +364,7 @@ static pd_status open_transfers(struct run *r, struct pd_error *err)
     PD_TRY(pd_group_agree(&r->group, pd_rank_device_memory(&r->device, PD_STREAM_EXCHANGES, &memory, err), err));
     pd_comm_use_memory(r->comm, &memory);
     if (r->comm->rank == 0)
-        pd_log(is_meant ? PD_LOG_INFO : PD_LOG_WARN, MODULE, "what ranks exchange goes through the memory of the host: %s",
+        pd_log(is_meant ? PD_LOG_INFO : PD_LOG_WARN, MODULE, "ranks exchange data through the host's memory: %s",
                why.message);
     return PD_OK;
 }

@@ -119,7 +119,7 @@ static void add_tiers(const struct text *t, const struct prometheus *p, const st
     head(t, "perdure_tier_failures", "gauge", "Saves into a tier that failed in a row.");
     for (uint32_t i = 0; i < count; i++)
         labelled(t, "perdure_tier_failures", "dir", p->tiers[i], line->tiers[i].failures);
-    head(t, "perdure_tier_skipped_total", "counter", "Steps that were due in a tier and gave way to newer ones.");
+    head(t, "perdure_tier_skipped_total", "counter", "Steps that a tier skipped because newer ones were due.");
     for (uint32_t i = 0; i < count; i++)
         labelled(t, "perdure_tier_skipped_total", "dir", p->tiers[i], (double)line->tiers[i].skipped);
 }
@@ -234,7 +234,8 @@ static pd_status bind_listener(const struct pd_listen *listen_at, int *ret_socke
     struct addrinfo *found, hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV};
     snprintf(port, sizeof port, "%u", listen_at->port);
     if (getaddrinfo(listen_at->host, port, &hints, &found))
-        PD_FAIL(err, PD_INVALID, "metrics.prometheus_listen: %s is no address; name one of this machine", listen_at->host);
+        PD_FAIL(err, PD_INVALID, "metrics.prometheus_listen: %s is not an address; name one of this machine",
+                listen_at->host);
     const int file = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (file >= 0) setsockopt(file, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     const bool listens = file >= 0 && !bind(file, found->ai_addr, found->ai_addrlen) && !listen(file, 16);

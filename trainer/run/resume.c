@@ -84,7 +84,7 @@ static void count_imported_samples(const struct pd_engine *e, struct pd_run_stat
     const char *why = s->samples ? "as its system counted" : "which is its steps times batch.sequences";
     if (!s->samples && !pd_checked_mul_u64(s->identity.step, e->options.config->batch.sequences, &s->samples)) return;
     if (s->samples && e->options.rank == 0)
-        pd_log_info(MODULE, "the checkpoint was imported at step %llu: the data goes on behind sample %llu, %s",
+        pd_log_info(MODULE, "the checkpoint was imported at step %llu: the data continues after sample %llu, %s",
                     (unsigned long long)s->identity.step, (unsigned long long)s->samples, why);
 }
 
@@ -98,17 +98,17 @@ static pd_status compare_keys(const struct pd_engine *e, const struct pd_commit 
     if (count > 32) count = 32;
     describe(differences, count, PD_RESUME_REFUSED, text, room);
     if (text[0])
-        PD_FAIL(err, PD_INVALID, "this run cannot go on with another model: %s; restore it, or start another run.dir", text);
+        PD_FAIL(err, PD_INVALID, "this run cannot continue with another model: %s; restore it, or start another run.dir",
+                text);
     if (is_imported(commit)) return PD_OK;
     log_schedule(e, saved, commit->state.updates, differences, count);
     describe(differences, count, PD_RESUME_NEW_LINEAGE, text, room);
     change->any = text[0] != '\0';
     if (text[0] && !e->options.config->accept_new_lineage)
-        PD_FAIL(
-            err, PD_INVALID,
-            "%s: steps would no longer have the bits of an uninterrupted run; %s, or go on with other bits from here on: "
-            "accept_new_lineage=true",
-            text, saved->numerics.lanes ? "restore it" : "take the program that saved it");
+        PD_FAIL(err, PD_INVALID,
+                "%s: steps would no longer have the bits of an uninterrupted run; %s, or continue with other bits from here "
+                "on: accept_new_lineage=true",
+                text, saved->numerics.lanes ? "restore it" : "take the program that saved it");
     return PD_OK;
 }
 
@@ -143,7 +143,7 @@ static pd_status check_run_id(const struct pd_engine *e, const char *path, const
     if (!recorded.run_id[0] || strcmp(recorded.run_id, run_id) == 0) return PD_OK;
     PD_FAIL(err, PD_INVALID,
             "%.400s is of run %s, and run.dir, %.300s, has the record of run %s: two runs cannot share a directory of "
-            "checkpoints; name this run's own with checkpoint.dir=DIR, or go on from that one with another run.dir=DIR",
+            "checkpoints; name this run's own with checkpoint.dir=DIR, or continue from that one with another run.dir=DIR",
             path, run_id, dir, recorded.run_id);
 }
 
@@ -167,11 +167,10 @@ static void find_other_run(const struct pd_config *now, const struct pd_config *
 static void log_other_run(const struct pd_resume_report *report, const char *dir, uint64_t step)
 {
     if (report->other_run[0])
-        pd_log_warn(
-            MODULE,
-            "the checkpoints here are another run's: step %llu was saved with run.dir=%s; this run, %s, goes on from "
-            "it, and retention will remove those; for a run of its own name another checkpoint.dir",
-            (unsigned long long)step, report->other_run, dir);
+        pd_log_warn(MODULE,
+                    "the checkpoints here are another run's: step %llu was saved with run.dir=%s; this run, %s, continues "
+                    "from it, and retention will remove those; for a run of its own name another checkpoint.dir",
+                    (unsigned long long)step, report->other_run, dir);
 }
 
 /* Another precision begins with the loss scale of its own. */
@@ -227,8 +226,8 @@ static void log_other_device(const struct pd_engine *e, const struct pd_run_stat
         pd_computed_on_describe(before, before_said, sizeof before_said);
         pd_computed_on_describe(now, now_said, sizeof now_said);
         pd_log(PD_LOG_WARN, MODULE,
-               "steps up to %llu were computed on %s, from here on it is %s: from step %llu on bits may differ from a "
-               "run that stayed",
+               "steps up to %llu were computed on %s, later ones on %s: from step %llu on the bits may differ from a run "
+               "that stayed",
                (unsigned long long)saved->identity.step, before_said, now_said,
                (unsigned long long)saved->identity.step + 1);
     }
@@ -254,10 +253,9 @@ static pd_status start_fresh(struct pd_group *group, struct pd_engine *e, const 
     *state = (struct pd_run_state){.loss_scale = e->loss_scale, .best_validation_loss = NAN, .last_loss = NAN};
     state->identity.lineage = 1;
     if (of_run && e->options.config->init.from[0])
-        PD_FAIL(
-            err, PD_CORRUPT,
-            "the run began with init.from and goes back to a step before its oldest checkpoint, so there is nothing to go "
-            "on from; keep more of them (checkpoint.keep_last)");
+        PD_FAIL(err, PD_CORRUPT,
+                "the run began with init.from and goes back to a step before its oldest checkpoint, so there is nothing to "
+                "continue from; keep more of them (checkpoint.keep_last)");
     if (of_run) {
         state->identity = *of_run;
         state->identity.step = 0;
@@ -366,7 +364,7 @@ static pd_status pass_over(const struct candidate *c, struct pd_group *group, co
     char path[4096];
     pd_store_entry_path(c->store, &c->entry, path);
     if (group->rank == 0)
-        pd_log(PD_LOG_ERROR, MODULE, "%s is damaged and goes to quarantine; taking the checkpoint before it: %s", path,
+        pd_log(PD_LOG_ERROR, MODULE, "%s is damaged and goes to quarantine; using the checkpoint before it: %s", path,
                damage->message);
     return pd_store_quarantine(c->store, &c->entry, damage->message, err);
 }
@@ -381,7 +379,7 @@ static bool is_elsewhere(struct pd_tiers *tiers, const struct candidate *c, stru
     if (!choose(tiers, &next) || next.entry.lineage != c->entry.lineage || next.entry.step != c->entry.step) return false;
     pd_store_entry_path(c->store, &c->entry, path);
     if (group->rank == 0)
-        pd_log(PD_LOG_ERROR, MODULE, "%s cannot be read; taking the same step from another tier: %s", path, cause->message);
+        pd_log(PD_LOG_ERROR, MODULE, "%s cannot be read; using the same step of another tier: %s", path, cause->message);
     return true;
 }
 
@@ -393,7 +391,7 @@ static bool has_gone(struct pd_tiers *tiers, const struct candidate *c, struct p
     if (pd_store_has_gone(c->store, &c->entry, &is_gone, NULL) || !is_gone) return false;
     pd_store_entry_path(c->store, &c->entry, path);
     if (group->rank == 0)
-        pd_log_error(MODULE, "%s has lost files since this launch began; taking the checkpoint before it", path);
+        pd_log_error(MODULE, "%s has lost files since this launch began; using the checkpoint before it", path);
     pd_tiers_pass_over(tiers, c->tier, &c->entry);
     return true;
 }
@@ -421,9 +419,9 @@ static pd_status refuse_to_bury(struct pd_store *store, const struct pd_resume_r
     }
     if (quarantined) snprintf(aside, sizeof aside, " (%u in its quarantine directory)", quarantined);
     PD_FAIL(err, PD_CORRUPT,
-            "%.500s holds no whole checkpoint, but damaged or incomplete ones%s: restore a checkpoint from a copy and bring "
-            "missing files or hosts back, or start from step 1 with another run.dir, or with --fresh after moving that "
-            "directory away%s",
+            "%.500s holds no complete checkpoint, but damaged or incomplete ones%s: restore a checkpoint from a copy and "
+            "bring missing files or hosts back, or start from step 1 with another run.dir, or with --fresh after moving "
+            "that directory away%s",
             root, aside, what);
 }
 
@@ -463,14 +461,14 @@ static pd_status check_hosts_away(const struct pd_config *config, struct pd_tier
     if (choose(tiers, &newest)) {
         if (!is_copied || newest.entry.step >= known->kept || !is_known_of(&newest, known)) return PD_OK;
         PD_FAIL(err, PD_HOSTS_AWAY,
-                "too few of the hosts that hold step %llu take part (without %.300s), and step %llu is the newest that "
-                "is whole here; to go on from that one, take those out of launch.hosts",
+                "too few of the hosts that hold step %llu take part (without %.300s), and step %llu is the newest complete "
+                "one here; to continue from that one, take those out of launch.hosts",
                 (unsigned long long)known->kept, away, (unsigned long long)newest.entry.step);
     }
     pd_recorded_read(config->run.dir, &recorded);
     if ((!known->kept || known->time < recorded.since) && !has_incomplete(tiers)) return PD_OK;
     PD_FAIL(err, PD_HOSTS_AWAY,
-            "the run has saved steps, and none is whole on the hosts that take part (without %.300s); bring those back",
+            "the run has saved steps, and none is complete on the hosts that take part (without %.300s); bring those back",
             away);
 }
 

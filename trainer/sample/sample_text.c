@@ -55,8 +55,8 @@ static pd_status open_all(struct pd_sample_text *text, const char *path, const c
     const uint32_t vocab = pd_tokenizer_vocab(text->tokenizer);
     if (!pd_tokenizer_is_bytes(text->tokenizer) && vocab > options->vocab)
         PD_FAIL(err, PD_INVALID,
-                "%s has %u tokens and the model %u: it is of another model; name its own with --tokenizer=PATH", name, vocab,
-                options->vocab);
+                "%s has %u tokens and the model %u: it belongs to another model; name its own with --tokenizer=PATH", name,
+                vocab, options->vocab);
     if (options->digest && digest != options->digest)
         pd_log_warn("sample",
                     "%s is not the tokenizer that the model was trained with (digest %016llx, and the checkpoint remembers "

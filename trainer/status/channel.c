@@ -177,7 +177,7 @@ static enum proven prove(int fd, struct pd_seal *seal)
             is = PROVEN;
     }
     free(data);
-    if (is != PROVEN) warn("who answers in the launcher's place does not know the secret of this launch");
+    if (is != PROVEN) warn("another program answers at the launcher's address and does not know the secret of this launch");
     if (is != PROVEN) return is;
     const struct pd_message answer = {.kind = PD_MESSAGE_PROOF, .data = proof, .bytes = sizeof proof};
     if (!pd_seal_prove(seal, PD_SEAL_RANK, proof) || !pd_seal_keys(seal) ||

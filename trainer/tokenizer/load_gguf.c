@@ -163,7 +163,7 @@ static pd_status fill_vocab(const struct gguf *g, struct pd_error *err)
     for (uint32_t id = 0; id < g->count; id++) {
         const char *text = text_of(g, id);
         pd_status status = PD_OK;
-        if (!text) PD_FAIL(err, PD_INVALID, "ggml.tokens[%u] is no text", id);
+        if (!text) PD_FAIL(err, PD_INVALID, "ggml.tokens[%u] is not text", id);
         if (pd_vocab_find(vocab, text, strlen(text)) >= 0)
             status = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "its text is there twice");
         if (!status) status = pd_vocab_add(vocab, text, strlen(text), id, err);

@@ -129,7 +129,7 @@ static pd_status load_special(const struct pd_loader *l, const struct pd_json_va
     for (size_t i = 0; i < pd_json_count(ids); i++) {
         uint64_t id;
         if (!pd_json_is_u64(pd_json_at(ids, i), &id) || id >= PD_VOCAB_IDS_MAX)
-            PD_FAIL(err, PD_CORRUPT, "%s: post_processor.special_tokens: an id of \"%.80s\" is no token", l->name, name);
+            PD_FAIL(err, PD_CORRUPT, "%s: post_processor.special_tokens: an id of \"%.80s\" is not a token", l->name, name);
         const int32_t token = (int32_t)id;
         PD_TRY(pd_tokens_add(tokens, &token, 1, err));
     }

@@ -99,7 +99,7 @@ pd_status pd_load_model(const struct pd_loader *l, const struct pd_json_value *m
     const char *text;
     uint64_t id;
     if (!vocab || pd_json_type(vocab) != PD_JSON_OBJECT)
-        PD_FAIL(err, PD_CORRUPT, "%s: model.vocab is no object of tokens", l->name);
+        PD_FAIL(err, PD_CORRUPT, "%s: model.vocab is not an object of tokens", l->name);
     while (pd_json_next(vocab, &cursor, &text, &value)) {
         if (!pd_json_is_u64(value, &id)) PD_FAIL(err, PD_CORRUPT, "%s: model.vocab: \"%.80s\" has no number", l->name, text);
         pd_status status = pd_vocab_add(&l->tokenizer->vocab, text, strlen(text), id, err);

@@ -66,7 +66,7 @@ pd_status pd_load_steps(const struct pd_loader *l, const struct pd_json_value *v
     const char *type;
     char inner[PD_LOAD_PATH_MAX];
     if (depth > PD_LOAD_DEPTH_MAX) PD_FAIL(err, PD_CORRUPT, "%s: %s is nested too deep", l->name, path);
-    if (pd_json_type(value) != PD_JSON_OBJECT) PD_FAIL(err, PD_CORRUPT, "%s: %s is no object", l->name, path);
+    if (pd_json_type(value) != PD_JSON_OBJECT) PD_FAIL(err, PD_CORRUPT, "%s: %s is not an object", l->name, path);
     PD_TRY(pd_load_text(l, value, path, "type", &type, err));
     if (strcmp(type, "Sequence") != 0) return kind->load(l, value, path, type, err);
     const struct pd_json_value *list = pd_load_member(value, kind->list);

@@ -123,7 +123,7 @@ static pd_status resume(struct process *p, struct pd_error *err)
     if (p->rank) return PD_OK;
     world_mark(newest);
     if (newest < world_newest_whole(world_hosts_here()))
-        WRONG("goes on from step %" PRIu64 ", and step %" PRIu64 " is whole on hosts that take part", newest,
+        WRONG("continues from step %" PRIu64 ", and step %" PRIu64 " is whole on hosts that take part", newest,
               world_newest_whole(world_hosts_here()));
     world_begin_future(newest);
     return PD_OK;

@@ -80,7 +80,7 @@ Test(bad_tiers, one_that_cannot_be_read_may_hold_the_newest)
               "%s", err.message);
     options.count = 2;
     RUN(&room, &options, look, &found);
-    cr_assert(found.tier == 0 && found.step == 10, "which is how to go on");
+    cr_assert(found.tier == 0 && found.step == 10, "which is how to continue");
     room_free(&room);
 }
 

@@ -305,7 +305,7 @@ static pd_status lose_the_disk(struct tier_rank *rank, struct pd_error *err)
     st = tier_finish(rank, 10, -1, &why);
     EXPECT(st == PD_IO && strstr(why.message, "is its file system mounted?"), "%s: %s", pd_status_name(st), why.message);
     pd_tiers_report(rank->tiers, 1, &report);
-    EXPECT(report.newest_step == 10, "the others go on");
+    EXPECT(report.newest_step == 10, "the others continue");
     PD_TRY(pd_group_barrier(&rank->world, err));
     st = moves ? pd_vfs_rmdir(vfs, "/net/c", err) : PD_OK; /* nothing was written there */
     if (moves && !st) st = pd_vfs_rename(vfs, "/net/away", "/net/c", err);

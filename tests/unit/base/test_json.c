@@ -234,8 +234,8 @@ Test(json, one_member_of_a_line)
     cr_expect_eq(bytes, 3);
     cr_expect_eq(memcmp(found, "c\0d", 3), 0, "of one that comes twice the last counts, as in other readers");
     pd_json_document_free(document);
-    member_refused("[\"text\"]", PD_CORRUPT, "the line is an array, and no object");
-    member_refused("{\"text\": 1.5}", PD_CORRUPT, "\"text\" is a number, and no string");
+    member_refused("[\"text\"]", PD_CORRUPT, "the line is an array, not an object");
+    member_refused("{\"text\": 1.5}", PD_CORRUPT, "\"text\" is a number, not a string");
     member_refused("{\"a\": 1, \"b\": 2}", PD_NOT_FOUND, "the object has no \"text\", it has a, b");
     member_refused("{\"text\": \"x\"", PD_CORRUPT, "no valid JSON at column 12: '}' expected near end of file");
     char many[4000] = "{", *end = many + 1;

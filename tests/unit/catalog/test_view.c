@@ -22,7 +22,7 @@ static void check_runs(const struct pd_view *view)
         for (uint64_t i = 0; i < count; i++)
             cr_assert_eq(at + i, place(view, first + i), "element %d + %d", (int)first, (int)i);
         if (first + count < elements)
-            cr_assert_neq(at + count, place(view, first + count), "the run at %d goes on", (int)first);
+            cr_assert_neq(at + count, place(view, first + count), "the run at %d continues", (int)first);
         uint64_t one = 1;
         cr_assert_eq(pd_view_run(view, first, &one), at);
         cr_assert_eq(one, 1);

@@ -349,9 +349,9 @@ Test(config, errors_name_place_key_and_cause)
     refused(MINIMAL, "data.train[x]=a", "data.train[x]: an element is written data.train[0]");
     refused(MINIMAL, "data.train[1].weight=2", "data.train[1].path is missing");
     refused(MINIMAL, "restart.ranks=2,zero", "expected a whole number, found \"zero\"");
-    refused(MINIMAL, "run.dir=a\xff", "run.dir: byte 1 is no UTF-8");
-    refused(MINIMAL, "run.dir=\xed\xa0\x80", "byte 0 is no UTF-8");
-    refused(MINIMAL, "data.train=\xc0\x80", "byte 0 is no UTF-8");
+    refused(MINIMAL, "run.dir=a\xff", "run.dir: byte 1 is not UTF-8");
+    refused(MINIMAL, "run.dir=\xed\xa0\x80", "byte 0 is not UTF-8");
+    refused(MINIMAL, "data.train=\xc0\x80", "byte 0 is not UTF-8");
     refused(MINIMAL, "model.preset=gpt2-125m", "the nearest are gpt2-124m");
 }
 
@@ -375,7 +375,7 @@ Test(config, what_is_no_yaml_says_where)
 Test(config, whole_is_checked)
 {
     refused(MINIMAL, "batch.micro_batch=5",
-            "batch.sequences 32 is no multiple of batch.micro_batch 5; the nearest micro-batch that fits is 4");
+            "batch.sequences 32 is not a multiple of batch.micro_batch 5; the nearest micro-batch that fits is 4");
     refused(MINIMAL, "batch.micro_batch=100", "the nearest micro-batch that fits is 32");
     refused(MINIMAL, "batch.context=257", "batch.context 257 is longer than model.context 256");
     refused(MINIMAL, "optimizer.min_lr=1", "optimizer.min_lr 1 is above optimizer.lr 0.0003");
@@ -383,9 +383,9 @@ Test(config, whole_is_checked)
     refused(MINIMAL, "restart.ranks=8,11",
             "restart.ranks[1] is 11, and no layout of 11 ranks is admitted; the next below is 10");
     refused(MINIMAL, "validation.every=10", "there is nothing to validate on; set data.validation_fraction=0.01");
-    refused(MINIMAL, "data.document_token=256", "data.document_token 256 is no token of the model: model.vocab is 256");
+    refused(MINIMAL, "data.document_token=256", "data.document_token 256 is not a token of the model: model.vocab is 256");
     refused(MINIMAL "model: {family: gpt2}", "model.qkv_bias=false", "family gpt2 has biases everywhere");
-    refused(MINIMAL, "model.heads=3", "model.hidden 128 is no multiple of model.heads 3; take model.heads 2, or name");
+    refused(MINIMAL, "model.heads=3", "model.hidden 128 is not a multiple of model.heads 3; take model.heads 2, or name");
 }
 
 /* The rate rises, and then it falls slowly. */

@@ -186,10 +186,10 @@ Test(documents, many_lines_keep_their_order_under_threads)
 Test(documents, damaged_lines_are_named_by_file_and_line)
 {
     refused(WRITE("a.jsonl", "{\"text\":\"a\"}\n\n{\"text\":\"b\"\n"), PD_CORRUPT, "a.jsonl:3: no valid JSON at column ");
-    refused(WRITE("b.jsonl", "{\"text\":\"a\"}\n[1]\n"), PD_CORRUPT, "b.jsonl:2: the line is an array, and no object");
+    refused(WRITE("b.jsonl", "{\"text\":\"a\"}\n[1]\n"), PD_CORRUPT, "b.jsonl:2: the line is an array, not an object");
     refused(WRITE("c.jsonl", "{\"body\":\"a\", \"id\": 1}\n"), PD_INVALID,
             "c.jsonl:1: the object has no \"text\", it has body, id; name the field of the text with --field");
-    refused(WRITE("d.jsonl", "{\"text\":null}\n"), PD_CORRUPT, "d.jsonl:1: \"text\" is null, and no string");
+    refused(WRITE("d.jsonl", "{\"text\":null}\n"), PD_CORRUPT, "d.jsonl:1: \"text\" is null, not a string");
     refused(WRITE("e.jsonl", "{\"text\":\"\xff\"}\n"), PD_CORRUPT, "e.jsonl:1: no valid JSON");
     refused(WRITE("f.jsonl", "{\"text\":\"a\"} {\"text\":\"b\"}\n"), PD_CORRUPT, "f.jsonl:1: no valid JSON");
     refused(WRITE("g.jsonl", "{}\n"), PD_INVALID, "the object has no \"text\", it has nothing");
@@ -238,9 +238,9 @@ Test(documents, compressed_data_that_is_cut_off_or_damaged_is_told)
 {
     const size_t bytes = 1u << 20;
     char *text = long_text(bytes);
-    refused(write_compressed("cut.txt.gz", gzipped, text, bytes, 1, 5), PD_CORRUPT, "cut.txt.gz ends in the midst");
+    refused(write_compressed("cut.txt.gz", gzipped, text, bytes, 1, 5), PD_CORRUPT, "cut.txt.gz ends in the middle");
     refused(write_compressed("cut2.txt.gz", gzipped, text, bytes, 2, 200000), PD_CORRUPT, "it was cut off; copy it again");
-    refused(write_compressed("cut.txt.zst", zstd_framed, text, bytes, 1, 5), PD_CORRUPT, "cut.txt.zst ends in the midst");
+    refused(write_compressed("cut.txt.zst", zstd_framed, text, bytes, 1, 5), PD_CORRUPT, "cut.txt.zst ends in the middle");
     refused(write_compressed("cut2.txt.zst", zstd_framed, text, bytes, 3, 100), PD_CORRUPT, "(zstd -t ");
     char *path = write_compressed("bad.gz", gzipped, text, bytes, 1, 0);
     test_patch(path, 300000, "damagedamage", 12);
@@ -248,7 +248,7 @@ Test(documents, compressed_data_that_is_cut_off_or_damaged_is_told)
     path = write_compressed("bad.zst", zstd_framed, text, bytes, 1, 0);
     test_patch(path, 6, "damage", 6);
     refused(path, PD_CORRUPT, "bad.zst, before byte ");
-    refused(WRITE("head.gz", "\x1f\x8b\x08"), PD_CORRUPT, "head.gz ends in the midst");
+    refused(WRITE("head.gz", "\x1f\x8b\x08"), PD_CORRUPT, "head.gz ends in the middle");
     size_t once;
     unsigned char *inner = gzipped("text", 4, &once);
     refused(write_compressed("twice.gz", gzipped, (char *)inner, once, 1, 0), PD_INVALID, "is compressed twice");
@@ -288,7 +288,7 @@ Test(documents, what_is_something_else_is_refused_by_name_with_a_command)
         FILE_ROW("a.bz2", "BZh91AY&SY", "is compressed with bzip2"),
         FILE_ROW("utf16.txt", "\xff\xfeh\0i\0", "is text in UTF-16; make it UTF-8: iconv -f UTF-16 -t UTF-8"),
         FILE_ROW("utf16_bare.txt", "h\0e\0l\0l\0o\0", "is text in UTF-16, it seems; make it UTF-8: iconv -f UTF-16LE"),
-        FILE_ROW("zeros", "text\0text", "is no text: it has zero bytes"),
+        FILE_ROW("zeros", "text\0text", "is not text: it has zero bytes"),
         FILE_ROW("array.json", "[\n {\"text\": \"a\"}]", "is one JSON array, not JSON lines; write one object a line: jq"),
         FILE_ROW("pretty.json", "{\n \"text\": \"a\"}", "is one JSON value over several lines"),
         FILE_ROW("tokens.bin", "\x01\0\x02\0", "is a token file; it needs no packing"),

@@ -93,11 +93,10 @@ Test(sources, marks_and_returns_are_noted)
 {
     struct list list = found(WRITE("a.txt", "\xef\xbb\xbfone\r\ntwo\r\n"), 0);
     char expected[1200];
-    snprintf(
-        expected, sizeof expected,
-        "%s/a.txt: its byte order mark is passed over\n%s/a.txt: its lines end in CRLF, and both bytes are learned; perdure "
-        "data pack --output=%s/a.bin %s/a.txt writes LF\n",
-        test_dir, test_dir, test_dir, test_dir);
+    snprintf(expected, sizeof expected,
+             "%s/a.txt: its byte order mark is skipped\n%s/a.txt: its lines end in CRLF, and both bytes are learned; "
+             "perdure data pack --output=%s/a.bin %s/a.txt writes LF\n",
+             test_dir, test_dir, test_dir, test_dir);
     cr_expect_str_eq(list.notes, expected, "%s", list.notes);
     list_free(&list);
 }
@@ -118,7 +117,7 @@ Test(sources, what_is_not_plain_text_is_refused_with_the_command_that_packs_it)
             "is compressed with gzip; unpack it: gunzip -k $/d.bin.gz");
     refused(WRITE("e.parquet", "PAR1"), PD_DATA_TEXT, -1, PD_INVALID, "$/e.parquet is a Parquet file; make");
     refused(WRITE("f", "zero\0byte"), PD_DATA_AUTO, -1, PD_INVALID,
-            "$/f is no text: it has zero bytes; make text of it, or give its format: text, nanogpt, llmc or megatron");
+            "$/f is not text: it has zero bytes; make text of it, or give its format: text, nanogpt, llmc or megatron");
     refused(test_dir, PD_DATA_AUTO, -1, PD_INVALID, "--output=$.bin $, and name $.bin instead");
     refused(test_path("*.jsonl"), PD_DATA_AUTO, -1, PD_INVALID, "--output=$.bin '$/*.jsonl', and");
     struct list list;

@@ -100,7 +100,7 @@ Test(token_file, bad_files_are_refused_with_their_cause)
     refused(test_dir, PD_DATA_AUTO, 0, PD_INVALID, "is a directory", test_dir);
     refused("/dev/zero", PD_DATA_TEXT, 0, PD_INVALID, "not a regular file", "/dev/zero");
     refused(test_write("odd.bin", "abc", 3), PD_DATA_AUTO, 0, PD_INVALID, "3 bytes, an odd number", "odd.bin");
-    refused(test_write("zip", "PK\0\0", 4), PD_DATA_AUTO, 0, PD_INVALID, "format", "no text");
+    refused(test_write("zip", "PK\0\0", 4), PD_DATA_AUTO, 0, PD_INVALID, "format", "not text");
     write_llmc("version.bin", PD_LLMC_MAGIC_U16, 2, 10, 10, 2);
     refused(test_path("version.bin"), PD_DATA_AUTO, 0, PD_INVALID, "version 2", "version.bin");
     write_llmc("short.bin", PD_LLMC_MAGIC_U16, 1, 11, 10, 2);
@@ -112,7 +112,7 @@ Test(token_file, bad_files_are_refused_with_their_cause)
     refused(test_path("none.bin"), PD_DATA_AUTO, 0, PD_INVALID, "holds no tokens", "none.bin");
     refused(test_write("head.bin", "abcdefgh", 8), PD_DATA_LLMC, 0, PD_INVALID, "less than the header", "head.bin");
     test_write_u16("magic.bin", 2000, 0, 100);
-    refused(test_path("magic.bin"), PD_DATA_LLMC, 0, PD_INVALID, "no magic of llm.c", "magic.bin");
+    refused(test_path("magic.bin"), PD_DATA_LLMC, 0, PD_INVALID, "not a magic of llm.c", "magic.bin");
 }
 
 Test(token_file, a_file_without_permission_is_a_storage_error)

@@ -167,8 +167,8 @@ static const struct {
     const char *says;
 } refusals[] = {
     {{{BUCKET(0, 1, "param"), 1, {64}, 0, 0, PD_ELEMENT_F32}}, PD_UNSUPPORTED, "of several types or virtual stages"},
-    {{{BUCKET(0, 0, "param"), 2, {8, 8}, 0, 0, PD_ELEMENT_F32}}, PD_CORRUPT, "param is no bucket"},
-    {{{BUCKET(9, 0, "param"), 1, {64}, 0, 0, PD_ELEMENT_F32}}, PD_CORRUPT, "param is no bucket"},
+    {{{BUCKET(0, 0, "param"), 2, {8, 8}, 0, 0, PD_ELEMENT_F32}}, PD_CORRUPT, "param is not a bucket"},
+    {{{BUCKET(9, 0, "param"), 1, {64}, 0, 0, PD_ELEMENT_F32}}, PD_CORRUPT, "param is not a bucket"},
     {{ONE_BUCKET}, PD_CORRUPT, "bucket 0 of group 0 lacks one of param, exp_avg and exp_avg_sq"},
     {{ONE_BUCKET, {BUCKET(0, 0, "param"), 1, {128}, 0, 0, PD_ELEMENT_F32}},
      PD_CORRUPT,

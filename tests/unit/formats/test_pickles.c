@@ -160,14 +160,14 @@ enum { VALUES = sizeof values / sizeof *values };
 /* What readers share, or what only some of the replacements lead to. */
 static const char *const any[] = {
     "of the pickle: ",
-    "is no plain tensor",
+    "is not a plain tensor",
     "has no sizes and strides of at most 8 dimensions",
     "has no storage",
     "and the archive has no such entry",
     "reaches beyond its storage of",
     "repeats its elements, as torch's expand does",
     "which perdure does not read",
-    "is no single number",
+    "is not a single number",
     "bytes at ", /* are not an archive */
     "no torch.save archive ends at byte",
     " without a name",
@@ -187,7 +187,7 @@ static const char *const any[] = {
     ", and state_dict_metadata does not",
     " lies there, says ",
     "groups of buckets and",
-    " is no bucket",
+    " is not a bucket",
     "the shape of ",
     "stands there twice",
     "ranks of model parallelism; make a universal checkpoint of it first",

@@ -98,10 +98,11 @@ Test(safetensors, what_is_wrong_is_named)
         {"{\"a\":{\"dtype\":\"F8_E4M3\",\"shape\":[16],\"data_offsets\":[0,16]}}", NULL},
         {"{\"a\":{\"dtype\":\"C64\",\"shape\":[2],\"data_offsets\":[0,16]}}", NULL}, /* listed */
         {"{\"a\":{\"shape\":[4],\"data_offsets\":[0,16]}}", "has no dtype"},
-        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2,1,1,1,1,1,1,1,2],\"data_offsets\":[0,16]}}", "no shape, or one of more than"},
+        {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2,1,1,1,1,1,1,1,2],\"data_offsets\":[0,16]}}",
+         "no shape, or one of more than"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[9223372036854775807,2],\"data_offsets\":[0,16]}}", "2^64"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,16]}}", "not a size"},
-        {"{\"a\":7}", "tensor a is no object"},
+        {"{\"a\":7}", "tensor a is not an object"},
         {"[]", "not a JSON object"},
         {"{\"a\":", "not valid JSON"},
     };

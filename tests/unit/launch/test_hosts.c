@@ -193,7 +193,7 @@ Test(hosts, of_two_that_do_not_reach_one_another_one_goes, .timeout = 600)
     cr_assert_eq(pd_launch_account_update(&a, h, 4, &err), PD_OK);
     cr_expect_eq(pd_launch_account_slots(&a, S), 3);
     pd_launch_account_describe_out(&a, S, out, sizeof out);
-    cr_expect_str_eq(out, "198.51.100.3 and 198.51.100.2 do not reach one another");
+    cr_expect_str_eq(out, "198.51.100.3 and 198.51.100.2 cannot reach each other");
     for (uint32_t i = 0; i < 4; i++) { /* of a look that does not ask it stays */
         h[i].knows_links = false;
         h[i].cut_off_from[0] = '\0';
@@ -215,7 +215,7 @@ Test(hosts, of_two_that_do_not_reach_one_another_one_goes, .timeout = 600)
     snprintf(h[2].cut_off_from, sizeof h[2].cut_off_from, "198.51.100.2");
     cr_assert_eq(pd_launch_account_update(&a, h, 4, &err), PD_OK);
     cr_expect_eq(pd_launch_account_cut_off(&a, out, sizeof out), 1);
-    cr_expect_str_eq(out, "198.51.100.3 and 198.51.100.2 do not reach one another");
+    cr_expect_str_eq(out, "198.51.100.3 and 198.51.100.2 cannot reach each other");
     free(text);
     free(h);
     pd_launch_account_deinit(&a);

@@ -484,7 +484,7 @@ Test(launcher, the_code_of_another_rank_is_not_how_one_died)
     starter_make("shift 2; for r in 0 1; do OMPI_COMM_WORLD_RANK=$r \"$@\" & done; wait; exit 75", ":");
     cr_assert_eq(launch(&what), 93);
     expect_error_says("the last: rank 1 (process ");
-    expect_error_says(") ended without a word. Remove the cause");
+    expect_error_says(") ended without a message. Remove the cause");
 }
 
 /* It has no way of saying that it is there. */

@@ -247,9 +247,10 @@ Test(hugging_face, a_window_that_is_not_in_force_is_none)
 Test(hugging_face, damaged_files)
 {
     expect_refused(llama32_1b, "{", "[", PD_CORRUPT, "not valid JSON");
-    expect_refused(llama32_1b, "\"head_dim\": 64", "\"head_dim\": 0", PD_CORRUPT, "head_dim is no whole number");
+    expect_refused(llama32_1b, "\"head_dim\": 64", "\"head_dim\": 0", PD_CORRUPT, "head_dim is not a whole number");
     expect_refused(llama32_1b, "\"hidden_size\": 2048,", "", PD_CORRUPT, "hidden_size is missing");
-    expect_refused(llama32_1b, "\"vocab_size\": 128256", "\"vocab_size\": -1", PD_CORRUPT, "vocab_size is no whole number");
+    expect_refused(llama32_1b, "\"vocab_size\": 128256", "\"vocab_size\": -1", PD_CORRUPT,
+                   "vocab_size is not a whole number");
     expect_refused(llama32_1b, "500000.0", "\"many\"", PD_CORRUPT, "rope_theta is not a number");
     expect_refused(llama32_1b, "\"low_freq_factor\": 1.0,", "", PD_CORRUPT, "rope_scaling llama3 has no low_freq_factor");
     expect_refused(llama32_1b, "\"factor\": 32.0,", "", PD_CORRUPT, "rope_scaling llama3 has no factor");
@@ -261,6 +262,6 @@ Test(hugging_face, damaged_files)
     expect_refused(llama32_1b,
                    "\"model_type\":", "\"layer_types\": [\"sliding_attention\"], \"model_type\":", PD_UNSUPPORTED,
                    "layer_types has sliding_attention, and attention sees");
-    expect_refused("[1]", "1", "2", PD_CORRUPT, "no JSON object");
+    expect_refused("[1]", "1", "2", PD_CORRUPT, "not a JSON object");
     expect_refused("{\"a\": 1}", "1", "2", PD_CORRUPT, "neither architectures nor model_type");
 }

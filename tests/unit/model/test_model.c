@@ -209,7 +209,7 @@ Test(model, refuses_what_cannot_be)
     c = llama, c.rope_scaling = PD_ROPE_SCALING_LLAMA3, c.rope_low_frequency_factor = 4,
     expect_refused(c, "the first the smaller");
     c = gpt2, c.heads = 13, c.kv_heads = 0, c.head_size = 0,
-    expect_refused(c, "model.hidden 768 is no multiple of model.heads 13; take model.heads 12, or name model.head_size");
+    expect_refused(c, "model.hidden 768 is not a multiple of model.heads 13; take model.heads 12, or name model.head_size");
     c = gpt2, c.kv_heads = 4, expect_refused(c, "family gpt2 has as many as heads: 12");
 }
 

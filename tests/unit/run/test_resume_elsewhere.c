@@ -131,7 +131,7 @@ static void check(const char *place, bool near_fails, bool far_fails, bool far_l
     if (far_fails) fail_below(1, t.far);
     const pd_status st = pd_resume(r->vfs, r->tiers, &r->group, r->whole.engine, pd_resume_newest, &state, &report, &err);
     cr_expect_eq(st, step ? PD_OK : PD_IO, "%s: %s: %s", place, pd_status_name(st), err.message);
-    cr_expect_eq(quarantined(&t), 0u, "%s: a storage error is no damage", place);
+    cr_expect_eq(quarantined(&t), 0u, "%s: a storage error is not damage", place);
     fail_below(0, "");
     fail_below(1, "");
     if (step) {

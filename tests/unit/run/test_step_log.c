@@ -106,7 +106,7 @@ Test(step_log, what_is_no_line_says_nothing)
     cr_expect_eq(newest_alone(1).run, 0, "no file");
     struct pd_step_line first = {.run = 1};
     struct pd_error err;
-    cr_expect_eq(pd_step_log_open(&alone, dirs[1], &first, &logs[1], &err), PD_OK, "the run goes on without");
+    cr_expect_eq(pd_step_log_open(&alone, dirs[1], &first, &logs[1], &err), PD_OK, "the run continues without");
     cr_expect_not(logs[1].is_open);
     pd_step_log_write(&logs[1]);
 }

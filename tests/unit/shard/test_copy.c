@@ -86,7 +86,7 @@ Test(shard_copy, damage_of_the_source_is_found)
         fflush(file);
         pd_status st = pd_shard_copy_with(f.vfs, &copy, &err);
         /* Boxes under a page are verified where they arrived. */
-        cr_assert(st == PD_CORRUPT || (st == PD_IO && strstr(err.message, "reads back differently")), "byte %ld: %s %s", at,
+        cr_assert(st == PD_CORRUPT || (st == PD_IO && strstr(err.message, "reads back different")), "byte %ld: %s %s", at,
                   pd_status_name(st), err.message);
         fseek(file, at, SEEK_SET);
         fputc(before, file);

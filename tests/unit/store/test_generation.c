@@ -318,7 +318,7 @@ static pd_status same_bytes(struct pd_vfs *vfs, const char *a, const char *b, st
         PD_TRY(st);
     }
     bool is_same = stat[0].bytes == stat[1].bytes && stat[0].inode != stat[1].inode;
-    if (!is_same || memcmp(bytes[0], bytes[1], stat[0].bytes) != 0) PD_FAIL(err, PD_BUG, "%s is no copy of %s", b, a);
+    if (!is_same || memcmp(bytes[0], bytes[1], stat[0].bytes) != 0) PD_FAIL(err, PD_BUG, "%s is not a copy of %s", b, a);
     return PD_OK;
 }
 

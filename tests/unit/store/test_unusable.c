@@ -113,8 +113,8 @@ struct heard {
 static void hear(void *context, const char *line, size_t bytes)
 {
     struct heard *heard = context;
-    heard->partial += memmem(line, bytes, "is committed but not whole", 26) != NULL;
-    heard->absent_host += memmem(line, bytes, "is a host absent?", 17) != NULL;
+    heard->partial += memmem(line, bytes, "is committed but incomplete", 27) != NULL;
+    heard->absent_host += memmem(line, bytes, "is a host missing?", 18) != NULL;
 }
 
 /* What an open in which SECOND is not whole says, after `view`. */

@@ -50,7 +50,7 @@ Test(codec_zstd, what_went_in_comes_out)
     cr_assert_gt(pd_zstd_heap_bytes(zstd), 10000u);
     uint64_t none = 77;
     OK(pd_zstd_compress(zstd, 3, packed, made - 1, data, bytes, 70000, &none, err));
-    cr_assert_eq(none, 0, "no room is no error");
+    cr_assert_eq(none, 0, "no room is not an error");
 
     struct pd_error error;
     OK(pd_zstd_compress(zstd, 3, packed, bytes, data, bytes, 70000, &made, err));

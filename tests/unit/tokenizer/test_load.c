@@ -274,7 +274,7 @@ Test(load, metadata_of_gguf_as_json)
         "\"ggml.scores\":[0,0,-5,-5,-5,-1.5],\"ggml.token_type\":[2,3,1,1,1,1],"
         "\"ggml.bos_token_id\":1,\"ggml.unknown_token_id\":0}";
     static const char *const refused[][2] = {
-        {"{\"ggml.model\":\"llama\",\"ggml.tokens\":[\"a\",1],\"ggml.scores\":[0,0]}", "ggml.tokens[1] is no text"},
+        {"{\"ggml.model\":\"llama\",\"ggml.tokens\":[\"a\",1],\"ggml.scores\":[0,0]}", "ggml.tokens[1] is not text"},
         {"{\"ggml.model\":\"llama\",\"ggml.tokens\":[\"a\"],\"ggml.scores\":[0,0]}", "not one number a token"},
         {"{\"ggml.model\":\"llama\",\"ggml.tokens\":[\"a\"],\"ggml.scores\":[\"x\"]}",
          "ggml.scores[0] is not a valid number"},

@@ -81,7 +81,7 @@ Test(pickle, what_does_not_hold_together_is_refused_with_its_byte)
         {"X\xff\xff\xff\xff.", 6, "wants 4294967295 bytes"},
         {"\x8d\xff\xff\xff\xff\xff\xff\xff\xff.", 10, "wants 18446744073709551615 bytes"},
         {"cos\nsystem", 10, "without an end"},
-        {"NN\x93.", 4, "a name that is no text"},
+        {"NN\x93.", 4, "a name that is not text"},
         {"i.", 2, "operation 0x69"},
         {"(a.", 3, "empty stack"},
         {"(N1N.", 5, NULL},

@@ -202,7 +202,7 @@ def main(peer, prepare, unfair, rank=None):
         return
     room = Room(parser(__doc__).parse_args())
     out = os.dup(1)
-    os.dup2(2, 1)  # what packages print is no result
+    os.dup2(2, 1)  # what packages print is not a result
     try:
         theirs, ours = prepare(room)
         found = measure(room, theirs, ours)
