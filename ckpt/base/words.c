@@ -37,3 +37,9 @@ void pd_error_append(struct pd_error *err, const char *format, ...)
     vsnprintf(err->message + used, sizeof err->message - used, format, arguments);
     va_end(arguments);
 }
+
+bool pd_ends_with(const char *text, const char *end)
+{
+    const size_t bytes = strlen(text), end_bytes = strlen(end);
+    return bytes >= end_bytes && strcmp(text + bytes - end_bytes, end) == 0;
+}

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ckpt/base/status.h"
+#include <stdbool.h>
 
 struct pd_counted {
     char text[64];
@@ -17,3 +18,5 @@ struct pd_bytes_text pd_bytes_text(double bytes);
 
 /* Puts more behind the message of an error that is set, as far as there is room. err may be NULL. */
 void pd_error_append(struct pd_error *err, const char *format, ...) PD_PRINTF(2, 3);
+
+bool pd_ends_with(const char *text, const char *end);

@@ -1,5 +1,6 @@
 #include "resharder/formats/model_files.h"
 
+#include "ckpt/base/words.h"
 #include "resharder/catalog/model_directory.h"
 
 #include <stdio.h>
@@ -111,12 +112,6 @@ static pd_status read_sharded(struct pd_vfs *vfs, const struct pd_model_files *f
 
 /* ---- what a path means ---- */
 
-static bool ends_with(const char *text, const char *end)
-{
-    const size_t bytes = strlen(text), end_bytes = strlen(end);
-    return bytes > end_bytes && strcmp(text + bytes - end_bytes, end) == 0;
-}
-
 static pd_status find_only(struct pd_vfs *vfs, const struct pd_model_files *files, const char *directory,
                            char ret_path[PD_FORMATS_PATH_MAX], struct pd_error *err)
 {
@@ -125,7 +120,7 @@ static pd_status find_only(struct pd_vfs *vfs, const struct pd_model_files *file
     uint32_t count = 0;
     PD_TRY(pd_vfs_list(vfs, directory, &listing, err));
     for (uint32_t i = 0; i < listing.count; i++)
-        if (ends_with(listing.names[i], files->ending)) {
+        if (pd_ends_with(listing.names[i], files->ending)) {
             found = listing.names[i];
             count++;
         }

@@ -2,6 +2,7 @@
  * pytorch_model.bin or in shards that pytorch_model.bin.index.json names. Source: transformers/modeling_utils.py. */
 #include "resharder/formats/torch.h"
 
+#include "ckpt/base/words.h"
 #include "resharder/catalog/model_directory.h"
 #include "resharder/formats/model_files.h"
 #include "resharder/torch/archive.h"
@@ -127,9 +128,8 @@ static const struct pd_model_files model_files = {"pytorch_model.bin.index.json"
 static bool is_part_of_another(const char *path)
 {
     static const char *const endings[] = {".distcp", "_model_states.pt", "_optim_states.pt"};
-    const size_t bytes = strlen(path);
     for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
-        if (bytes > strlen(endings[i]) && strcmp(path + bytes - strlen(endings[i]), endings[i]) == 0) return true;
+        if (pd_ends_with(path, endings[i])) return true;
     return false;
 }
 

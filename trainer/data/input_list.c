@@ -307,16 +307,10 @@ static pd_status judge(const char *path, bool takes_tokens, const char **ret_why
     return PD_OK;
 }
 
-static bool ends_with(const char *name, const char *end)
-{
-    const size_t length = strlen(name), bytes = strlen(end);
-    return length > bytes && strcmp(name + length - bytes, end) == 0;
-}
-
 /* What belongs to a token file beside it. */
 static bool is_companion(const char *name, bool takes_tokens)
 {
-    return ends_with(name, PD_TOKEN_ORIGIN_END) || (takes_tokens && ends_with(name, ".idx"));
+    return pd_ends_with(name, PD_TOKEN_ORIGIN_END) || (takes_tokens && pd_ends_with(name, ".idx"));
 }
 
 /* A file as a directory or a glob has it: into the found, the left out, or neither. */

@@ -3,6 +3,7 @@
 #include "ckpt/base/digest.h"
 #include "ckpt/base/grow.h"
 #include "ckpt/base/regular_file.h"
+#include "ckpt/base/words.h"
 #include "trainer/data/data_file.h"
 #include "trainer/data/input_list.h"
 #include "trainer/data/megatron_index.h"
@@ -160,12 +161,6 @@ const char *pd_data_format_name(enum pd_data_format format)
 
 /* ---- opening ---- */
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t a = strlen(text), b = strlen(end);
-    return a >= b && strcmp(text + a - b, end) == 0;
-}
-
 static bool is_llmc_magic(uint32_t magic)
 {
     return magic == PD_LLMC_MAGIC_U16 || magic == PD_LLMC_MAGIC_U32;
@@ -180,7 +175,7 @@ static pd_status guess_format(struct pd_token_file *file, struct pd_error *err)
     }
     if (is_llmc_magic(magic)) {
         file->format = PD_DATA_LLMC;
-    } else if (ends_with(file->path, ".bin")) {
+    } else if (pd_ends_with(file->path, ".bin")) {
         file->format = PD_DATA_NANOGPT;
     } else {
         file->format = PD_DATA_TEXT;

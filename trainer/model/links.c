@@ -2,6 +2,7 @@
  * import looks the names up in a catalog, an export makes a catalog of them. */
 #include "trainer/model/links.h"
 
+#include "ckpt/base/words.h"
 #include "trainer/model/hugging_face.h"
 
 #include <inttypes.h>
@@ -292,12 +293,6 @@ pd_status pd_model_links(const struct pd_model *model, const char *dialect, cons
     return st;
 }
 
-static bool ends_with(const char *text, const char *ending)
-{
-    const size_t length = strlen(text), of_ending = strlen(ending);
-    return length >= of_ending && strcmp(text + length - of_ending, ending) == 0;
-}
-
 uint64_t pd_model_links_padding(const struct pd_model *model, const struct pd_link *link, const struct pd_catalog *catalog)
 {
     const struct pd_tensor *t = &model->tensors.tensors[link->tensor];
@@ -312,7 +307,7 @@ bool pd_model_ties(const struct pd_model *model, const char *name)
 {
     static const char *const heads[] = {"lm_head.weight", "output.weight", "output_layer.weight"};
     for (size_t i = 0; i < sizeof heads / sizeof heads[0] && model->config.tie_embeddings; i++)
-        if (ends_with(name, heads[i]) &&
+        if (pd_ends_with(name, heads[i]) &&
             (strlen(name) == strlen(heads[i]) || name[strlen(name) - strlen(heads[i]) - 1] == '.'))
             return true;
     return false;
@@ -322,7 +317,7 @@ static bool follows_from_configuration(const struct pd_model *model, const char 
 {
     static const char *const tables[] = {".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq", "rope_freqs.weight"};
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++)
-        if (ends_with(name, tables[i])) return true;
+        if (pd_ends_with(name, tables[i])) return true;
     return pd_model_ties(model, name);
 }
 
