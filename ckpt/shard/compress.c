@@ -25,25 +25,17 @@
 #define INPUT_BYTES (UNIT_BYTES + 2 * PD_SHARD_BLOCK_BYTES) /* a chunk, and the rest of the blocks it begins and ends in */
 #define ZERO_COPY_BYTES_MIN (UNIT_BYTES / 2)                /* smaller ones are staged: fewer, larger writes */
 
-/* Of the thread that has set is_taken, until it clears it. */
-struct scratch {
-    atomic_flag is_taken;
-    struct pd_owner owner; /* of memory and zstd */
-    unsigned char *memory; /* (UNIT_BYTES) */
-    struct pd_zstd *zstd;
-};
-
 struct compressing {
     struct pd_shard_writer *w;
     struct pd_shard_stream *stream;
     const void *const *data;              /* (boxes), or */
     const struct pd_shard_source *source; /* NULL with data */
     const struct pd_shard_codec *codec;
-    struct scratch scratch[THREADS_MAX]; /* (threads) */
-    /* (batch) job_count of them are filled by the caller; during a batch job j belongs to the thread that runs index j of
-     * pd_parallel, whose end gives them back. */
+    struct pd_zstd *zstd[THREADS_MAX]; /* (threads) of the index of pd_parallel, as its scratch is */
+    /* (batch) job_count of them are filled by the caller; during a batch a job belongs to who took its number. */
     struct pd_shard_job jobs[BATCH_MAX];
     uint32_t threads, batch, job_count;
+    atomic_uint next_job;
     struct pd_error *err;
 };
 
@@ -60,24 +52,14 @@ static void hash_blocks(struct compressing *c, const struct pd_shard_job *job)
     }
 }
 
-static struct scratch *take_scratch(struct compressing *c)
-{
-    for (uint32_t i = 0;; i = (i + 1) % c->threads) { /* one is free: no more jobs run at a time than there are */
-        struct scratch *scratch = &c->scratch[i];
-        if (atomic_flag_test_and_set_explicit(&scratch->is_taken, memory_order_acquire)) continue;
-        pd_owner_acquire(&scratch->owner, "a compressing thread");
-        return scratch;
-    }
-}
-
-static void run_job(void *context, uint64_t index)
+static void run_jobs(void *context, uint64_t thread)
 {
     struct compressing *c = context;
-    hash_blocks(c, &c->jobs[index]);
-    struct scratch *scratch = take_scratch(c);
-    pd_shard_job_compress(&c->jobs[index], c->codec->level, scratch->zstd, scratch->memory);
-    pd_owner_release(&scratch->owner, "a compressing thread");
-    atomic_flag_clear_explicit(&scratch->is_taken, memory_order_release);
+    unsigned char *scratch = c->w->buffers + thread * UNIT_BYTES;
+    for (uint32_t j; (j = atomic_fetch_add_explicit(&c->next_job, 1, memory_order_relaxed)) < c->job_count;) {
+        hash_blocks(c, &c->jobs[j]);
+        pd_shard_job_compress(&c->jobs[j], c->codec->level, c->zstd[thread], scratch);
+    }
 }
 
 /* ---- batches ---- */
@@ -101,7 +83,8 @@ static pd_status run_batch(struct compressing *c)
     for (uint32_t j = 0; j < c->job_count; j++)
         bytes += c->jobs[j].bytes;
     if (c->source) PD_TRY(c->source->pace(c->source->context, bytes, c->err));
-    pd_parallel(c->codec->pool, c->job_count, run_job, c);
+    atomic_store_explicit(&c->next_job, 0, memory_order_relaxed);
+    pd_parallel(c->codec->pool, c->threads, run_jobs, c);
     for (uint32_t j = 0; j < c->job_count; j++) {
         if (c->jobs[j].status) PD_FAIL(c->err, c->jobs[j].status, "no memory to compress");
         PD_TRY(write_job(c, &c->jobs[j]));
@@ -160,15 +143,12 @@ static pd_status add_boxes(struct compressing *c)
 /* How many threads compress at a time, and how many chunks make a batch. */
 static void choose_sizes(struct compressing *c, uint64_t job_bytes)
 {
-    const uint32_t pool = pd_thread_pool_size(c->codec->pool);
-    const uint64_t units = c->w->buffer_bytes / UNIT_BYTES;
+    const uint64_t pool = pd_thread_pool_size(c->codec->pool), units = c->w->buffer_bytes / UNIT_BYTES;
     PD_CHECK(units >= (c->source ? 8 : 4));
     c->threads = (uint32_t)pd_min_u64(pd_min_u64(pool, THREADS_MAX), units / 4);
     /* Half of what scratch leaves is for the batch, the other half for the disk; three quarters where chunks are read. */
     const uint64_t left = (units - c->threads) * UNIT_BYTES, for_batch = c->source ? left / 4 * 3 : left / 2;
-    /* All threads of the pool run jobs: where there is less scratch than threads, no more jobs than scratch. */
-    const uint64_t useful = pool > c->threads ? c->threads : 2ull * c->threads;
-    c->batch = (uint32_t)pd_min_u64(for_batch / job_bytes, useful);
+    c->batch = (uint32_t)pd_min_u64(for_batch / job_bytes, 2ull * c->threads);
 }
 
 pd_status pd_shard_compress_boxes(struct pd_shard_stream *stream, const void *const *data,
@@ -177,13 +157,10 @@ pd_status pd_shard_compress_boxes(struct pd_shard_stream *stream, const void *co
     struct compressing c = {.w = stream->w, .stream = stream, .data = data, .source = source, .err = err};
     c.codec = pd_shard_chunks_codec(stream->w->chunks);
     const uint64_t job_bytes = UNIT_BYTES + (c.source ? INPUT_BYTES : 0);
-    unsigned char *at = c.w->buffers;
     choose_sizes(&c, job_bytes);
-    for (uint32_t t = 0; t < c.threads; t++, at += UNIT_BYTES) {
-        c.scratch[t].memory = at;
-        atomic_flag_clear(&c.scratch[t].is_taken);
-        PD_TRY(pd_shard_chunks_zstd(c.w->chunks, t, &c.scratch[t].zstd, c.err));
-    }
+    for (uint32_t t = 0; t < c.threads; t++)
+        PD_TRY(pd_shard_chunks_zstd(c.w->chunks, t, &c.zstd[t], c.err));
+    unsigned char *at = c.w->buffers + c.threads * UNIT_BYTES;
     for (uint32_t j = 0; j < c.batch; j++, at += job_bytes) {
         c.jobs[j].output = at;
         c.jobs[j].input = c.source ? at + UNIT_BYTES : NULL;
