@@ -1,6 +1,8 @@
 #include "resharder/layout.h"
 
 #include "ckpt/base/checked.h"
+#include "ckpt/store/index.h"
+#include "ckpt/store/paths.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -197,4 +199,38 @@ pd_status pd_layout_shard_boxes(const struct pd_layout *layout, const struct pd_
     *ret_boxes = boxes;
     *ret_count = used;
     return PD_OK;
+}
+
+static pd_status list_boxes(const struct pd_layout *layout, const struct pd_tensor_table *tensors, uint64_t boxes_max,
+                            struct pd_index_source *sources, struct pd_store_name *names, bool *ret_fits,
+                            struct pd_error *err)
+{
+    uint64_t total = 0;
+    for (uint32_t r = 0; r < pd_layout_world(layout) && total <= boxes_max; r++) {
+        struct pd_shard_box *boxes = NULL;
+        PD_TRY(pd_layout_shard_boxes(layout, tensors, r, &boxes, &sources[r].box_count, err));
+        names[r] = pd_shard_name(r);
+        sources[r].file_name = names[r].text;
+        sources[r].boxes = boxes;
+        total += sources[r].box_count;
+    }
+    *ret_fits = total <= boxes_max;
+    return PD_OK;
+}
+
+pd_status pd_layout_build_index(const struct pd_layout *layout, const struct pd_tensor_table *tensors, uint64_t boxes_max,
+                                void **ret_index, uint64_t *ret_bytes, struct pd_error *err)
+{
+    const uint32_t shards = pd_layout_world(layout);
+    struct pd_index_source *sources = calloc(shards, sizeof *sources);
+    struct pd_store_name *names = calloc(shards, sizeof *names);
+    bool fits = false;
+    pd_status st = PD_ALLOCATED(sources && names, err, "index: no memory for %u shards", shards);
+    if (!st) st = list_boxes(layout, tensors, boxes_max, sources, names, &fits, err);
+    if (!st && fits) st = pd_index_build(tensors, sources, shards, ret_index, ret_bytes, err);
+    for (uint32_t r = 0; sources && r < shards; r++)
+        free((void *)(uintptr_t)sources[r].boxes);
+    free(sources);
+    free(names);
+    return st;
 }

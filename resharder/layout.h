@@ -59,3 +59,6 @@ uint32_t pd_layout_owned_boxes(const struct pd_layout *layout, const struct pd_t
 PD_MUST_USE pd_status pd_layout_shard_boxes(const struct pd_layout *layout, const struct pd_tensor_table *tensors,
                                             uint32_t rank, struct pd_shard_box **ret_boxes, uint32_t *ret_count,
                                             struct pd_error *err);
+/* index.h5 over the shards of all ranks; *ret_index stays NULL where these have more than `boxes_max` boxes. malloc'ed. */
+PD_MUST_USE pd_status pd_layout_build_index(const struct pd_layout *layout, const struct pd_tensor_table *tensors,
+                                            uint64_t boxes_max, void **ret_index, uint64_t *ret_bytes, struct pd_error *err);

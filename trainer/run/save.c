@@ -14,7 +14,6 @@
 #include "ckpt/base/rank.h"
 #include "ckpt/base/thread.h"
 #include "ckpt/base/trace.h"
-#include "ckpt/store/index.h"
 #include "ckpt/tiers/tiers.h"
 #include "resharder/layout.h"
 #include "trainer/engine/engine.h"
@@ -214,28 +213,12 @@ static void make_file(struct pd_saver *s)
 /* Whole tensors for people: every rank's boxes, from the layout function alone. */
 static pd_status build_index(struct pd_saver *s, struct pd_error *err)
 {
-    const uint32_t shards = pd_layout_world(&s->engine->grid.layout);
-    const struct pd_tensor_table *tensors = &s->engine->options.model->tensors;
-    struct pd_index_source *sources = calloc(shards, sizeof *sources);
-    char(*names)[32] = calloc(shards, sizeof *names);
     uint64_t bytes = 0;
-    pd_status st =
-        sources && names ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "index: no memory for %u shards", shards);
-    for (uint32_t r = 0; !st && r < shards; r++) {
-        struct pd_shard_box *boxes = NULL;
-        st = pd_layout_shard_boxes(&s->engine->grid.layout, tensors, r, &boxes, &sources[r].box_count, err);
-        snprintf(names[r], sizeof names[r], "shard-%05u.h5", r);
-        sources[r].file_name = names[r];
-        sources[r].boxes = boxes;
-    }
-    if (!st) st = pd_index_build(tensors, sources, shards, &s->index, &bytes, err);
+    PD_TRY(pd_layout_build_index(&s->engine->grid.layout, &s->engine->options.model->tensors, UINT64_MAX, &s->index, &bytes,
+                                 err));
     (void)malloc_trim(0); /* HDF5 took much more than it leaves */
-    if (!st) pd_tiers_set_index(s->tiers, s->index, bytes);
-    for (uint32_t r = 0; sources && r < shards; r++)
-        free((void *)sources[r].boxes);
-    free(sources);
-    free(names);
-    return st;
+    pd_tiers_set_index(s->tiers, s->index, bytes);
+    return PD_OK;
 }
 
 /* Tiers that save the same bytes have one writer. */
