@@ -35,31 +35,27 @@ static struct text moment(double seconds)
     return t;
 }
 
-static void cell(FILE *out, const char *class, const char *text)
-{
-    fprintf(out, *class ? "<td class=\"%s\">" : "<td>", class);
-    pd_chart_escape(out, text);
-    fputs("</td>", out);
-}
-
-static void cell_quantity(FILE *out, enum pd_quantity quantity, double value)
-{
-    cell(out, "r", pd_quantity_text(quantity, value).text);
-}
-
-static void cell_u64(FILE *out, uint64_t value)
-{
-    fprintf(out, "<td class=\"r\">%" PRIu64 "</td>", value);
-}
-
-/* Headings that begin with '>' are of numbers. */
+/* Headings that begin with '>' are of numbers, with '~' of sentences. */
 static void begin_table(FILE *out, const char *const *headings)
 {
     fputs("<div class=\"scroll\"><table><thead><tr>", out);
     for (; *headings; headings++)
-        fprintf(out, **headings == '>' ? "<th class=\"r\">%s</th>" : "<th>%s</th>", *headings + (**headings == '>'));
+        fprintf(out, **headings == '>' ? "<th class=\"r\">%s</th>" : "<th>%s</th>", *headings + !!strchr(">~", **headings));
     fputs("</tr></thead><tbody>\n", out);
 }
+
+static void add_cells(FILE *out, const char *const *headings, const char *const *cells)
+{
+    fputs("<tr>", out);
+    for (; *headings; headings++, cells++)
+        pd_chart_text(out,
+                      **headings == '>'   ? "<td class=\"r\">"
+                      : **headings == '~' ? "<td class=\"w\">"
+                                          : "<td>",
+                      *cells, "</td>");
+    fputs("</tr>\n", out);
+}
+#define ADD_CELLS(out, headings, ...) add_cells(out, headings, PD_TEXTS(__VA_ARGS__))
 
 static void end_table(FILE *out)
 {
@@ -140,24 +136,19 @@ void pd_summary_make(const struct pd_history *h, const struct pd_history_life *l
 
 static void summary_table(FILE *out, const struct pd_report_data *r)
 {
-    begin_table(out, (const char *const[]){"run", ">step", ">loss", ">best validation", ">tokens a second", ">goodput",
-                                           ">time", ">starts", ">failures", ">steps lost", "loss is", NULL});
+    static const char *const headings[] = {"run",      ">step", ">loss",   ">best validation", ">tokens a second",
+                                           ">goodput", ">time", ">starts", ">failures",        ">steps lost",
+                                           "~loss is", NULL};
+    begin_table(out, headings);
     for (uint32_t i = 0; i < r->count; i++) {
         const struct pd_history *h = &r->runs[i].history;
         const struct pd_history_life *life = &r->runs[i].life;
-        fputs("<tr>", out);
-        cell(out, "", h->name);
-        cell(out, "r", whole(pd_history_last(h, PD_COLUMN_STEP)).text);
-        cell(out, "r", number(pd_history_last(h, PD_COLUMN_LOSS)).text);
-        cell(out, "r", number(lowest(h, PD_COLUMN_VALIDATION_LOSS)).text);
-        cell_quantity(out, PD_QUANTITY_COUNT, pd_history_quantile(h, PD_COLUMN_TOKENS_PER_SECOND, 0, h->rows - 1, 0.5));
-        cell_quantity(out, PD_QUANTITY_SHARE, life->goodput);
-        cell_quantity(out, PD_QUANTITY_SECONDS, life->whole);
-        cell_u64(out, h->start_count);
-        cell_u64(out, life->failures);
-        cell_u64(out, life->lost_steps);
-        cell(out, "w", losses_lost(h).text);
-        fputs("</tr>\n", out);
+        const double speed = pd_history_quantile(h, PD_COLUMN_TOKENS_PER_SECOND, 0, h->rows - 1, 0.5);
+        ADD_CELLS(out, headings, h->name, whole(pd_history_last(h, PD_COLUMN_STEP)).text,
+                  number(pd_history_last(h, PD_COLUMN_LOSS)).text, number(lowest(h, PD_COLUMN_VALIDATION_LOSS)).text,
+                  pd_quantity_text(PD_QUANTITY_COUNT, speed).text, pd_quantity_text(PD_QUANTITY_SHARE, life->goodput).text,
+                  pd_quantity_text(PD_QUANTITY_SECONDS, life->whole).text, pd_text_plain(h->start_count).text,
+                  pd_text_plain(life->failures).text, pd_text_plain(life->lost_steps).text, losses_lost(h).text);
     }
     end_table(out);
 }
@@ -187,6 +178,9 @@ void pd_tables_summary(FILE *out, const struct pd_report_data *r)
 
 /* ---- starts ---- */
 
+static const char *const start_headings[] = {">start", "at",    "layout",    ">from step", ">to step",
+                                             ">lost",  ">time", "~ended by", NULL};
+
 static void start_row(FILE *out, const struct pd_history *h, uint64_t i, uint32_t failure)
 {
     const struct pd_history_start *s = &h->starts[i];
@@ -203,26 +197,16 @@ static void start_row(FILE *out, const struct pd_history *h, uint64_t i, uint32_
         snprintf(words, sizeof words, "left when asked to, with step %" PRIu64 " saved", s->left_step);
     else
         snprintf(words, sizeof words, "%u: %s", failure, s->cause);
-    fprintf(out, "<tr><td class=\"r\">%" PRIu64 "</td>", i + 1);
-    cell(out, "", moment(s->begun).text);
-    cell(out, "", layout);
-    cell_u64(out, s->from_step);
-    if (s->rows)
-        cell_u64(out, s->last_step);
-    else
-        cell(out, "r", "–");
-    cell_u64(out, s->lost_steps);
-    cell_quantity(out, PD_QUANTITY_SECONDS, ended - s->begun);
-    cell(out, "w", words);
-    fputs("</tr>\n", out);
+    ADD_CELLS(out, start_headings, pd_text_plain(i + 1).text, moment(s->begun).text, layout,
+              pd_text_plain(s->from_step).text, s->rows ? pd_text_plain(s->last_step).text : "–",
+              pd_text_plain(s->lost_steps).text, pd_quantity_text(PD_QUANTITY_SECONDS, ended - s->begun).text, words);
 }
 
 /* The first and the last of many. */
 static void starts(FILE *out, const struct pd_history *h)
 {
     uint32_t failures = 0;
-    begin_table(
-        out, (const char *const[]){">start", "at", "layout", ">from step", ">to step", ">lost", ">time", "ended by", NULL});
+    begin_table(out, start_headings);
     for (uint64_t i = 0; i < h->start_count; i++) {
         failures += pd_history_failed(&h->starts[i]);
         if (i == ROWS_MAX / 2 && h->start_count > ROWS_MAX)
@@ -244,14 +228,11 @@ static void life(FILE *out, const struct pd_history_life *l)
                  {"between starts", l->down},
                  {"between launches, when nobody ran", l->idle},
                  {"validation, ends and the rest", l->other}};
-    begin_table(out, (const char *const[]){"time went into", ">time", ">share", NULL});
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-        fputs("<tr>", out);
-        cell(out, "", parts[i].name);
-        cell_quantity(out, PD_QUANTITY_SECONDS, parts[i].seconds);
-        cell_quantity(out, PD_QUANTITY_SHARE, l->whole > 0 ? parts[i].seconds / l->whole : NAN);
-        fputs("</tr>\n", out);
-    }
+    static const char *const headings[] = {"time went into", ">time", ">share", NULL};
+    begin_table(out, headings);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        ADD_CELLS(out, headings, parts[i].name, pd_quantity_text(PD_QUANTITY_SECONDS, parts[i].seconds).text,
+                  pd_quantity_text(PD_QUANTITY_SHARE, l->whole > 0 ? parts[i].seconds / l->whole : NAN).text);
     end_table(out);
 }
 
@@ -266,8 +247,10 @@ static bool is_same(const struct pd_history_start *a, const struct pd_history_st
 /* The first start of each layout has its row; speed is the median of the start of it with most rows. */
 static void layouts(FILE *out, const struct pd_history *h)
 {
-    begin_table(out, (const char *const[]){"device", ">ranks", ">hosts", ">threads", ">dp", ">tp", ">pp", ">sp", ">ZeRO",
-                                           ">starts", ">steps", ">tokens a second", ">step", ">memory by plan", NULL});
+    static const char *const headings[] = {
+        "device", ">ranks",           ">hosts", ">threads",        ">dp", ">tp", ">pp", ">sp", ">ZeRO", ">starts",
+        ">steps", ">tokens a second", ">step",  ">memory by plan", NULL};
+    begin_table(out, headings);
     for (uint64_t i = 0; i < h->start_count; i++) {
         const struct pd_history_start *s = &h->starts[i], *longest = s;
         uint64_t before = 0, count = 0, steps = 0;
@@ -280,21 +263,16 @@ static void layouts(FILE *out, const struct pd_history *h)
             steps += h->starts[k].rows ? h->starts[k].last_step - h->starts[k].from_step - h->starts[k].lost_steps : 0;
             if (h->starts[k].rows > longest->rows) longest = &h->starts[k];
         }
-        fputs("<tr>", out);
-        cell(out, "", s->device);
-        const uint64_t numbers[] = {s->ranks, s->hosts, s->threads, s->dp, s->tp, s->pp, s->sp, s->zero_stage, count, steps};
-        for (size_t k = 0; k < sizeof numbers / sizeof *numbers; k++)
-            cell_u64(out, numbers[k]);
         const bool has_rows = longest->rows > 0;
-        cell_quantity(out, PD_QUANTITY_COUNT,
-                      has_rows
-                          ? pd_history_quantile(h, PD_COLUMN_TOKENS_PER_SECOND, longest->first_row, longest->last_row, 0.5)
-                          : NAN);
-        cell_quantity(out, PD_QUANTITY_SECONDS,
-                      has_rows ? pd_history_quantile(h, PD_COLUMN_SECONDS, longest->first_row, longest->last_row, 0.5)
-                               : NAN);
-        cell_quantity(out, PD_QUANTITY_BYTES, (double)s->planned_bytes);
-        fputs("</tr>\n", out);
+        const uint64_t first = longest->first_row, last = longest->last_row;
+        const double speed = has_rows ? pd_history_quantile(h, PD_COLUMN_TOKENS_PER_SECOND, first, last, 0.5) : NAN,
+                     seconds = has_rows ? pd_history_quantile(h, PD_COLUMN_SECONDS, first, last, 0.5) : NAN;
+        ADD_CELLS(out, headings, s->device, pd_text_plain(s->ranks).text, pd_text_plain(s->hosts).text,
+                  pd_text_plain(s->threads).text, pd_text_plain(s->dp).text, pd_text_plain(s->tp).text,
+                  pd_text_plain(s->pp).text, pd_text_plain(s->sp).text, pd_text_plain(s->zero_stage).text,
+                  pd_text_plain(count).text, pd_text_plain(steps).text, pd_quantity_text(PD_QUANTITY_COUNT, speed).text,
+                  pd_quantity_text(PD_QUANTITY_SECONDS, seconds).text,
+                  pd_quantity_text(PD_QUANTITY_BYTES, (double)s->planned_bytes).text);
     }
     end_table(out);
 }
@@ -304,8 +282,18 @@ static void layouts(FILE *out, const struct pd_history *h)
 static void tiers(FILE *out, const struct pd_report_run *run)
 {
     const struct pd_history *h = &run->history;
-    begin_table(out, (const char *const[]){"tier", ">saves", ">each", ">longest", ">checkpoints", ">bytes there",
-                                           ">newest step", ">failures in a row", ">steps given up", "", NULL});
+    static const char *const headings[] = {"tier",
+                                           ">saves",
+                                           ">each",
+                                           ">longest",
+                                           ">checkpoints",
+                                           ">bytes there",
+                                           ">newest step",
+                                           ">failures in a row",
+                                           ">steps given up",
+                                           "~",
+                                           NULL};
+    begin_table(out, headings);
     for (uint32_t i = 0; i < h->tier_count; i++) {
         const struct pd_history_tier *t = &h->tiers[i];
         uint64_t count = 0, bytes = 0, newest = t->newest;
@@ -315,22 +303,15 @@ static void tiers(FILE *out, const struct pd_report_run *run)
                 bytes += run->checkpoints[k].bytes;
                 if (run->checkpoints[k].step > newest) newest = run->checkpoints[k].step;
             }
-        fputs("<tr>", out);
-        cell(out, "", t->dir);
-        cell_u64(out, pd_history_saves(h, i, NULL));
-        cell(out, "r", t->timed ? pd_quantity_text(PD_QUANTITY_SECONDS, t->seconds / (double)t->timed).text : "");
-        cell(out, "r", t->timed ? pd_quantity_text(PD_QUANTITY_SECONDS, t->seconds_max).text : "");
-        cell_u64(out, count);
-        cell_quantity(out, PD_QUANTITY_BYTES, (double)bytes);
-        cell_u64(out, newest);
-        cell_u64(out, t->failures);
-        cell_u64(out, t->skipped);
-        cell(out, "w",
-             t->is_left_out ? "left out: it lies in memory and does not fit"
-             : t->failures  ? t->cause
-             : t->in_memory ? "in memory"
-                            : "");
-        fputs("</tr>\n", out);
+        ADD_CELLS(out, headings, t->dir, pd_text_plain(pd_history_saves(h, i, NULL)).text,
+                  t->timed ? pd_quantity_text(PD_QUANTITY_SECONDS, t->seconds / (double)t->timed).text : "",
+                  t->timed ? pd_quantity_text(PD_QUANTITY_SECONDS, t->seconds_max).text : "", pd_text_plain(count).text,
+                  pd_quantity_text(PD_QUANTITY_BYTES, (double)bytes).text, pd_text_plain(newest).text,
+                  pd_text_plain(t->failures).text, pd_text_plain(t->skipped).text,
+                  t->is_left_out ? "left out: it lies in memory and does not fit"
+                  : t->failures  ? t->cause
+                  : t->in_memory ? "in memory"
+                                 : "");
     }
     end_table(out);
 }
@@ -341,20 +322,14 @@ static void store(FILE *out, const struct pd_report_run *run)
         pd_chart_text(out, "<p>", run->store_note, "</p>\n");
     }
     if (!run->checkpoint_count) return;
-    begin_table(
-        out, (const char *const[]){"checkpoint", ">step", ">lineage", ">start", ">ranks", ">loss", ">size", "tier", NULL});
+    static const char *const headings[] = {"checkpoint", ">step", ">lineage", ">start", ">ranks",
+                                           ">loss",      ">size", "tier",     NULL};
+    begin_table(out, headings);
     for (uint64_t i = 0; i < run->checkpoint_count && i < ROWS_MAX; i++) {
         const struct pd_report_checkpoint *c = &run->checkpoints[i];
-        fputs("<tr>", out);
-        cell(out, "", c->name);
-        cell_u64(out, c->step);
-        cell_u64(out, c->lineage);
-        cell_u64(out, c->fence);
-        cell_u64(out, c->ranks);
-        cell(out, "r", number(c->loss).text);
-        cell_quantity(out, PD_QUANTITY_BYTES, (double)c->bytes);
-        cell(out, "", c->dir);
-        fputs("</tr>\n", out);
+        ADD_CELLS(out, headings, c->name, pd_text_plain(c->step).text, pd_text_plain(c->lineage).text,
+                  pd_text_plain(c->fence).text, pd_text_plain(c->ranks).text, number(c->loss).text,
+                  pd_quantity_text(PD_QUANTITY_BYTES, (double)c->bytes).text, c->dir);
     }
     if (run->checkpoint_count > ROWS_MAX)
         fprintf(out, "<tr><td colspan=\"8\">… %" PRIu64 " more</td></tr>\n", run->checkpoint_count - ROWS_MAX);
@@ -377,9 +352,9 @@ static void differences(FILE *out, const struct pd_report_data *r)
     fputs("</tr></thead><tbody>\n", out);
     for (uint32_t k = 0; k < r->difference_count; k++) {
         fputs("<tr>", out);
-        cell(out, "", r->differences[k].key);
+        pd_chart_text(out, "<td>", r->differences[k].key, "</td>");
         for (uint32_t i = 0; i < r->count; i++)
-            cell(out, "", r->differences[k].values[i]);
+            pd_chart_text(out, "<td>", r->differences[k].values[i], "</td>");
         fputs("</tr>\n", out);
     }
     end_table(out);
