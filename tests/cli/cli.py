@@ -354,11 +354,11 @@ if not ONLY or any(name.startswith("ckpt-verify-foreign") for name in ONLY):
 expect("ckpt-verify-step", ["ckpt", "verify", "run", "--step=4"], 0,
        re.compile(r"^ok: step-000000000004-\d+: .* checked in .* s, 0 findings\n$"))
 expect("ckpt-diff-same", ["ckpt", "diff", "run", "run"], 0,
-       re.compile(r"^both of step 6, both under dp 2, tp 1, pp 1, sp 1\n0 of \d+ arrays differ\n$"))
+       re.compile(r"^step 6 under dp 2, tp 1, pp 1, sp 1 and step 6 under dp 2, tp 1, pp 1, sp 1\n0 of \d+ arrays differ\n$"))
 if rows:
     newest, older = (os.path.join("run/checkpoints", rows[i]["name"]) for i in (0, 2))
     expect("ckpt-diff", ["ckpt", "diff", older, newest], 65,
-           re.compile(r"^steps 2 and 6, both under dp 2, .*\nTENSOR .*\n(.* different .*\n)+(\d+) of \d+ arrays differ\n$"),
+           re.compile(r"^step 2 under dp 2, .* and step 6 under dp 2, .*\nTENSOR .*\n(.* different .*\n)+(\d+) of \d+ arrays differ\n$"),
            re.compile("hold different state"))
     os.rename(os.path.join("run/checkpoints", rows[1]["name"]), "run/checkpoints/step-000000000005-1")
     renamed = "step-000000000005-1 is skipped: its record is of step-000000000004-1: rename it to that\n"
@@ -417,10 +417,10 @@ for arguments in (["verify", "run", "--step=6"], ["stats", "run"], ["diff", "run
 expect("ckpt-progress-off", ["ckpt", "verify", "run"], 0, ANY, environment={"PERDURE_PROGRESS": "off"})
 # reshard: the same state under another layout; what cannot be is refused before anything is made
 expect("ckpt-reshard", ["ckpt", "reshard", "run", "other", "--layout=dp=4,zero_shard=2"], 0,
-       re.compile(r"^/.*/other/step-000000000006-1: step 6 under dp 4, tp 1, pp 1, sp 1, .* in 4 shards, .* s\n$"))
+       re.compile(r"^/.*/other/step-000000000006-1: step 6 from perdure, under dp 4, tp 1, pp 1, sp 1, .* in 4 shards, .* s\n$"))
 expect("ckpt-reshard-verifies", ["ckpt", "verify", "other"], 0, re.compile(r"^ok: step-000000000006-1: .*, 0 findings\n$"))
 expect("ckpt-reshard-same-state", ["ckpt", "diff", "run", "other"], 0,
-       re.compile(r"^both of step 6, under dp 2, tp 1, pp 1, sp 1 and under dp 4, tp 1, pp 1, sp 1\n0 of \d+ arrays differ\n$"))
+       re.compile(r"^step 6 under dp 2, tp 1, pp 1, sp 1 and step 6 under dp 4, tp 1, pp 1, sp 1\n0 of \d+ arrays differ\n$"))
 text = expect("ckpt-reshard-shown", ["ckpt", "show", "other", "--json"], 0, ANY)
 if text:
     shown = json.loads(text)
@@ -436,7 +436,7 @@ if text:
     report("ckpt-reshard-json-content", [] if good else ["step, shards or layout"], (0, text, ""))
 # compressed, then as the source is without a word, then plain again: the same state each time, and the first file once more
 expect("ckpt-reshard-compressed", ["ckpt", "reshard", "run", "packed", "--layout=dp=2", "--compression=zstd:3"], 0,
-       re.compile(r" in 2 shards, zstd:3, [\d.]+ s\n$"))
+       re.compile(r" in 2 shards, compression zstd:3, [\d.]+ s\n$"))
 text = expect("ckpt-reshard-as-the-source", ["ckpt", "reshard", "packed", "repacked", "--layout=dp=3", "--json"], 0, ANY)
 if text:
     report("ckpt-reshard-as-the-source-content", [] if json.loads(text)["compression"] == "zstd:3" else ["compression"], (0, text, ""))
@@ -446,7 +446,7 @@ expect("ckpt-reshard-plain-again", ["ckpt", "reshard", "repacked", "plain", "--l
        re.compile(r" in 4 shards, [\d.]+ s\n$"))
 for place in ("packed", "repacked", "plain"):
     expect(f"ckpt-reshard-{place}-verifies", ["ckpt", "verify", place], 0, re.compile(r"^ok: step-000000000006-1: .*, 0 findings\n$"))
-    expect(f"ckpt-reshard-{place}-same-state", ["ckpt", "diff", "run", place], 0, re.compile(r"^both of step 6, .*\n0 of \d+ arrays differ\n$"))
+    expect(f"ckpt-reshard-{place}-same-state", ["ckpt", "diff", "run", place], 0, re.compile(r"^step 6 .* and step 6 .*\n0 of \d+ arrays differ\n$"))
 if not ONLY:
     shards = [[open(os.path.join(place, "step-000000000006-1", f"shard-0000{n}.h5"), "rb").read() for n in range(4)] for place in ("other", "plain")]
     report("ckpt-reshard-plain-same-bytes", [] if shards[0] == shards[1] else ["shards differ"], (0, "", ""))
@@ -518,7 +518,7 @@ for place in ("rewrite.shard.finished:2", "store.commit.checked:1", "store.commi
             expect(f"ckpt-{command}-begun", ["ckpt", command, killed], 65, err=re.compile("^perdure: " + begun))
     expect(f"ckpt-reshard-{killed}-again", ["ckpt", "reshard", "run", killed, "--layout=dp=3"],
            64 if "renamed" in place or "recorded" in place else 0, ANY, ANY)
-    expect(f"ckpt-reshard-{killed}-same-state", ["ckpt", "diff", "run", killed], 0, re.compile(r"^both of step 6, .*\n0 of \d+ arrays differ\n$"))
+    expect(f"ckpt-reshard-{killed}-same-state", ["ckpt", "diff", "run", killed], 0, re.compile(r"^step 6 .* and step 6 .*\n0 of \d+ arrays differ\n$"))
 expect("ckpt-reshard-needs-layout", ["ckpt", "reshard", "run", "refused"], 64,
        err=said("choose a layout: --layout=dp=4,tp=2; see perdure ckpt reshard --help"))
 if not ONLY:

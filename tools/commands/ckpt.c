@@ -308,7 +308,6 @@ static pd_status run_import(int argc, char **argv, struct pd_error *err)
         PD_OPTION("dry-run", NULL, "print which tensor becomes which, and write nothing", PD_OPTION_FLAG, &o.dry_run),
         PD_OPTION("prefix", "TEXT", "if SRC holds several models, take the one whose tensor names begin with TEXT",
                   PD_OPTION_TEXT, &o.prefix),
-        PD_OPTION("only", "TEXT", "with --dry-run: show only tensors whose name contains TEXT", PD_OPTION_TEXT, &o.only),
         {0}};
     char doc[2048];
     /* Behind the options: a row for each format. */

@@ -3,6 +3,8 @@
 
 #include "ckpt/base/stop.h"
 #include "ckpt/inspect/inspect.h"
+#include "resharder/convert/import.h"
+#include "tools/commands/ckpt_place.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -43,7 +45,20 @@ pd_status pd_ckpt_import_for_run(const struct pd_config *config, const char *dir
                                  struct pd_error *err);
 pd_status pd_ckpt_export(const struct pd_ckpt_options *options, struct pd_error *err);
 
-/* Another layout: ckpt_reshard.c. */
+/* Another layout: ckpt_reshard.c, with what import shares with it. */
+struct pd_ckpt_rewrite {
+    struct pd_ckpt_target target;
+    struct pd_shard_codec codec; /* its pool is made by the rewrite; the caller frees it */
+    struct pd_import_report report;
+    double seconds;
+};
+/* --compression; NULL: *codec stays. */
+PD_MUST_USE pd_status pd_ckpt_rewrite_codec(const char *text, struct pd_shard_codec *codec, struct pd_error *err);
+/* The request needs no buffers, codec, target or progress. */
+PD_MUST_USE pd_status pd_ckpt_rewrite(struct pd_ckpt_rewrite *rewrite, struct pd_import_request request,
+                                      struct pd_error *err);
+PD_MUST_USE pd_status pd_ckpt_rewrite_print(const struct pd_ckpt_rewrite *rewrite, const char *format,
+                                            const struct pd_layout *layout, bool is_json, struct pd_error *err);
 pd_status pd_ckpt_reshard(const struct pd_ckpt_options *options, struct pd_error *err);
 struct pd_json_writer;
 /* A layout as an object of the JSON that show, import and reshard print. */

@@ -346,44 +346,6 @@ static pd_status want(struct export *x, struct pd_error *err)
     return st;
 }
 
-/* ---- --dry-run ---- */
-
-/* Where it comes from: of a moment that begins at zero "". */
-static const char *origin_of(const struct export *x, const struct pd_link *link)
-{
-    for (uint32_t i = 0; i < x->source_links.count; i++)
-        if (x->source_links.items[i].tensor == link->tensor && x->source_links.items[i].kind == link->kind)
-            return x->source_links.items[i].name;
-    return x->is_foreign ? "" : x->model->tensors.tensors[link->tensor].name;
-}
-
-static pd_status print_mapping(const struct export *x, struct pd_error *err)
-{
-    static const char *const headings[] = {"TENSOR", "KIND", "TO", "TYPE", "FROM"};
-    const uint32_t columns = x->is_foreign ? 5 : 4;
-    struct pd_table table;
-    struct pd_json_writer w;
-    pd_table_init(&table, headings, columns);
-    pd_json_writer_init(&w, 2);
-    pd_json_array_begin(&w, NULL);
-    for (uint32_t i = 0; i < x->links.count; i++) {
-        const struct pd_link *link = &x->links.items[i];
-        const char *name = x->model->tensors.tensors[link->tensor].name, *from = origin_of(x, link);
-        const int64_t found = pd_catalog_find(&x->whole, link->name, link->kind);
-        if (found < 0 || (x->options->only && !strstr(link->name, x->options->only))) continue;
-        const char *type = pd_elements[x->whole.tensors[found].element].name;
-        PD_TABLE_ROW(&table, name, pd_kind_name(link->kind), link->name, type, from);
-        pd_json_object_begin(&w, NULL);
-        PD_JSON_STRINGS(&w, {"tensor", name}, {"kind", pd_kind_name(link->kind)}, {"to", link->name}, {"type", type},
-                        {"from", from});
-        pd_json_object_end(&w);
-    }
-    const pd_status st = x->options->json ? pd_output_json(&w, err) : pd_table_print(&table, err);
-    pd_json_writer_deinit(&w);
-    pd_table_deinit(&table);
-    return st;
-}
-
 /* ---- the work ---- */
 
 static pd_status work(struct export *x, struct pd_error *err)
@@ -442,7 +404,12 @@ pd_status pd_ckpt_export(const struct pd_ckpt_options *options, struct pd_error 
     pd_status st = open_source(&x, err);
     if (!st) st = link_whole(&x, err);
     if (!st) st = want(&x, err);
-    if (!st && options->dry_run) st = print_mapping(&x, err);
+    const struct pd_ckpt_mapping mapping = {.model = x.model,
+                                            .links = &x.links,
+                                            .catalog = &x.whole,
+                                            .only = options->only,
+                                            .sources = x.is_foreign ? &x.source_links : NULL};
+    if (!st && options->dry_run) st = pd_ckpt_print_mapping(&mapping, options->json, err);
     if (!st && !options->dry_run) st = work(&x, err);
     if (x.is_foreign || st == PD_NO_SPACE) st = pd_ckpt_foreign_add_advice(st, options->paths[0], err);
     if (!st && !options->dry_run) st = print(&x, err);

@@ -71,3 +71,13 @@ uint64_t pd_ckpt_foreign_tokenizer(const struct pd_catalog *catalog);
 bool pd_ckpt_foreign_has_moments(const struct pd_ckpt_foreign *foreign);
 /* It has neither moments nor a step: a model, with which training begins, and not a run that would go on without its moments. */
 bool pd_ckpt_foreign_is_model(const struct pd_ckpt_foreign *foreign);
+/* --dry-run. */
+struct pd_ckpt_mapping {
+    const struct pd_model *model;
+    const struct pd_links *links;     /* between its tensors and the catalog's */
+    const struct pd_catalog *catalog; /* of the other program */
+    const char *only;                 /* a part of the names there, or NULL */
+    const struct pd_links *sources;   /* where an export takes its tensors from; NULL: from the model's own */
+    bool is_import;
+};
+PD_MUST_USE pd_status pd_ckpt_print_mapping(const struct pd_ckpt_mapping *mapping, bool is_json, struct pd_error *err);

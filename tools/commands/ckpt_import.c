@@ -1,5 +1,4 @@
 /* perdure ckpt import: a checkpoint of another program becomes one of ours. */
-#include "ckpt/base/arena.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
@@ -22,7 +21,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-#include <sys/resource.h>
 
 struct import {
     const struct pd_ckpt_options *options;
@@ -32,11 +30,8 @@ struct import {
     struct pd_links links;
     struct pd_laid_out laid_out;
     struct pd_run_state state;
-    struct pd_ckpt_target target;
-    struct pd_shard_codec codec;
+    struct pd_ckpt_rewrite rewrite;
     pd_should_stop should_stop;
-    struct pd_import_report report;
-    double seconds;
 };
 
 /* ---- what it becomes ---- */
@@ -153,42 +148,7 @@ static struct pd_import_request request_of(const struct import *m)
                                       .fresh_optimizer = m->options->fresh_optimizer || pd_ckpt_foreign_is_model(&m->source),
                                       .layout = &m->laid_out.layout,
                                       .state = &m->state,
-                                      .codec = m->codec,
-                                      .should_stop = m->should_stop,
-                                      .target = m->target.place.store};
-}
-
-/* ---- --dry-run ---- */
-
-static pd_status print_mapping(const struct import *m, struct pd_error *err)
-{
-    struct pd_table table;
-    struct pd_json_writer w;
-    uint32_t shown = 0;
-    PD_TABLE_INIT(&table, "TENSOR", "KIND", "FROM", "TYPE");
-    pd_json_writer_init(&w, 2);
-    pd_json_array_begin(&w, NULL);
-    for (uint32_t i = 0; i < m->links.count; i++) {
-        const struct pd_link *link = &m->links.items[i];
-        const char *name = m->model->tensors.tensors[link->tensor].name;
-        const int64_t found = pd_catalog_find(&m->source.catalog, link->name, link->kind);
-        const char *type = found < 0 ? "" : pd_elements[m->source.catalog.tensors[found].element].name;
-        if (m->options->only && !strstr(name, m->options->only)) continue;
-        PD_TABLE_ROW(&table, name, pd_kind_name(link->kind), link->name, type);
-        pd_json_object_begin(&w, NULL);
-        PD_JSON_STRINGS(&w, {"tensor", name}, {"kind", pd_kind_name(link->kind)}, {"from", link->name}, {"type", type});
-        pd_json_object_end(&w);
-        shown++;
-    }
-    pd_status st;
-    if (!shown)
-        st = pd_error_set(err, PD_USAGE, PD_WHERE, 0, "--only=%s: no tensor has that in its name; leave it out to see all",
-                          m->options->only);
-    else
-        st = m->options->json ? pd_output_json(&w, err) : pd_table_print(&table, err);
-    pd_json_writer_deinit(&w);
-    pd_table_deinit(&table);
-    return st;
+                                      .should_stop = m->should_stop};
 }
 
 /* Weights lose nothing here, and yet whoever computes with them does so in the type that the configuration says. */
@@ -208,87 +168,36 @@ static void say_precision(const struct import *m)
 
 static pd_status open_target(struct import *m, struct pd_error *err)
 {
-    PD_TRY(pd_ckpt_target_open(m->source.vfs, m->options->paths[1], &m->target, err));
-    if (pd_store_count(m->target.place.store))
-        PD_FAIL(err, PD_USAGE, "%s holds checkpoints already; name another directory", m->target.place.root);
+    PD_TRY(pd_ckpt_target_open(m->source.vfs, m->options->paths[1], &m->rewrite.target, err));
+    if (pd_store_count(m->rewrite.target.place.store))
+        PD_FAIL(err, PD_USAGE, "%s holds checkpoints already; name another directory", m->rewrite.target.place.root);
     return PD_OK;
-}
-
-static pd_status choose_codec(struct import *m, struct pd_error *err)
-{
-    const char *text = m->options->compression;
-    const pd_status st = text ? pd_shard_codec_parse(text, &m->codec, err) : PD_OK;
-    if (st) PD_FAIL(err, PD_USAGE, "--compression=%s: expected none, or zstd:1 to zstd:%d", text, PD_SHARD_LEVEL_MAX);
-    return m->codec.codec == PD_CODEC_NONE ? PD_OK : pd_thread_pool_new(2, &m->codec.pool, err);
-}
-
-static pd_status work(struct import *m, struct pd_error *err)
-{
-    struct pd_shown_progress progress;
-    struct pd_arena *arena = NULL;
-    const struct pd_memory_plan memory = {.bytes = {[PD_MEMORY_BUFFERS] = PD_IMPORT_BUFFER_BYTES}};
-    PD_TRY(pd_arena_new(&memory, &arena, err));
-    struct pd_import_request request = request_of(m);
-    request.buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_IMPORT_BUFFER_BYTES);
-    request.progress = pd_shown_progress_start(&progress);
-    request.context = &progress;
-    const pd_status st = pd_import(m->target.place.vfs, &request, &m->report, err);
-    pd_shown_progress_end(&progress);
-    m->seconds = pd_clock_seconds_since(progress.start_ns);
-    pd_arena_free(arena);
-    return st;
-}
-
-static pd_status print(const struct import *m, struct pd_error *err)
-{
-    const struct pd_layout *l = &m->laid_out.layout;
-    char path[4096];
-    struct rusage usage;
-    struct pd_json_writer w;
-    const struct pd_store_entry *entry = pd_store_entry_at(m->target.place.store, 0);
-    pd_store_entry_path(m->target.place.store, entry, path);
-    if (!m->options->json) {
-        printf("%s: step %" PRIu64 " from %s, under dp %u, tp %u, pp %u, sp %u, %s in %s, %.1f s\n", path, entry->step,
-               m->source.format->name, l->dp, l->tp, l->pp, l->sp, pd_text_bytes(entry->bytes).text,
-               pd_counted(m->report.shards, "shard").text, m->seconds);
-        if (m->report.zeroed) printf("%s of moments begin at zero\n", pd_counted(m->report.zeroed, "array").text);
-        say_precision(m);
-        return PD_OK;
-    }
-    (void)getrusage(RUSAGE_SELF, &usage);
-    pd_json_writer_init_object(&w, 2);
-    PD_JSON_STRINGS(&w, {"checkpoint", path}, {"format", m->source.format->name});
-    PD_JSON_U64S(&w, {"step", entry->step}, {"shards", m->report.shards}, {"bytes", entry->bytes},
-                 {"bytes_read", m->report.bytes_read}, {"bytes_written", m->report.bytes_written},
-                 {"bytes_read_back", m->report.bytes_read_back}, {"zeroed", m->report.zeroed},
-                 {"peak_rss_bytes", (uint64_t)usage.ru_maxrss * 1024});
-    pd_json_double(&w, "seconds", m->seconds);
-    pd_ckpt_json_layout(&w, l);
-    return pd_output_json(&w, err);
 }
 
 /* The tokenizer and the like lie beside the checkpoints, for sample and for an export. */
 static pd_status write_texts(struct import *m, struct pd_error *err)
 {
-    return pd_formats_write_texts(m->target.place.vfs, m->target.place.root, &m->source.catalog, err);
+    return pd_formats_write_texts(m->rewrite.target.place.vfs, m->rewrite.target.place.root, &m->source.catalog, err);
 }
 
 static pd_status convert(struct import *m, struct pd_error *err)
 {
     PD_TRY(open_target(m, err));
-    PD_TRY(work(m, err));
+    PD_TRY(pd_ckpt_rewrite(&m->rewrite, request_of(m), err));
     PD_TRY(write_texts(m, err));
-    return print(m, err);
+    PD_TRY(pd_ckpt_rewrite_print(&m->rewrite, m->source.format->name, &m->laid_out.layout, m->options->json, err));
+    say_precision(m);
+    return PD_OK;
 }
 
 static pd_status close_import(struct import *m, pd_status mine, struct pd_error *err)
 {
-    pd_thread_pool_free(m->codec.pool);
+    pd_thread_pool_free(m->rewrite.codec.pool);
     pd_run_state_deinit(&m->state);
     pd_links_deinit(&m->links);
     pd_model_free(m->model);
     pd_config_deinit(&m->config);
-    mine = pd_ckpt_foreign_add_advice(pd_ckpt_target_close(&m->target, mine, err), m->options->paths[0], err);
+    mine = pd_ckpt_foreign_add_advice(pd_ckpt_target_close(&m->rewrite.target, mine, err), m->options->paths[0], err);
     pd_ckpt_foreign_close(&m->source);
     return mine;
 }
@@ -296,19 +205,16 @@ static pd_status close_import(struct import *m, pd_status mine, struct pd_error 
 pd_status pd_ckpt_import(const struct pd_ckpt_options *options, struct pd_error *err)
 {
     struct import m = {.options = options, .should_stop = pd_signals_say_leave};
-    if (options->only && !options->dry_run)
-        PD_FAIL(err, PD_USAGE,
-                "--only=%s: a checkpoint has every tensor of its model; --only shortens what --dry-run prints",
-                options->only);
     PD_TRY(pd_fault_configure_env(err));
     PD_TRY(pd_signals_install(err));
     pd_status st = open_theirs(options->paths[0], &m.source, err);
     m.source.catalog.prefix = options->prefix;
     if (!st) st = decide(&m, err);
     if (!st) st = list_beyond(&m, err);
-    if (!st && options->dry_run) st = print_mapping(&m, err);
+    const struct pd_ckpt_mapping mapping = {m.model, &m.links, &m.source.catalog, .is_import = true};
+    if (!st && options->dry_run) st = pd_ckpt_print_mapping(&mapping, options->json, err);
     if (!st && !options->dry_run) st = make_state(&m, err);
-    if (!st && !options->dry_run) st = choose_codec(&m, err);
+    if (!st && !options->dry_run) st = pd_ckpt_rewrite_codec(options->compression, &m.rewrite.codec, err);
     const struct pd_import_request request = request_of(&m);
     if (!st && !options->dry_run) st = pd_import_check(&request, err);
     if (!st && !options->dry_run) st = convert(&m, err);
@@ -388,7 +294,7 @@ pd_status pd_ckpt_import_for_run(const struct pd_config *config, const char *dir
     struct import m = {.options = &options, .should_stop = should_stop};
     pd_status st = prepare_for_run(&m, config, err);
     if (!st) st = open_target(&m, err);
-    if (!st) st = work(&m, err);
+    if (!st) st = pd_ckpt_rewrite(&m.rewrite, request_of(&m), err);
     if (!st) st = write_texts(&m, err);
     if (!st) say_precision(&m);
     st = close_import(&m, st, err);

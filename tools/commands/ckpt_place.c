@@ -548,11 +548,12 @@ pd_status pd_ckpt_target_open(struct pd_vfs *vfs, const char *path, struct pd_ck
     return PD_OK;
 }
 
-static bool has_committed(const struct pd_store *store)
+const struct pd_store_entry *pd_ckpt_target_written(const struct pd_ckpt_target *target)
 {
+    const struct pd_store *store = target->place.store;
     for (uint32_t i = 0; i < pd_store_count(store); i++)
-        if (pd_store_entry_at(store, i)->fence == pd_store_fence(store)) return true;
-    return false;
+        if (pd_store_entry_at(store, i)->fence == pd_store_fence(store)) return pd_store_entry_at(store, i);
+    return NULL;
 }
 
 /* Whether the launch of this fence wrote the file of this name. The fence file itself stays. */
@@ -579,7 +580,7 @@ static void find_left(const struct pd_ckpt_target *t, const char *root, uint64_t
 pd_status pd_ckpt_target_close(struct pd_ckpt_target *t, pd_status mine, struct pd_error *err)
 {
     char root[4096], left[PD_STORE_NAME_MAX] = "";
-    const bool is_undone = mine && t->place.store && !has_committed(t->place.store);
+    const bool is_undone = mine && t->place.store && !pd_ckpt_target_written(t);
     const uint64_t fence = is_undone ? pd_store_fence(t->place.store) : 0;
     if (is_undone) snprintf(root, sizeof root, "%s", t->place.root);
     if (t->place.vfs) pd_ckpt_place_close(&t->place);

@@ -98,6 +98,8 @@ struct pd_ckpt_target {
 /* Makes the directory where there is none.   errors  PD_USAGE: it is a file, or one checkpoint; PD_BUSY: a run is using it */
 PD_MUST_USE pd_status pd_ckpt_target_open(struct pd_vfs *vfs, const char *path, struct pd_ckpt_target *ret_target,
                                           struct pd_error *err);
+/* What was committed there since it was opened, or NULL. */
+const struct pd_store_entry *pd_ckpt_target_written(const struct pd_ckpt_target *target);
 /* Ends with `mine`. What cannot be removed after a failure is named behind what *err says. NULL, zeroed: not opened. */
 PD_MUST_USE pd_status pd_ckpt_target_close(struct pd_ckpt_target *target, pd_status mine, struct pd_error *err);
 

@@ -1,5 +1,6 @@
-/* perdure ckpt reshard: a checkpoint, written again under another layout. */
+/* perdure ckpt reshard: a checkpoint, written again under another layout. And what import shares with it. */
 #include "ckpt/base/arena.h"
+#include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/fault.h"
@@ -24,17 +25,13 @@
 struct reshard {
     const struct pd_ckpt_options *options;
     struct pd_ckpt_place source;
-    struct pd_ckpt_target target;
+    struct pd_ckpt_rewrite rewrite;
     const struct pd_store_entry *entry; /* of the source */
     char directory[4096];               /* of the source */
     struct pd_commit commit;
     struct pd_config config;
     struct pd_model *model;
     struct pd_laid_out laid_out;
-    struct pd_shard_codec codec; /* of the new shards */
-    char compression[16];        /* the same, as it is written */
-    struct pd_import_report report;
-    double seconds;
 };
 
 /* A checkpoint keeps its virtual degrees. */
@@ -83,15 +80,8 @@ static struct pd_shard_codec codec_of_source(const struct reshard *r)
 
 static pd_status choose_codec(struct reshard *r, struct pd_error *err)
 {
-    const char *text = r->options->compression;
-    pd_status st = text ? pd_shard_codec_parse(text, &r->codec, err) : PD_OK;
-    if (st) PD_FAIL(err, PD_USAGE, "--compression=%s: expected none, or zstd:1 to zstd:%d", text, PD_SHARD_LEVEL_MAX);
-    if (!text) r->codec = codec_of_source(r);
-    if (r->codec.codec == PD_CODEC_NONE)
-        snprintf(r->compression, sizeof r->compression, "none");
-    else
-        snprintf(r->compression, sizeof r->compression, "zstd:%d", r->codec.level);
-    return PD_OK;
+    r->rewrite.codec = codec_of_source(r);
+    return pd_ckpt_rewrite_codec(r->options->compression, &r->rewrite.codec, err);
 }
 
 /* ---- source and target ---- */
@@ -163,41 +153,53 @@ static pd_status check_target(const struct reshard *r, struct pd_error *err)
 
 static pd_status open_target(struct reshard *r, struct pd_error *err)
 {
-    PD_TRY(pd_ckpt_target_open(r->source.vfs, r->options->paths[1], &r->target, err));
-    return check_entries(r, &r->target.place, err); /* opening it may have finished a save that was killed */
+    PD_TRY(pd_ckpt_target_open(r->source.vfs, r->options->paths[1], &r->rewrite.target, err));
+    return check_entries(r, &r->rewrite.target.place, err); /* opening it may have finished a save that was killed */
 }
 
 /* ---- the work ---- */
 
-/* As many as it has processors, within the memory that a rewrite takes. */
-static unsigned compressors(void)
+/* As many threads as it has processors, within the memory that a rewrite takes. */
+static pd_status run(struct pd_ckpt_rewrite *w, struct pd_import_request *request, struct pd_error *err)
 {
-    const uint32_t cores = pd_cpu_cores();
-    return cores < COMPRESSORS_MAX ? cores : COMPRESSORS_MAX;
+    if (!w->codec.pool)
+        PD_TRY(pd_thread_pool_new((uint32_t)pd_min_u64(pd_cpu_cores(), COMPRESSORS_MAX), &w->codec.pool, err));
+    request->codec = w->codec;
+    request->target = w->target.place.store;
+    return (request->ours ? pd_reshard : pd_import)(w->target.place.vfs, request, &w->report, err);
+}
+
+pd_status pd_ckpt_rewrite(struct pd_ckpt_rewrite *w, struct pd_import_request request, struct pd_error *err)
+{
+    struct pd_shown_progress progress;
+    struct pd_arena *arena = NULL;
+    const uint64_t bytes = request.ours ? PD_RESHARD_BUFFER_BYTES : PD_IMPORT_BUFFER_BYTES;
+    const struct pd_memory_plan memory = {.bytes = {[PD_MEMORY_BUFFERS] = bytes}};
+    PD_TRY(pd_arena_new(&memory, &arena, err));
+    request.buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, bytes);
+    request.progress = pd_shown_progress_start(&progress);
+    request.context = &progress;
+    const pd_status st = run(w, &request, err);
+    pd_shown_progress_end(&progress);
+    w->seconds = pd_clock_seconds_since(progress.start_ns);
+    pd_arena_free(arena);
+    return st;
+}
+
+pd_status pd_ckpt_rewrite_codec(const char *text, struct pd_shard_codec *codec, struct pd_error *err)
+{
+    if (!text || !pd_shard_codec_parse(text, codec, err)) return PD_OK;
+    PD_FAIL(err, PD_USAGE, "--compression=%s: expected none, or zstd:1 to zstd:%d", text, PD_SHARD_LEVEL_MAX);
 }
 
 static pd_status rewrite(struct reshard *r, struct pd_error *err)
 {
-    struct pd_shown_progress progress;
-    struct pd_arena *arena = NULL;
-    const struct pd_memory_plan memory = {.bytes = {[PD_MEMORY_BUFFERS] = PD_RESHARD_BUFFER_BYTES}};
-    if (!r->codec.pool) PD_TRY(pd_thread_pool_new(compressors(), &r->codec.pool, err));
-    PD_TRY(pd_arena_new(&memory, &arena, err));
-    struct pd_import_request request = {.source = r->directory,
-                                        .ours = &r->commit,
-                                        .tensors = &r->model->tensors,
-                                        .layout = &r->laid_out.layout,
-                                        .codec = r->codec,
-                                        .target = r->target.place.store,
-                                        .buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, PD_RESHARD_BUFFER_BYTES),
-                                        .should_stop = pd_signals_say_leave,
-                                        .progress = pd_shown_progress_start(&progress),
-                                        .context = &progress};
-    pd_status st = pd_reshard(r->target.place.vfs, &request, &r->report, err);
-    pd_shown_progress_end(&progress);
-    r->seconds = pd_clock_seconds_since(progress.start_ns);
-    pd_arena_free(arena);
-    return st;
+    const struct pd_import_request request = {.source = r->directory,
+                                              .ours = &r->commit,
+                                              .tensors = &r->model->tensors,
+                                              .layout = &r->laid_out.layout,
+                                              .should_stop = pd_signals_say_leave};
+    return pd_ckpt_rewrite(&r->rewrite, request, err);
 }
 
 /* Every copy that lies in a tier, until one is whole. */
@@ -223,38 +225,36 @@ void pd_ckpt_json_layout(struct pd_json_writer *w, const struct pd_layout *l)
     pd_json_object_end(w);
 }
 
-static pd_status print(const struct reshard *r, struct pd_error *err)
+pd_status pd_ckpt_rewrite_print(const struct pd_ckpt_rewrite *w, const char *format, const struct pd_layout *l, bool is_json,
+                                struct pd_error *err)
 {
-    const struct pd_layout *l = &r->laid_out.layout;
-    const struct pd_store_entry *entry = pd_store_entry_at(r->target.place.store, 0);
-    char path[4096];
+    const struct pd_import_report *n = &w->report;
+    const struct pd_store_entry *entry = pd_ckpt_target_written(&w->target);
+    char path[4096], packed[16] = "none";
     struct rusage usage;
-    struct pd_json_writer w;
-    for (uint32_t i = 0; i < pd_store_count(r->target.place.store); i++)
-        if (pd_store_entry_at(r->target.place.store, i)->fence == pd_store_fence(r->target.place.store))
-            entry = pd_store_entry_at(r->target.place.store, i);
-    pd_store_entry_path(r->target.place.store, entry, path);
-    if (!r->options->json) {
-        printf("%s: step %" PRIu64 " under dp %u, tp %u, pp %u, sp %u, %s in %s%s%s, %.1f s\n", path, entry->step, l->dp,
-               l->tp, l->pp, l->sp, pd_text_bytes(entry->bytes).text, pd_counted(r->report.shards, "shard").text,
-               r->codec.codec == PD_CODEC_NONE ? "" : ", ", r->codec.codec == PD_CODEC_NONE ? "" : r->compression,
-               r->seconds);
-        if (!r->report.has_index)
+    struct pd_json_writer json;
+    if (w->codec.codec != PD_CODEC_NONE) snprintf(packed, sizeof packed, "zstd:%d", w->codec.level);
+    pd_store_entry_path(w->target.place.store, entry, path);
+    if (!is_json) {
+        printf("%s: step %" PRIu64 " from %s, under dp %u, tp %u, pp %u, sp %u, %s in %s, compression %s, %.1f s\n", path,
+               entry->step, format, l->dp, l->tp, l->pp, l->sp, pd_text_bytes(entry->bytes).text,
+               pd_counted(n->shards, "shard").text, packed, w->seconds);
+        if (n->zeroed) printf("%s of moments begin at zero\n", pd_counted(n->zeroed, "array").text);
+        if (!n->has_index)
             fprintf(stderr, "without index.h5 (a view for people), which would take too much memory for so many boxes; a "
                             "run that resumes here writes one with its next checkpoint\n");
         return PD_OK;
     }
     (void)getrusage(RUSAGE_SELF, &usage);
-    pd_json_writer_init_object(&w, 2);
-    pd_json_string(&w, "checkpoint", path);
-    PD_JSON_U64S(&w, {"step", entry->step}, {"shards", r->report.shards}, {"bytes", entry->bytes});
-    pd_json_string(&w, "compression", r->compression);
-    PD_JSON_U64S(&w, {"bytes_read", r->report.bytes_read}, {"bytes_written", r->report.bytes_written});
-    pd_json_double(&w, "seconds", r->seconds);
-    pd_json_bool(&w, "index", r->report.has_index);
-    pd_json_u64(&w, "peak_rss_bytes", (uint64_t)usage.ru_maxrss * 1024);
-    pd_ckpt_json_layout(&w, l);
-    return pd_output_json(&w, err);
+    pd_json_writer_init_object(&json, 2);
+    PD_JSON_STRINGS(&json, {"checkpoint", path}, {"format", format}, {"compression", packed});
+    PD_JSON_U64S(&json, {"step", entry->step}, {"shards", n->shards}, {"bytes", entry->bytes}, {"bytes_read", n->bytes_read},
+                 {"bytes_written", n->bytes_written}, {"bytes_read_back", n->bytes_read_back}, {"zeroed", n->zeroed},
+                 {"peak_rss_bytes", (uint64_t)usage.ru_maxrss * 1024});
+    pd_json_double(&json, "seconds", w->seconds);
+    pd_json_bool(&json, "index", n->has_index);
+    pd_ckpt_json_layout(&json, l);
+    return pd_output_json(&json, err);
 }
 
 pd_status pd_ckpt_reshard(const struct pd_ckpt_options *options, struct pd_error *err)
@@ -269,12 +269,12 @@ pd_status pd_ckpt_reshard(const struct pd_ckpt_options *options, struct pd_error
     if (!st) st = check_target(&r, err);
     if (!st) st = open_target(&r, err);
     if (!st) st = rewrite_any(&r, err);
-    if (!st) st = print(&r, err);
-    pd_thread_pool_free(r.codec.pool);
+    if (!st) st = pd_ckpt_rewrite_print(&r.rewrite, "perdure", &r.laid_out.layout, options->json, err);
+    pd_thread_pool_free(r.rewrite.codec.pool);
     pd_model_free(r.model);
     pd_config_deinit(&r.config);
     pd_commit_deinit(&r.commit);
-    st = pd_ckpt_target_close(&r.target, st, err);
+    st = pd_ckpt_target_close(&r.rewrite.target, st, err);
     pd_ckpt_place_close(&r.source);
     return st;
 }

@@ -260,31 +260,23 @@ static enum pd_difference find_lone_moments(const struct pd_diff *diff, uint64_t
     return lone;
 }
 
-/* "both of step 6, under dp 2, tp 1, pp 1, sp 1 and under dp 1, ...", or the two formats. */
+/* "step 6 under dp 2, tp 1, pp 1, sp 1 and step 6 under dp 1, ...", or the two formats. */
 static pd_status print_sides(const struct sides *s, struct pd_error *err)
 {
     struct pd_commit commits[2] = {0};
-    char layouts[2][80];
     if (!is_ours(s->of[0]) || !is_ours(s->of[1])) {
         printf("%s and %s\n", s->of[0]->format->name, s->of[1]->format->name);
         return PD_OK;
     }
     pd_status st = pd_ckpt_foreign_record(s->of[0], &commits[0], err);
     if (!st) st = pd_ckpt_foreign_record(s->of[1], &commits[1], err);
-    for (int i = 0; i < 2; i++) {
-        const struct pd_layout *l = &commits[i].state.layout;
-        snprintf(layouts[i], sizeof layouts[i], "dp %u, tp %u, pp %u, sp %u", l->dp, l->tp, l->pp, l->sp);
-    }
     const struct pd_identity *left = &commits[0].state.identity, *right = &commits[1].state.identity;
-    if (!st && left->step == right->step)
-        printf("both of step %" PRIu64, left->step);
-    else if (!st)
-        printf("steps %" PRIu64 " and %" PRIu64, left->step, right->step);
-    if (!st && strcmp(layouts[0], layouts[1]) == 0)
-        printf(", both under %s", layouts[0]);
-    else if (!st)
-        printf(", under %s and under %s", layouts[0], layouts[1]);
-    if (!st) printf("%s\n", memcmp(left->run_id, right->run_id, sizeof left->run_id) ? ", of two runs" : "");
+    for (int i = 0; !st && i < 2; i++) {
+        const struct pd_layout *l = &commits[i].state.layout;
+        printf("%sstep %" PRIu64 " under dp %u, tp %u, pp %u, sp %u", i ? " and " : "", commits[i].state.identity.step,
+               l->dp, l->tp, l->pp, l->sp);
+    }
+    if (!st) puts(memcmp(left->run_id, right->run_id, sizeof left->run_id) ? ", of two runs" : "");
     pd_commit_deinit(&commits[0]);
     pd_commit_deinit(&commits[1]);
     return st;
