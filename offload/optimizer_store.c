@@ -11,6 +11,7 @@
  *               3. what is kept in memory (options.kept) is in the files too: after a failure it is read from there
  */
 #include "ckpt/base/checked.h"
+#include "ckpt/shard/stream.h"
 #include "offload/optimizer_pass.h"
 
 #include <stdio.h>
@@ -18,8 +19,7 @@
 #include <string.h>
 
 #define WRITER_BUFFER_MAX (UINT64_C(16) << 20) /* metadata and tables need no more */
-#define PUT_BYTES (UINT64_C(4) << 20)
-#define OWN_FILES 3u /* without a store: read, written, one to spare */
+#define OWN_FILES 3u                           /* without a store: read, written, one to spare */
 
 static struct pd_optimizer_generation *current_of(struct pd_optimizer_store *store)
 {
@@ -311,47 +311,37 @@ pd_status pd_optimizer_store_begin(struct pd_optimizer_store *store, const struc
     return PD_OK;
 }
 
-/* One range of a box on its way into the file: extents of PUT_BYTES, copied and hashed while those before are written. */
+/* A piece of a box on its way into the file, copied to where it is staged and hashed there. */
 struct filling {
-    struct pd_optimizer_store *store;
     struct pd_shard_stream *stream;
     uint32_t box;
-    uint64_t offset, first_block; /* in the file, of the box */
+    uint64_t first_block; /* of the box */
     const char *data;
-    uint64_t bytes, extent_bytes;
-    uint64_t at; /* of the extent in `data`, while it is worked on */
-    char *staged;
+    unsigned char *staged;
+    uint64_t bytes;
 };
-
-static void describe_put(void *context, uint64_t i, struct pd_ring_extent *ret_extent)
-{
-    const struct filling *f = context;
-    const uint64_t at = i * f->extent_bytes, left = f->bytes - at;
-    ret_extent->count = 1;
-    ret_extent->pieces[0] =
-        (struct pd_ring_piece){.to = pd_shard_stream_file(f->stream),
-                               .to_offset = f->offset + at,
-                               .bytes = pd_round_up(left < f->extent_bytes ? left : f->extent_bytes, PD_VFS_ALIGN)};
-}
 
 static void stage_block(void *context, uint64_t index)
 {
     const struct filling *f = context;
-    const uint64_t skip = index * PD_SHARD_BLOCK_BYTES, left = f->bytes - f->at - skip;
-    const uint64_t bytes = left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES;
-    memcpy(f->staged + skip, f->data + f->at + skip, bytes);
+    const uint64_t skip = index * PD_SHARD_BLOCK_BYTES, bytes = pd_min_u64(f->bytes - skip, PD_SHARD_BLOCK_BYTES);
+    memcpy(f->staged + skip, f->data + skip, bytes);
     memset(f->staged + skip + bytes, 0, pd_round_up(bytes, PD_VFS_ALIGN) - bytes);
-    pd_shard_stream_block(f->stream, f->box, f->first_block + (f->at + skip) / PD_SHARD_BLOCK_BYTES, f->staged + skip,
-                          bytes);
+    pd_shard_stream_block(f->stream, f->box, f->first_block + index, f->staged + skip, bytes);
 }
 
-static pd_status work_put(void *context, uint64_t i, struct pd_ring_extent *extent, struct pd_error *err)
+/* Pieces are whole blocks, but for the last: slots are, too. */
+static pd_status stage_range(const struct pd_optimizer_store *store, struct filling f, uint64_t offset, struct pd_error *err)
 {
-    struct filling *f = context;
-    (void)err;
-    f->at = i * f->extent_bytes;
-    f->staged = extent->pieces[0].data;
-    pd_parallel(f->store->options.pool, pd_divide_up(extent->pieces[0].bytes, PD_SHARD_BLOCK_BYTES), stage_block, f);
+    const uint64_t padded = pd_round_up(f.bytes, PD_VFS_ALIGN);
+    struct filling piece = f;
+    for (uint64_t done = 0, room; done < padded; done += room) {
+        PD_TRY(pd_shard_staging_room(&f.stream->staging, offset + done, padded - done, &piece.staged, &room, err));
+        piece.bytes = pd_min_u64(f.bytes - done, room);
+        piece.data = f.data + done;
+        piece.first_block = f.first_block + done / PD_SHARD_BLOCK_BYTES;
+        pd_parallel(store->options.pool, pd_divide_up(piece.bytes, PD_SHARD_BLOCK_BYTES), stage_block, &piece);
+    }
     return PD_OK;
 }
 
@@ -371,20 +361,11 @@ pd_status pd_optimizer_store_put(struct pd_optimizer_store *store, uint32_t box,
     PD_CHECK(first_element + elements == whole || bytes % PD_SHARD_BLOCK_BYTES == 0);
     /* Nothing of it is in flight afterwards: between two ranges the buffers may serve somebody else. */
     const struct pd_optimizer_file *file = &next_of(store)->file;
-    const uint64_t slot = pd_ring_slot_bytes(store->ring);
-    struct filling filling = {.store = store,
-                              .stream = file->stream,
-                              .box = box,
-                              .offset = pd_shard_writer_box_offset(file->writer, box) + first,
-                              .first_block = first / PD_SHARD_BLOCK_BYTES,
-                              .data = data,
-                              .bytes = bytes,
-                              .extent_bytes = slot < PUT_BYTES ? slot : PUT_BYTES};
-    const struct pd_ring_job job = {.extent_count = (filling.bytes + filling.extent_bytes - 1) / filling.extent_bytes,
-                                    .context = &filling,
-                                    .describe = describe_put,
-                                    .work = work_put};
-    return pd_ring_run(store->ring, &job, NULL, err);
+    const struct filling filling = {
+        .stream = file->stream, .box = box, .first_block = first / PD_SHARD_BLOCK_BYTES, .data = data, .bytes = bytes};
+    PD_TRY(pd_shard_stream_stage(file->stream, false, err));
+    const pd_status st = stage_range(store, filling, pd_shard_writer_box_offset(file->writer, box) + first, err);
+    return pd_shard_staging_finish(&file->stream->staging, st, err);
 }
 
 pd_status pd_optimizer_store_end(struct pd_optimizer_store *store, struct pd_error *err)
