@@ -1,12 +1,10 @@
 /* perdure bench reshard: a checkpoint of a GPT-2 shaped state, loaded and written again under other layouts, against raw direct
- * I/O of as many bytes; and the transfer plan of one rank of many. The offline rewrites come first, so that the largest
- * resident memory is theirs. */
+ * I/O of as many bytes. The offline rewrites come first, so that the largest resident memory is theirs. */
 #include "resharder/convert/reshard.h"
 #include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/digest.h"
 #include "resharder/load/load.h"
-#include "resharder/plan.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/raw_bench.h"
 #include "trainer/comm/comm.h"
@@ -19,13 +17,7 @@
 
 #define FILL_BYTES (UINT64_C(2) << 20)
 
-enum { LOADERS = 2, PLAN_TENSORS = 100000, PLAN_UNITS = 128 };
-
-struct plan_result {
-    double seconds; /* the slowest of the ranks tried */
-    uint64_t bytes; /* the largest */
-    double parameters;
-};
+enum { LOADERS = 2 };
 
 struct reshard_bench {
     struct pd_bench_options options;
@@ -43,22 +35,18 @@ struct reshard_bench {
     struct pd_pairs load_pairs, offline_pairs;
     uint64_t peak_rss_bytes;
     double offline_cpu_s; /* of the last rewrite: what of it no disk makes faster */
-    struct plan_result plan;
 };
 
 /* ---- layouts and model ---- */
 
-static void make_layout(struct pd_layout *l, uint32_t dp, uint32_t tp, uint32_t pp, uint32_t sp, uint32_t interleave,
-                        uint32_t units)
+static void make_layout(struct pd_layout *l, uint32_t dp, uint32_t tp, uint32_t pp, uint32_t units)
 {
     pd_layout_init_dp(l, dp);
-    l->tp = tp, l->pp = pp, l->sp = sp;
+    l->tp = tp, l->pp = pp;
     l->virtual_tp = 4;
-    l->zero_shard = dp * sp;
-    l->interleave = interleave;
-    l->stage_count = pp * interleave;
-    for (uint32_t s = 0; s < l->stage_count; s++)
-        l->first_unit[s] = (uint16_t)(s * units / l->stage_count);
+    l->stage_count = pp;
+    for (uint32_t s = 0; s < pp; s++)
+        l->first_unit[s] = (uint16_t)(s * units / pp);
 }
 
 /* ---- the source, made without ever holding it ---- */
@@ -285,62 +273,6 @@ static pd_status check_rewritten(struct reshard_bench *b, struct pd_error *err)
     return st;
 }
 
-/* ---- the plan of one rank of many ---- */
-
-/* 100,000 tensors of 1 T parameters in all: matrices split on either dimension, and vectors. */
-static pd_status make_many(struct pd_tensor_table *ret_tensors, double *ret_parameters, struct pd_error *err)
-{
-    struct pd_tensor *tensors = calloc(PLAN_TENSORS, sizeof *tensors);
-    if (!tensors) PD_FAIL(err, PD_NO_MEMORY, "bench: no memory for %d tensors", PLAN_TENSORS);
-    *ret_parameters = 0;
-    for (uint32_t t = 0; t < PLAN_TENSORS; t++) {
-        const bool is_matrix = t % 12 < 10;
-        tensors[t] = (struct pd_tensor){.ndim = is_matrix ? 2 : 1,
-                                        .shape = {3465, is_matrix ? 3465 : 1, 1, 1},
-                                        .tp_dim = is_matrix ? (int32_t)(t % 2) : -1,
-                                        .tp_unit = is_matrix && t % 12 < 4 ? 63 : 1,
-                                        .unit = (uint32_t)((uint64_t)t * PLAN_UNITS / PLAN_TENSORS)};
-        *ret_parameters += (double)pd_tensor_elements(&tensors[t]);
-    }
-    *ret_tensors = (struct pd_tensor_table){tensors, PLAN_TENSORS};
-    return PD_OK;
-}
-
-static void count_bytes(void *context, const struct pd_transfer_run *run)
-{
-    *(uint64_t *)context += run->bytes;
-}
-
-/* Every read, every piece sent and every piece that comes. */
-static uint64_t walk_plan(const struct pd_plan *plan, uint32_t rank)
-{
-    uint64_t bytes = 0;
-    for (uint64_t i = 0; i < plan->item_count; i++) {
-        struct pd_owner_run owners[PD_LAYOUT_CHUNKS_MAX];
-        uint32_t count = pd_plan_owners(plan, &plan->items[i], owners);
-        for (uint32_t o = 0; o < count; o++)
-            for (uint32_t k = 0; k < owners[o].count; k++)
-                pd_plan_runs(plan, &plan->items[i], owners[o].first + k * owners[o].stride, count_bytes, &bytes);
-    }
-    for (uint64_t i = 0; i < plan->coming_count; i++)
-        pd_plan_runs(plan, &plan->coming[i], rank, count_bytes, &bytes);
-    return bytes;
-}
-
-static pd_status plan_rank(struct pd_plan_input *input, uint32_t rank, struct plan_result *result, struct pd_error *err)
-{
-    struct pd_plan *plan = NULL;
-    const uint64_t start = pd_clock_monotonic_ns(NULL);
-    input->rank = rank;
-    PD_TRY(pd_plan_new(input, &plan, err));
-    const uint64_t bytes = walk_plan(plan, rank);
-    const double seconds = pd_clock_seconds_since(start);
-    if (seconds > result->seconds) result->seconds = seconds;
-    if (pd_plan_bytes(plan) > result->bytes) result->bytes = pd_plan_bytes(plan);
-    pd_plan_free(plan);
-    return bytes ? PD_OK : pd_error_set(err, PD_BUG, PD_WHERE, 0, "bench: rank %u has nothing to do", rank);
-}
-
 /* ---- all of it ---- */
 
 static pd_status load_source(void *bench, double *ret_seconds, struct pd_error *err)
@@ -354,9 +286,9 @@ static pd_status measure_all(struct reshard_bench *b, struct pd_error *err)
     struct rusage usage;
     pd_group_init_single(&b->group);
     PD_TRY(pd_bench_model_of_bytes(b->options.bytes, &b->model, err));
-    make_layout(&b->stored, 3, 2, 1, 1, 1, b->model->unit_count);
-    make_layout(&b->loaded, LOADERS, 1, 1, 1, 1, b->model->unit_count);
-    make_layout(&b->rewritten, 1, 4, 2, 1, 1, b->model->unit_count);
+    make_layout(&b->stored, 3, 2, 1, b->model->unit_count);
+    make_layout(&b->loaded, LOADERS, 1, 1, b->model->unit_count);
+    make_layout(&b->rewritten, 1, 4, 2, b->model->unit_count);
     PD_TRY(make_source(b, err));
     PD_TRY(pd_raw_bench_new(b->room.vfs, 0, 0, &b->raw, err));
     PD_TRY(pd_bench_map(PD_RESHARD_BUFFER_BYTES, &b->rewrite_buffers, err));
@@ -364,26 +296,6 @@ static pd_status measure_all(struct reshard_bench *b, struct pd_error *err)
         PD_TRY(pd_pairs_measure(&b->offline_pairs, b, rewrite_ours, rewrite_raw, err));
     (void)getrusage(RUSAGE_SELF, &usage);
     b->peak_rss_bytes = (uint64_t)usage.ru_maxrss * 1024;
-    static const uint32_t ranks[] = {0, 5461, 10922, 16383};
-    struct pd_tensor_table tensors;
-    struct pd_layout stored, wanted;
-    PD_TRY(make_many(&tensors, &b->plan.parameters, err));
-    make_layout(&stored, 128, 8, 16, 1, 1, PLAN_UNITS);
-    make_layout(&wanted, 64, 16, 8, 2, 2, PLAN_UNITS);
-    stored.virtual_tp = wanted.virtual_tp = 16;
-    stored.virtual_sp = wanted.virtual_sp = 2;
-    struct pd_plan_input input = {.tensors = &tensors,
-                                  .stored = &stored,
-                                  .wanted = &wanted,
-                                  .kinds = (1u << PD_KIND_COUNT) - 1,
-                                  .readers = pd_layout_world(&wanted),
-                                  .host_count = pd_layout_world(&wanted) / 8,
-                                  .window_bytes = PD_BENCH_IO_BYTES / 8};
-    pd_status st = PD_OK;
-    for (unsigned i = 0; !st && i < sizeof ranks / sizeof *ranks; i++)
-        st = plan_rank(&input, ranks[i], &b->plan, err);
-    pd_tensor_table_deinit(&tensors);
-    PD_TRY(st);
     for (uint32_t r = 0; r < LOADERS; r++)
         PD_TRY(pd_bench_memory_new(&b->loaded, &b->model->tensors, r, &b->loaders[r], err));
     PD_TRY(check_rewritten(b, err));
@@ -429,11 +341,6 @@ static pd_status print(const struct reshard_bench *b, struct pd_error *err)
     pd_report_double(&r, "offline_seconds", offline.candidate_s, PD_UNIT_SECONDS);
     pd_report_double(&r, "offline_cpu_seconds", b->offline_cpu_s, PD_UNIT_SECONDS);
     pd_report_u64(&r, "peak_rss_bytes", b->peak_rss_bytes, PD_UNIT_BYTES);
-    pd_report_double(&r, "plan_seconds", b->plan.seconds, PD_UNIT_SECONDS);
-    pd_report_u64(&r, "plan_bytes", b->plan.bytes, PD_UNIT_BYTES);
-    pd_report_double(&r, "plan_parameters", b->plan.parameters, PD_UNIT_NONE);
-    pd_report_text(&r, "plan_from", "dp=128,tp=8,pp=16");
-    pd_report_text(&r, "plan_to", "dp=64,tp=16,pp=8,sp=2,interleave=2");
     pd_report_u64(&r, "state_bytes", b->data_bytes, PD_UNIT_BYTES);
     pd_report_u64(&r, "pairs", b->options.pairs, PD_UNIT_NONE);
     pd_report_text(&r, "engine", pd_vfs_describe(b->room.vfs));
@@ -447,7 +354,7 @@ pd_status pd_bench_reshard(int argc, char **argv, struct pd_error *err)
     const struct pd_usage usage = {
         .doc = "A checkpoint loaded by two ranks and rewritten offline, each under another layout, against raw direct reads "
                "and writes of as many bytes, alternated. load_ratio: throughput of ours / raw. offline_ratio: seconds of "
-               "ours / raw, 1 when reading and writing take turns. plan_seconds: one rank's transfer plan among 16,384.",
+               "ours / raw, 1 when reading and writing take turns.",
         .options = options,
         .json = &b.options.json};
     PD_COMMAND_PARSE(&usage, argc, argv, err);

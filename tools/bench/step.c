@@ -12,102 +12,6 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- steps of several ranks that are threads of this process, one kind of them against another ---- */
-
-/* Opens a side's run on one rank: the caller's, whose configuration has `dp` ranks and which computes with `threads`. */
-typedef pd_status open_side(const void *bench, int side, uint32_t dp, uint32_t threads, struct pd_bench_run *run,
-                            struct pd_error *err);
-
-struct bench_sides {
-    const void *bench;
-    open_side *open;
-    int candidate, ceiling;  /* passed to `open` */
-    bool is_ceiling_alone;   /* of one rank with the threads of all */
-    uint32_t ranks, threads; /* threads: of each side, a multiple of ranks */
-    uint64_t pairs;
-};
-
-/* One rank's view of it. */
-struct rank_bench {
-    const struct bench_sides *sides;
-    struct pd_comm *comm;
-    struct pd_bench_run candidate, ceiling;
-    uint64_t step;
-    double loss[2];
-    struct pd_pairs pairs;
-};
-
-static pd_status step_together(struct rank_bench *r, struct pd_bench_run *run, double *ret_seconds, double *ret_loss,
-                               struct pd_error *err)
-{
-    double ignored;
-    PD_TRY(pd_comm_barrier(r->comm, err));
-    const uint64_t start = pd_clock_monotonic_ns(NULL);
-    PD_TRY(pd_bench_run_step(run, r->step, &ignored, ret_loss, err));
-    PD_TRY(pd_comm_barrier(r->comm, err));
-    *ret_seconds = pd_clock_seconds_since(start);
-    return PD_OK;
-}
-
-static pd_status step_candidate(void *rank_bench, double *ret_seconds, struct pd_error *err)
-{
-    struct rank_bench *r = rank_bench;
-    return step_together(r, &r->candidate, ret_seconds, &r->loss[0], err);
-}
-
-/* Where one rank is alone, the others sleep at their next barrier. */
-static pd_status step_ceiling(void *rank_bench, double *ret_seconds, struct pd_error *err)
-{
-    struct rank_bench *r = rank_bench;
-    if (!r->sides->is_ceiling_alone) return step_together(r, &r->ceiling, ret_seconds, &r->loss[1], err);
-    return r->comm->rank ? PD_OK : pd_bench_run_step(&r->ceiling, r->step, ret_seconds, &r->loss[1], err);
-}
-
-/* The first pair warms up. */
-static pd_status measure(struct rank_bench *r, struct pd_error *err)
-{
-    for (r->step = 0; r->step <= r->sides->pairs; r->step++) {
-        PD_TRY(pd_pairs_measure(&r->pairs, r, step_candidate, step_ceiling, err));
-        if (!r->comm->rank && r->loss[0] != r->loss[1])
-            PD_FAIL(err, PD_BUG, "bench step: step %llu has loss %.9g on one side and %.9g on the other",
-                    (unsigned long long)r->step, r->loss[0], r->loss[1]);
-        if (!r->step) r->pairs.count = 0;
-    }
-    return PD_OK;
-}
-
-struct shared {
-    const struct bench_sides *sides;
-    struct pd_pairs *ret_pairs; /* rank 0 writes it */
-};
-
-static pd_status rank_main(struct pd_comm *comm, void *context, struct pd_error *err)
-{
-    const struct shared *shared = context;
-    const struct bench_sides *s = shared->sides;
-    struct rank_bench r = {.sides = s, .comm = comm};
-    const bool alone = s->is_ceiling_alone;
-    const uint32_t share = s->threads / comm->size;
-    r.candidate.comm = comm;
-    if (!alone) r.ceiling.comm = comm;
-    pd_status st = s->open(s->bench, s->candidate, comm->size, share, &r.candidate, err);
-    if (!st && (!alone || comm->rank == 0))
-        st = s->open(s->bench, s->ceiling, alone ? 1 : comm->size, alone ? s->threads : share, &r.ceiling, err);
-    if (!st) st = measure(&r, err);
-    if (st) pd_comm_abort(comm);
-    if (!st && comm->rank == 0) *shared->ret_pairs = r.pairs;
-    pd_bench_run_close(&r.ceiling);
-    pd_bench_run_close(&r.candidate);
-    return st;
-}
-
-/* Both sides end each step with the same loss, or it is PD_BUG. */
-static pd_status step_ranks(const struct bench_sides *sides, struct pd_pairs *ret_pairs, struct pd_error *err)
-{
-    struct shared shared = {sides, ret_pairs};
-    return pd_comm_run_local(sides->ranks, 1, rank_main, &shared, err);
-}
-
 enum { PRECISIONS = 2, DP_MICRO_BATCHES = 8, REPLAY_EVERY = 16 };
 #define RANKS_VOCAB 4096u
 
@@ -197,13 +101,71 @@ static pd_status bench_precision(struct step_bench *b, int precision, struct pd_
 
 /* ---- several ranks ---- */
 
+/* Steps of several ranks that are threads of this process, one kind of them against another. */
 enum rank_side { SIDE_DP, SIDE_PLAIN, SIDE_REPLAYED };
 
-/* 8 micro-batches a step, or where steps are replayed a rank and step. */
-static pd_status open_of_ranks(const void *bench, int side, uint32_t dp, uint32_t threads, struct pd_bench_run *run,
+struct sides {
+    const struct step_bench *bench;
+    enum rank_side candidate, ceiling;
+    bool is_ceiling_alone;  /* of one rank with the threads of all */
+    struct pd_pairs *pairs; /* rank 0 writes it */
+};
+
+/* One rank's view of it. */
+struct rank_bench {
+    const struct sides *sides;
+    struct pd_comm *comm;
+    struct pd_bench_run candidate, ceiling;
+    uint64_t step;
+    double loss[2];
+};
+
+static pd_status step_together(struct rank_bench *r, struct pd_bench_run *run, double *ret_seconds, double *ret_loss,
                                struct pd_error *err)
 {
-    const struct step_bench *b = bench;
+    double ignored;
+    PD_TRY(pd_comm_barrier(r->comm, err));
+    const uint64_t start = pd_clock_monotonic_ns(NULL);
+    PD_TRY(pd_bench_run_step(run, r->step, &ignored, ret_loss, err));
+    PD_TRY(pd_comm_barrier(r->comm, err));
+    *ret_seconds = pd_clock_seconds_since(start);
+    return PD_OK;
+}
+
+static pd_status step_candidate(void *rank_bench, double *ret_seconds, struct pd_error *err)
+{
+    struct rank_bench *r = rank_bench;
+    return step_together(r, &r->candidate, ret_seconds, &r->loss[0], err);
+}
+
+/* Where one rank is alone, the others sleep at their next barrier. */
+static pd_status step_ceiling(void *rank_bench, double *ret_seconds, struct pd_error *err)
+{
+    struct rank_bench *r = rank_bench;
+    if (!r->sides->is_ceiling_alone) return step_together(r, &r->ceiling, ret_seconds, &r->loss[1], err);
+    return r->comm->rank ? PD_OK : pd_bench_run_step(&r->ceiling, r->step, ret_seconds, &r->loss[1], err);
+}
+
+/* The first pair warms up. Both sides end each step with the same loss, or it is PD_BUG. */
+static pd_status measure(struct rank_bench *r, struct pd_error *err)
+{
+    struct pd_pairs pairs = {0};
+    for (r->step = 0; r->step <= r->sides->bench->rank_pairs; r->step++) {
+        PD_TRY(pd_pairs_measure(&pairs, r, step_candidate, step_ceiling, err));
+        if (!r->comm->rank && r->loss[0] != r->loss[1])
+            PD_FAIL(err, PD_BUG, "bench step: step %llu has loss %.9g on one side and %.9g on the other",
+                    (unsigned long long)r->step, r->loss[0], r->loss[1]);
+        if (!r->step) pairs.count = 0;
+    }
+    if (!r->comm->rank) *r->sides->pairs = pairs;
+    return PD_OK;
+}
+
+/* 8 micro-batches a step, or where steps are replayed a rank and step. `comm` NULL: one rank with the threads of all. */
+static pd_status open_side(const struct step_bench *b, enum rank_side side, struct pd_comm *comm, struct pd_bench_run *run,
+                           struct pd_error *err)
+{
+    const uint32_t dp = comm ? comm->size : 1;
     const uint64_t micro_batches = side == SIDE_DP ? DP_MICRO_BATCHES : (uint64_t)DP_MICRO_BATCHES * dp;
     const struct bench_case c = {.precision = precisions[0],
                                  .virtual_tp = 1,
@@ -213,8 +175,23 @@ static pd_status open_of_ranks(const void *bench, int side, uint32_t dp, uint32_
                                  .micro_batches = micro_batches,
                                  .is_replayed = side == SIDE_REPLAYED,
                                  .dp = dp,
-                                 .threads = threads};
+                                 .threads = (uint32_t)b->threads / dp};
+    run->comm = comm;
     return open_run(run, b, &c, err);
+}
+
+static pd_status rank_main(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    const struct sides *s = context;
+    struct rank_bench r = {.sides = s, .comm = comm};
+    pd_status st = open_side(s->bench, s->candidate, comm, &r.candidate, err);
+    if (!st && (!s->is_ceiling_alone || comm->rank == 0))
+        st = open_side(s->bench, s->ceiling, s->is_ceiling_alone ? NULL : comm, &r.ceiling, err);
+    if (!st) st = measure(&r, err);
+    if (st) pd_comm_abort(comm);
+    pd_bench_run_close(&r.ceiling);
+    pd_bench_run_close(&r.candidate);
+    return st;
 }
 
 /* One step in 16 is replayed: what one costs, over 16. */
@@ -229,21 +206,11 @@ static struct pd_pairs_summary replay_cost(const struct pd_pairs *pairs)
 
 static pd_status bench_ranks(struct step_bench *b, struct pd_error *err)
 {
-    struct bench_sides sides = {.bench = b,
-                                .open = open_of_ranks,
-                                .candidate = SIDE_DP,
-                                .ceiling = SIDE_DP,
-                                .is_ceiling_alone = true,
-                                .ranks = b->ranks,
-                                .threads = (uint32_t)b->threads,
-                                .pairs = b->rank_pairs};
     struct pd_pairs pairs;
-    PD_TRY(step_ranks(&sides, &pairs, err));
+    struct sides dp = {b, SIDE_DP, SIDE_DP, true, &pairs}, replay = {b, SIDE_REPLAYED, SIDE_PLAIN, false, &pairs};
+    PD_TRY(pd_comm_run_local(b->ranks, 1, rank_main, &dp, err));
     b->dp = pd_pairs_summarise_throughput(&pairs);
-    sides.candidate = SIDE_REPLAYED;
-    sides.ceiling = SIDE_PLAIN;
-    sides.is_ceiling_alone = false;
-    PD_TRY(step_ranks(&sides, &pairs, err));
+    PD_TRY(pd_comm_run_local(b->ranks, 1, rank_main, &replay, err));
     b->replay = replay_cost(&pairs);
     return PD_OK;
 }

@@ -351,3 +351,48 @@ Test(plan, a_shard_nobody_has_is_named)
     cr_assert_eq(pd_plan_new(&input, &plan, &err), PD_NOT_FOUND);
     cr_assert(strstr(err.message, "shard-00001.h5"), "%s", err.message);
 }
+
+static struct pd_layout many_ranks(uint32_t dp, uint32_t tp, uint32_t pp, uint32_t sp, uint32_t interleave, uint32_t units)
+{
+    struct pd_layout l;
+    pd_layout_init_dp(&l, dp);
+    l.tp = tp, l.pp = pp, l.sp = sp;
+    l.virtual_tp = 16, l.virtual_sp = 2;
+    l.zero_shard = dp * sp;
+    l.interleave = interleave;
+    l.stage_count = pp * interleave;
+    for (uint32_t s = 0; s < l.stage_count; s++)
+        l.first_unit[s] = (uint16_t)(s * units / l.stage_count);
+    return l;
+}
+
+/* 100,000 tensors of 1 T parameters: matrices split on either dimension, and vectors. */
+Test(plan, of_a_rank_among_many_is_small)
+{
+    enum { MANY = 100000, UNITS = 128 };
+    static const uint32_t ranks[] = {0, 5461, 10922, 16383};
+    struct pd_tensor *tensors = calloc(MANY, sizeof *tensors);
+    for (uint32_t t = 0; t < MANY; t++)
+        tensors[t] = (struct pd_tensor){.ndim = t % 12 < 10 ? 2 : 1,
+                                        .shape = {3465, t % 12 < 10 ? 3465 : 1, 1, 1},
+                                        .tp_dim = t % 12 < 10 ? (int32_t)(t % 2) : -1,
+                                        .tp_unit = t % 12 < 4 ? 63 : 1,
+                                        .unit = (uint32_t)((uint64_t)t * UNITS / MANY)};
+    struct pd_tensor_table table = {tensors, MANY};
+    struct pd_layout stored = many_ranks(128, 8, 16, 1, 1, UNITS), wanted = many_ranks(64, 16, 8, 2, 2, UNITS);
+    struct pd_plan_input input = {.tensors = &table,
+                                  .stored = &stored,
+                                  .wanted = &wanted,
+                                  .kinds = 7,
+                                  .readers = pd_layout_world(&wanted),
+                                  .host_count = pd_layout_world(&wanted) / 8,
+                                  .window_bytes = 1 << 20};
+    for (size_t i = 0; i < sizeof ranks / sizeof *ranks; i++) {
+        struct pd_plan *plan;
+        input.rank = ranks[i];
+        cr_assert_eq(pd_plan_new(&input, &plan, NULL), PD_OK);
+        cr_assert(plan->item_count && plan->coming_count && pd_plan_bytes(plan) < 1 << 20);
+        pd_plan_free(plan);
+    }
+    free(tensors);
+}
