@@ -2,7 +2,7 @@
 # target. A file sees PD_ISA_LEVEL (0 portable, 1 AVX2, 2 AVX-512) and names what it exports with
 # PD_ISA_SYMBOL(name) of ckpt/base/cpu.h: name_avx2.
 function(perdure_isa_sources target group)
-  set(portable_flags "")
+  set(portable_flags -Wno-psabi) # vectors are arguments of static functions alone
   set(avx2_flags -mavx2 -mfma -mf16c)
   set(avx512_flags -mavx512f -mavx512dq -mavx512bw -mavx512vl -mavx2 -mfma -mf16c -mprefer-vector-width=512)
   set(levels portable)

@@ -9,41 +9,19 @@
 
 #include <math.h>
 
-/* The vector layer: V is one vector of LANES floats. */
 #if PD_ISA_LEVEL == 2
-#define LANES 16
 #define MR 14
 #define NR 32
-typedef __m512 vec;
-#define V_ZERO() _mm512_setzero_ps()
-#define V_LOAD(p) _mm512_loadu_ps(p)
-#define V_STORE(p, v) _mm512_storeu_ps(p, v)
-#define V_SET1(x) _mm512_set1_ps(x)
-#define V_FMA(a, b, c) _mm512_fmadd_ps(a, b, c)
 #elif PD_ISA_LEVEL == 1
-#define LANES 8
 #ifndef MR /* a test builds the shape of AVX-512 where only AVX2 can run */
 #define MR 6
 #define NR 16
 #endif
-typedef __m256 vec;
-#define V_ZERO() _mm256_setzero_ps()
-#define V_LOAD(p) _mm256_loadu_ps(p)
-#define V_STORE(p, v) _mm256_storeu_ps(p, v)
-#define V_SET1(x) _mm256_set1_ps(x)
-#define V_FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
 #else
-#define LANES 1
 #define MR 4
-#define NR 4
-typedef float vec;
-#define V_ZERO() 0.0f
-#define V_LOAD(p) (*(p))
-#define V_STORE(p, v) (*(p) = (v))
-#define V_SET1(x) (x)
-#define V_FMA(a, b, c) fmaf(a, b, c)
+#define NR 16
 #endif
-#define VECTORS (NR / LANES)
+#define VECTORS (NR / VEC_LANES)
 
 /* ---- packing ---- */
 
@@ -219,21 +197,21 @@ static inline __attribute__((always_inline)) void multiply_tile(uint64_t kc, con
     vec sum[MR][VECTORS];
     for (int i = 0; i < MR; i++)
         for (int v = 0; v < VECTORS; v++)
-            sum[i][v] = load ? V_LOAD(tile + (uint64_t)i * ld + v * LANES) : V_ZERO();
+            sum[i][v] = load ? vec_load(tile + (uint64_t)i * ld + v * VEC_LANES) : vec_set1(0.0f);
 #pragma GCC unroll 4
     for (uint64_t k = 0; k < kc; k++) {
         vec column[VECTORS];
         for (int v = 0; v < VECTORS; v++)
-            column[v] = V_LOAD(b + k * NR + v * LANES);
+            column[v] = vec_load(b + k * NR + v * VEC_LANES);
         for (int i = 0; i < MR; i++) {
-            vec row = V_SET1(a[k * MR + i]);
+            vec row = vec_set1(a[k * MR + i]);
             for (int v = 0; v < VECTORS; v++)
-                sum[i][v] = V_FMA(row, column[v], sum[i][v]);
+                sum[i][v] = vec_fma(row, column[v], sum[i][v]);
         }
     }
     for (int i = 0; i < MR; i++)
         for (int v = 0; v < VECTORS; v++)
-            V_STORE(tile + (uint64_t)i * ld + v * LANES, sum[i][v]);
+            vec_store(tile + (uint64_t)i * ld + v * VEC_LANES, sum[i][v]);
 }
 
 static void multiply_edge(uint64_t rows, uint64_t columns, uint64_t kc, const float *a, const float *b, float *tile,

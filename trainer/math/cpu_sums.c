@@ -1,6 +1,8 @@
 /* Sums: down the columns in ascending row order, and of squares along the rows in fp64. */
 #include "trainer/math/cpu_ops.h"
 
+#include <string.h>
+
 #define COLUMNS_TASK 64u
 #define ROWS_TASK_ELEMENTS 16384u
 
@@ -56,16 +58,32 @@ struct squares_job {
     double *sums;
 };
 
+/* Sixteen lanes of fp64, in which the square of an fp32 number is exact, four to a vector. */
+typedef double four_doubles __attribute__((vector_size(32)));
+typedef float four_floats __attribute__((vector_size(16), aligned(4), may_alias));
+
+static double row_square(const float *x, uint64_t n)
+{
+    four_doubles sum[4] = {{0}, {0}, {0}, {0}};
+    float last[16] = {0};
+    for (; n; x += 16, n -= n < 16 ? n : 16) {
+        if (n < 16) x = memcpy(last, x, n * sizeof *x);
+        for (int k = 0; k < 4; k++) {
+            const four_doubles wide = __builtin_convertvector(*(const four_floats *)(x + 4 * k), four_doubles);
+            sum[k] += wide * wide;
+        }
+    }
+    const four_doubles four = (sum[0] + sum[2]) + (sum[1] + sum[3]);
+    return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
 static void squares_body(void *context, uint64_t index)
 {
     const struct squares_job *job = context;
     uint64_t end = (index + 1) * job->rows_per_task;
     if (end > job->rows) end = job->rows;
-    for (uint64_t row = index * job->rows_per_task; row < end; row++) {
-        d16 sum = d16_zero();
-        V16_FOR(i, w, job->columns, sum = d16_add_square(sum, v16_get_part(PD_F32, job->x, row * job->columns + i, w)));
-        job->sums[row] = d16_sum(sum);
-    }
+    for (uint64_t row = index * job->rows_per_task; row < end; row++)
+        job->sums[row] = row_square(job->x + row * job->columns, job->columns);
 }
 
 pd_status PD_CPU(row_squares)(struct pd_math *math, uint64_t rows, uint64_t columns, const float *x, double *sums,
