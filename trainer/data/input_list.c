@@ -238,63 +238,57 @@ static int is_shown(const struct dirent *entry)
     return entry->d_name[0] != '.';
 }
 
-/* "a, b and 7 more", appended. */
-static void list_names(FILE *out, char *const *names, uint32_t count)
+/* ---- directories and globs ---- */
+
+struct taking {
+    struct pd_input_list *list;
+    const char *entry;
+    uint32_t before;  /* of the list's paths */
+    size_t directory; /* bytes that the paths of a directory begin with */
+    bool takes_tokens;
+    char **left_out; /* (left_count) "NAME (why)", owned */
+    uint32_t left_count;
+};
+
+/* "a, b and 7 more", appended; of each name what follows `skipped` bytes. */
+static void list_names(FILE *out, char *const *names, uint32_t count, size_t skipped)
 {
     size_t used = 0;
     for (uint32_t i = 0; i < count; i++) {
-        used += strlen(names[i]) + 2;
+        used += strlen(names[i] + skipped) + 2;
         if (i && used > NAMED_BYTES) {
             fprintf(out, " and %u more", count - i);
             return;
         }
-        fprintf(out, "%s%s", i ? ", " : "", names[i]);
+        fprintf(out, "%s%s", i ? ", " : "", names[i] + skipped);
     }
 }
 
-static pd_status note(struct pd_input_list *list, const char *entry, char *const *names, uint32_t count,
-                      char *const *left_out, uint32_t left_count, struct pd_error *err)
+static pd_status note_taken(struct taking *t, struct pd_error *err)
 {
+    struct pd_input_list *list = t->list;
     char *text = NULL;
     size_t bytes;
     FILE *out = open_memstream(&text, &bytes);
-    if (!out) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory to list its files", entry);
-    fprintf(out, "%s: %s: ", entry, pd_counted(count, "file").text);
-    list_names(out, names, count);
-    if (left_count) fprintf(out, "; left out: ");
-    list_names(out, left_out, left_count);
+    if (!out) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory to list its files", t->entry);
+    fprintf(out, "%s: %s: ", t->entry, pd_counted(list->count - t->before, "file").text);
+    list_names(out, list->paths + t->before, list->count - t->before, t->directory);
+    if (t->left_count) fprintf(out, "; left out: ");
+    list_names(out, t->left_out, t->left_count, 0);
     fclose(out);
     return push(&list->notes, &list->note_count, text, err);
 }
 
-/* ---- directories ---- */
-
-struct found {
-    char **names, **left_out; /* owned */
-    uint32_t count, left_count;
-};
-
-static char *joined(const char *directory, const char *name)
-{
-    const size_t length = strlen(directory);
-    char *path;
-    return asprintf(&path, "%s%s%s", directory, length && directory[length - 1] == '/' ? "" : "/", name) < 0 ? NULL : path;
-}
-
-/* *ret_why: why the file does not belong to the directory's; NULL: it does. What is damaged is an error: to pass over it would
- * be to train on less in silence. */
+/* *ret_why: why the file does not belong to the directory's; NULL: it does. Damage is an error: skipping such a file would train
+ * on less in silence. */
 static pd_status judge(const char *path, bool takes_tokens, const char **ret_why, struct pd_error *err)
 {
     struct stat st;
     struct pd_byte_stream *stream;
     *ret_why = NULL;
     if (stat(path, &st) != 0) PD_FAIL_ERRNO(err, errno, "%s", path);
-    if (!S_ISREG(st.st_mode)) {
-        *ret_why = S_ISDIR(st.st_mode) ? "a directory" : "no regular file";
-        return PD_OK;
-    }
-    if (st.st_size == 0) {
-        *ret_why = "empty";
+    if (!S_ISREG(st.st_mode) || !st.st_size) {
+        *ret_why = S_ISDIR(st.st_mode) ? "a directory" : S_ISREG(st.st_mode) ? "empty" : "no regular file";
         return PD_OK;
     }
     pd_status status = pd_byte_stream_open(path, &stream, err);
@@ -307,133 +301,79 @@ static pd_status judge(const char *path, bool takes_tokens, const char **ret_why
     return PD_OK;
 }
 
-/* What belongs to a token file beside it. */
-static bool is_companion(const char *name, bool takes_tokens)
-{
-    return pd_ends_with(name, PD_TOKEN_ORIGIN_END) || (takes_tokens && pd_ends_with(name, ".idx"));
-}
-
-/* A file as a directory or a glob has it: into the found, the left out, or neither. */
-static pd_status sort_in(const char *path, const char *name, bool takes_tokens, struct found *found, struct pd_error *err)
+static pd_status take_path(struct taking *t, const char *path, struct pd_error *err)
 {
     const char *why = NULL;
     char *text = NULL;
-    if (is_companion(name, takes_tokens)) return PD_OK;
-    PD_TRY(judge(path, takes_tokens, &why, err));
-    if (!why) return push(&found->names, &found->count, strdup(name), err);
-    return push(&found->left_out, &found->left_count, asprintf(&text, "%s (%s)", name, why) < 0 ? NULL : text, err);
+    /* What belongs to a token file beside it. */
+    if (pd_ends_with(path, PD_TOKEN_ORIGIN_END) || (t->takes_tokens && pd_ends_with(path, ".idx"))) return PD_OK;
+    PD_TRY(judge(path, t->takes_tokens, &why, err));
+    if (!why) return push(&t->list->paths, &t->list->count, strdup(path), err);
+    if (asprintf(&text, "%s (%s)", path + t->directory, why) < 0) text = NULL;
+    return push(&t->left_out, &t->left_count, text, err);
 }
 
-static pd_status sort_entry_in(const char *directory, const char *name, bool takes_tokens, struct found *found,
-                               struct pd_error *err)
-{
-    char *path = joined(directory, name);
-    if (!path) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory to list its files", directory);
-    pd_status status = sort_in(path, name, takes_tokens, found, err);
-    free(path);
-    return status;
-}
-
-static void found_deinit(struct found *found)
-{
-    free_strings(found->names, found->count);
-    free_strings(found->left_out, found->left_count);
-}
-
-static pd_status look_through(const char *directory, bool takes_tokens, struct found *found, struct pd_error *err)
+static pd_status take_directory(struct taking *t, const char *directory, struct pd_error *err)
 {
     struct dirent **entries = NULL;
+    const size_t length = strlen(directory);
+    const char *slash = length && directory[length - 1] == '/' ? "" : "/";
     const int count = scandir(directory, &entries, is_shown, by_name);
     if (count < 0) PD_FAIL_ERRNO(err, errno, "%s cannot be listed", directory);
     pd_status status = PD_OK;
     for (int i = 0; i < count; i++) {
-        if (!status) status = sort_entry_in(directory, entries[i]->d_name, takes_tokens, found, err);
+        char *path = NULL;
+        if (!status && asprintf(&path, "%s%s%s", directory, slash, entries[i]->d_name) < 0)
+            status = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "%s: no memory to list its files", directory);
+        if (!status) status = take_path(t, path, err);
+        free(path);
         free(entries[i]);
     }
     free(entries);
     return status;
 }
 
-static pd_status fail_none(const char *entry, const char *verb, const struct found *found, struct pd_error *err)
-{
-    PD_FAIL(err, PD_INVALID, "%s %s no file of text, JSON lines or tokens%s%s%s; name the files", entry, verb,
-            found->left_count ? ", but " : "", found->left_count ? found->left_out[0] : "",
-            found->left_count > 1 ? " and others" : "");
-}
-
-static pd_status take_found(struct pd_input_list *list, const char *directory, const struct found *found,
-                            struct pd_error *err)
-{
-    if (!found->count && !found->left_count) PD_FAIL(err, PD_INVALID, "%s is an empty directory; name another", directory);
-    if (!found->count) return fail_none(directory, "holds", found, err);
-    for (uint32_t i = 0; i < found->count; i++)
-        PD_TRY(push(&list->paths, &list->count, joined(directory, found->names[i]), err));
-    return note(list, directory, found->names, found->count, found->left_out, found->left_count, err);
-}
-
-static pd_status add_directory(struct pd_input_list *list, const char *directory, bool takes_tokens, struct pd_error *err)
-{
-    struct found found = {0};
-    pd_status status = look_through(directory, takes_tokens, &found, err);
-    if (!status) status = take_found(list, directory, &found, err);
-    found_deinit(&found);
-    return status;
-}
-
-/* ---- globs ---- */
-
-static pd_status add_one(struct pd_input_list *list, const char *path, bool takes_tokens, struct pd_error *err)
+static bool is_directory(const char *path)
 {
     struct stat st;
-    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) return add_directory(list, path, takes_tokens, err);
-    return push(&list->paths, &list->count, strdup(path), err);
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
 /* In the order of names, directories among them. */
-static pd_status add_match(struct pd_input_list *list, const char *path, bool takes_tokens, struct found *found,
-                           struct pd_error *err)
-{
-    struct stat st;
-    const uint32_t before = found->count;
-    if (stat(path, &st) == 0 && S_ISDIR(st.st_mode)) return add_directory(list, path, takes_tokens, err);
-    PD_TRY(sort_in(path, path, takes_tokens, found, err));
-    return found->count > before ? push(&list->paths, &list->count, strdup(path), err) : PD_OK;
-}
-
-static pd_status add_matches(struct pd_input_list *list, const char *pattern, char *const *matches, size_t count,
-                             bool takes_tokens, struct pd_error *err)
-{
-    struct found found = {0};
-    const uint32_t before = list->count;
-    pd_status status = PD_OK;
-    for (size_t i = 0; !status && i < count; i++)
-        status = add_match(list, matches[i], takes_tokens, &found, err);
-    if (!status && list->count == before) status = fail_none(pattern, "matches", &found, err);
-    if (!status && found.count + found.left_count)
-        status = note(list, pattern, found.names, found.count, found.left_out, found.left_count, err);
-    found_deinit(&found);
-    return status;
-}
-
-static pd_status add_glob(struct pd_input_list *list, const char *pattern, bool takes_tokens, struct pd_error *err)
+static pd_status take_matches(struct taking *t, struct pd_error *err)
 {
     glob_t matches;
-    const int failed = glob(pattern, GLOB_NOSORT, NULL, &matches);
-    if (failed == GLOB_NOMATCH) PD_FAIL(err, PD_NOT_FOUND, "no file matches %s; check with ls", pattern);
-    if (failed == GLOB_NOSPACE) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory to list what matches", pattern);
-    if (failed) PD_FAIL_ERRNO(err, errno ? errno : EIO, "%s cannot be listed", pattern);
+    pd_status status = PD_OK;
+    const int failed = glob(t->entry, GLOB_NOSORT, NULL, &matches);
+    if (failed == GLOB_NOMATCH) PD_FAIL(err, PD_NOT_FOUND, "no file matches %s; check with ls", t->entry);
+    if (failed == GLOB_NOSPACE) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory to list what matches", t->entry);
+    if (failed) PD_FAIL_ERRNO(err, errno ? errno : EIO, "%s cannot be listed", t->entry);
     qsort(matches.gl_pathv, matches.gl_pathc, sizeof *matches.gl_pathv, by_bytes);
-    pd_status status = add_matches(list, pattern, matches.gl_pathv, matches.gl_pathc, takes_tokens, err);
+    for (size_t i = 0; !status && i < matches.gl_pathc; i++)
+        status = (is_directory(matches.gl_pathv[i]) ? take_directory : take_path)(t, matches.gl_pathv[i], err);
     globfree(&matches);
     return status;
 }
 
 pd_status pd_input_list_add(struct pd_input_list *list, const char *entry, bool takes_tokens, struct pd_error *err)
 {
+    struct taking t = {.list = list, .entry = entry, .before = list->count, .takes_tokens = takes_tokens};
     struct stat st;
-    const bool is_there = lstat(entry, &st) == 0;
-    if (!is_there && strpbrk(entry, "*?[")) return add_glob(list, entry, takes_tokens, err);
-    return add_one(list, entry, takes_tokens, err);
+    const bool is_glob = lstat(entry, &st) != 0 && strpbrk(entry, "*?[");
+    if (!is_glob && !is_directory(entry)) return push(&list->paths, &list->count, strdup(entry), err);
+    if (!is_glob) t.directory = strlen(entry) + (entry[strlen(entry) - 1] != '/');
+    pd_status status = is_glob ? take_matches(&t, err) : take_directory(&t, entry, err);
+    const bool has_none = list->count == t.before;
+    if (!status && has_none && !t.left_count && !is_glob)
+        status = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "%s is an empty directory; name another", entry);
+    else if (!status && has_none)
+        status =
+            pd_error_set(err, PD_INVALID, PD_WHERE, 0, "%s %s no file of text, JSON lines or tokens%s%s%s; name the files",
+                         entry, is_glob ? "matches" : "holds", t.left_count ? ", but " : "",
+                         t.left_count ? t.left_out[0] : "", t.left_count > 1 ? " and others" : "");
+    if (!status) status = note_taken(&t, err);
+    free_strings(t.left_out, t.left_count);
+    return status;
 }
 
 void pd_input_list_deinit(struct pd_input_list *list)
