@@ -89,7 +89,7 @@ for name, words in (("absent", "absent does not exist; name a run, a checkpoint,
 os.symlink("nowhere", "link")
 for form, kind in (("gguf", "file"), ("safetensors", "directory")):
     expect(f"onto-link-{form}", ["ckpt", "export", "llama.safetensors", "link", f"--format={form}"], 64,
-           err=said(f"link is there already; name a {kind} that is to be made"))
+           err=said(f"link is there already; name a {kind} that does not exist yet"))
 
 
 def tie(place, byte):
@@ -132,12 +132,12 @@ for name in ("llama", "wide"):
     write(f"{name}.hf/generation_config.json", '{"eos_token_id": [3, 2], "top_k": 7}')
     for step, (source, target, form) in enumerate(((f"{name}.hf", f"{name}.ids.gguf", "gguf"), (f"{name}.ids.gguf", f"{name}.back", "safetensors"),
                                                    (f"{name}.hf", f"{name}.again", "safetensors"))):
-        expect(f"tokens-{name}-{step}", ["ckpt", "export", source, target, f"--format={form}"], 0, ANY, "")
+        expect(f"tokens-{name}-{step}", ["ckpt", "export", source, target, f"--format={form}"], 0, ANY, ANY if step == 1 else "")
     found = [json.load(open(f"{name}.{place}")).get(key) for place in ("back/config.json", "again/generation_config.json")
              for key in ("bos_token_id", "eos_token_id", "top_k")]
     report(f"tokens-{name}-stay", [] if found == [1, 3, None, None, [3, 2], 7] else [f"{found}"], (0, "", ""))
     made = {file for file in os.listdir(f"{name}.back") if file.startswith("tokenizer")}
-    expected = {"tokenizer.gguf", "tokenizer.json", "tokenizer_config.json"} if name == "llama" else set()
+    expected = {"tokenizer.gguf"} if name == "llama" else set()
     report(f"tokens-{name}-tokenizer", [] if made == expected else [f"{made}"], (0, "", ""))
 
 # ---- show says which tokenizer ----

@@ -1,5 +1,5 @@
 /* peer_tokenize TOKENIZER TEXT IDS DECODED: the bytes of TEXT as one document: its tokens (i32) and what they decode to.
- * peer_tokenize TOKENIZER JSON: what is made of it by way of GGUF. Exit 2: GGUF has no words for it. */
+ * peer_tokenize TOKENIZER tokenizer.gguf: the same as GGUF metadata. Exit 2: GGUF has no words for it. */
 #include "trainer/tokenizer/tokenizer.h"
 #include <stdio.h>
 
@@ -35,36 +35,23 @@ static pd_status run(const char *path, const char *text, size_t bytes, struct pd
     return PD_OK;
 }
 
-static pd_status through_gguf(const char *path, char **ret_json, struct pd_error *err)
-{
-    struct pd_tokenizer *tokenizer, *of_gguf;
-    char *gguf;
-    PD_TRY(pd_tokenizer_open(path, &tokenizer, err));
-    pd_status st = pd_tokenizer_save_gguf(tokenizer, pd_tokenizer_vocab(tokenizer), -1, -1, &gguf, err);
-    pd_tokenizer_free(tokenizer);
-    if (st) return st;
-    st = pd_tokenizer_parse(PD_TOKENIZER_GGUF_FILE, gguf, strlen(gguf), &of_gguf, err);
-    free(gguf);
-    if (st) return st;
-    st = pd_tokenizer_save_json(of_gguf, ret_json, err);
-    pd_tokenizer_free(of_gguf);
-    return st;
-}
-
-static int rewrite(const char *path, const char *json_path)
+static int to_gguf(const char *path, const char *gguf_path)
 {
     struct pd_error err = {0};
-    char *json = NULL;
-    const pd_status st = through_gguf(path, &json, &err);
-    const bool written = !st && write_all(json_path, json, strlen(json));
+    struct pd_tokenizer *tokenizer = NULL;
+    char *gguf = NULL;
+    pd_status st = pd_tokenizer_open(path, &tokenizer, &err);
+    if (!st) st = pd_tokenizer_save_gguf(tokenizer, pd_tokenizer_vocab(tokenizer), -1, -1, &gguf, &err);
+    const bool written = !st && write_all(gguf_path, gguf, strlen(gguf));
     if (st) fprintf(stderr, "peer_tokenize: %s\n", err.message);
-    free(json);
+    free(gguf);
+    pd_tokenizer_free(tokenizer);
     return st == PD_UNSUPPORTED ? 2 : !written;
 }
 
 int main(int argc, char **argv)
 {
-    if (argc == 3) return rewrite(argv[1], argv[2]);
+    if (argc == 3) return to_gguf(argv[1], argv[2]);
     struct pd_tokens tokens = {0};
     struct pd_string decoded = {0};
     struct pd_error err = {0};

@@ -44,12 +44,19 @@ def variants(room):
         yield path, CHARACTERS.encode()
 
 
-def through_gguf(room, path):
-    """What the package makes of a tokenizer that went through GGUF; None: GGUF has no words for it."""
-    made = os.path.join(room, "made.json")
-    code = subprocess.run([program, path, made], stderr=subprocess.DEVNULL, check=False).returncode
+def tokens_of(path, raw):
+    """(ids, the decoded text) by perdure."""
+    with open(text_path, "wb") as f:
+        f.write(raw)
+    subprocess.run([program, path, text_path, ids_path, decoded_path], check=True)
+    return array.array("i", open(ids_path, "rb").read()).tolist(), open(decoded_path, "rb").read()
+
+
+def through_gguf(room, path, raw):
+    """Tokens once the tokenizer went through GGUF metadata; None: GGUF has no words for it."""
+    code = subprocess.run([program, path, os.path.join(room, "tokenizer.gguf")], stderr=subprocess.DEVNULL, check=False).returncode
     assert code in (0, 2), f"{path}: exit {code}"
-    return Tokenizer.from_file(made) if code == 0 else None
+    return tokens_of(room, raw)[0] if code == 0 else None
 
 
 with tempfile.TemporaryDirectory() as room:
@@ -58,25 +65,22 @@ with tempfile.TemporaryDirectory() as room:
     golden = [(os.path.join(folder, name), mixed) for name in sorted(os.listdir(folder)) if name.endswith(".json")]
     for path, raw in golden + list(variants(room)):
         name = os.path.basename(path)
-        with open(text_path, "wb") as f:
-            f.write(raw)
         reference = Tokenizer.from_file(path)
         expected = reference.encode(raw.decode("utf-8", "replace")).ids
-        subprocess.run([program, path, text_path, ids_path, decoded_path], check=True)
-        ids = array.array("i", open(ids_path, "rb").read()).tolist()
+        ids, decoded = tokens_of(path, raw)
         first = next((i for i, (a, b) in enumerate(zip(ids, expected)) if a != b), min(len(ids), len(expected)))
-        same_text = open(decoded_path, "rb").read() == reference.decode(expected, skip_special_tokens=False).encode()
+        same_text = decoded == reference.decode(expected, skip_special_tokens=False).encode()
         if ids == expected and same_text:
             print(f"{name}: {len(ids)} tokens, equal")
         else:
             failed = 1
             print(f"{name}: seed {seed}: tokens differ first at {first}: {ids[first:first + 5]} for {expected[first:first + 5]}"
                   if ids != expected else f"{name}: seed {seed}: the decoded texts differ")
-        made = through_gguf(room, path)
-        if made and made.encode(raw.decode("utf-8", "replace")).ids != expected:
+        made = through_gguf(room, path, raw)
+        if made is not None and made != expected:
             failed = 1
             print(f"{name}: seed {seed}: other tokens once it went through GGUF")
-        elif made:
+        elif made is not None:
             through += 1
     assert through > 1, f"{through} tokenizers went through GGUF"
 sys.exit(failed)

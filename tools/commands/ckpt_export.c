@@ -256,55 +256,15 @@ static pd_status read_beside(struct export *x, struct pd_catalog *beside, struct
     return x->options->dry_run ? PD_OK : warn_of_other_tokenizer(x, beside, err);
 }
 
-static pd_status add_wanted(struct export *x, const char *name, char *text, struct pd_error *err)
+/* transformers reads tokenizer.json only. */
+static void warn_of_gguf_tokenizer(const struct pd_catalog *beside)
 {
-    const pd_status st = pd_catalog_add_text(&x->wanted, name, text, strlen(text), err);
-    free(text);
-    return st;
-}
-
-/* transformers asks it for the class, and for the tokens that begin and end a text. */
-static pd_status add_tokenizer_config(struct export *x, const struct pd_tokenizer *tokenizer,
-                                      const struct pd_special_tokens *tokens, struct pd_error *err)
-{
-    const int64_t ids[] = {tokens->bos, tokens->eos_count ? tokens->eos[0] : -1};
-    struct pd_json_writer w;
-    pd_json_writer_init_object(&w, 2);
-    pd_json_string(&w, "tokenizer_class", "PreTrainedTokenizerFast");
-    pd_json_bool(&w, "clean_up_tokenization_spaces", false);
-    for (int i = 0; i < 2; i++) {
-        const char *token = ids[i] >= 0 ? pd_tokenizer_special(tokenizer, (uint32_t)ids[i]) : NULL;
-        if (token) pd_json_string(&w, i ? "eos_token" : "bos_token", token);
-    }
-    return pd_catalog_add_json(&x->wanted, "tokenizer_config.json", &w, PD_OK, err);
-}
-
-/* Converts a tokenizer from a GGUF file for programs that read only tokenizer.json; warns if tokenizer.json cannot express it. */
-static pd_status add_json_tokenizer(struct export *x, const struct pd_catalog *beside,
-                                    const struct pd_special_tokens *tokens, struct pd_error *err)
-{
-    const struct pd_catalog_text *gguf = pd_catalog_text(beside, PD_TOKENIZER_GGUF_FILE);
-    struct pd_tokenizer *tokenizer = NULL;
-    struct pd_error why = {0};
-    char *text = NULL;
-    if (!gguf || pd_catalog_text(beside, PD_TOKENIZER_FILE)) return PD_OK;
-    pd_status st = pd_tokenizer_parse(PD_TOKENIZER_GGUF_FILE, gguf->text, gguf->bytes, &tokenizer, &why);
-    if (!st) st = pd_tokenizer_save_json(tokenizer, &text, &why);
-    if (st == PD_NO_MEMORY || st == PD_BUG) {
-        pd_error_pass(err, st, &why);
-    } else if (st) {
-        fprintf(stderr,
-                "the tokenizer is stored as " PD_TOKENIZER_GGUF_FILE
-                ", which perdure reads and transformers does not (%s): put the " PD_TOKENIZER_FILE
-                " of the model that this one was made of beside it\n",
-                why.message);
-        st = PD_OK;
-    } else {
-        st = add_wanted(x, PD_TOKENIZER_FILE, text, err);
-        if (!st && !pd_catalog_text(beside, "tokenizer_config.json")) st = add_tokenizer_config(x, tokenizer, tokens, err);
-    }
-    pd_tokenizer_free(tokenizer);
-    return st;
+    if (pd_catalog_text(beside, PD_TOKENIZER_GGUF_FILE) && !pd_catalog_text(beside, PD_TOKENIZER_FILE))
+        fprintf(stderr, "the tokenizer is stored as " PD_TOKENIZER_GGUF_FILE
+                        ", which perdure reads and transformers does not; put the model's " PD_TOKENIZER_FILE
+                        " beside it, or let transformers make one of the GGUF file: python3 -c 'from transformers import "
+                        "AutoTokenizer; AutoTokenizer.from_pretrained(\".\", gguf_file=\"model.gguf\")"
+                        ".save_pretrained(\"tokenizer\")'\n");
 }
 
 static pd_status want(struct export *x, struct pd_error *err)
@@ -336,7 +296,10 @@ static pd_status want(struct export *x, struct pd_error *err)
     if (!st) st = pd_catalog_add_text(&x->wanted, "config.json", config, strlen(config), err);
     if (!st && !sampling)
         st = pd_catalog_add_text(&x->wanted, "generation_config.json", generation, strlen(generation), err);
-    if (!st) st = (x->format == &pd_format_gguf ? add_gguf_tokenizer : add_json_tokenizer)(x, &beside, &tokens, err);
+    if (!st && x->format == &pd_format_gguf)
+        st = add_gguf_tokenizer(x, &beside, &tokens, err);
+    else if (!st)
+        warn_of_gguf_tokenizer(&beside);
     for (uint32_t i = 0; !st && i < beside.text_count; i++)
         if (!pd_catalog_text(&x->wanted, beside.texts[i].name))
             st = pd_catalog_add_text(&x->wanted, beside.texts[i].name, beside.texts[i].text, beside.texts[i].bytes, err);

@@ -206,12 +206,6 @@ bool pd_tokenizer_is_bytes(const struct pd_tokenizer *tokenizer)
     return tokenizer->is_bytes;
 }
 
-const char *pd_tokenizer_special(const struct pd_tokenizer *tokenizer, uint32_t id)
-{
-    const struct pd_added_token *token = pd_added_by_id(&tokenizer->added, id);
-    return token && token->special ? token->content : NULL;
-}
-
 int32_t pd_tokenizer_find(const struct pd_tokenizer *tokenizer, const char *text)
 {
     for (uint32_t i = 0; i < tokenizer->added.count; i++)

@@ -55,20 +55,12 @@ void pd_tokenizer_free(struct pd_tokenizer *tokenizer); /* NULL is fine */
 PD_MUST_USE pd_status pd_tokenizer_save_gguf(const struct pd_tokenizer *tokenizer, uint32_t vocab, int64_t bos, int64_t eos,
                                              char **ret_text, struct pd_error *err);
 
-/* As the text of PD_TOKENIZER_FILE: what it was parsed from, or what says the same as GGUF's arrays. Of two merges of one token
- * that overlap in a text SentencePiece takes the leftmost, and tokenizer.json the first listed; all else stays.
- *   ret_text  malloc'ed
- *   errors    PD_UNSUPPORTED: two tokens of GGUF have one score; tokens are bytes */
-PD_MUST_USE pd_status pd_tokenizer_save_json(const struct pd_tokenizer *tokenizer, char **ret_text, struct pd_error *err);
-
 uint32_t pd_tokenizer_vocab(const struct pd_tokenizer *tokenizer);  /* largest id + 1 */
 uint64_t pd_tokenizer_digest(const struct pd_tokenizer *tokenizer); /* XXH3 of all that decides tokens; never 0 */
 uint64_t pd_tokenizer_digest_of_bytes(void);                        /* of the tokenizer "byte" */
 /* What it was parsed from, borrowed: to lie beside what was made with it. NULL: bytes, arrays. */
 const char *pd_tokenizer_json(const struct pd_tokenizer *tokenizer, size_t *ret_bytes);
 bool pd_tokenizer_is_bytes(const struct pd_tokenizer *tokenizer);
-const char *pd_tokenizer_special(const struct pd_tokenizer *tokenizer,
-                                 uint32_t id); /* its text, borrowed; NULL: it is none */
 int32_t pd_tokenizer_find(const struct pd_tokenizer *tokenizer,
                           const char *text); /* of a token as it is written; -1: none */
 
