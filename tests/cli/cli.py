@@ -137,14 +137,15 @@ expect("pack-cut", ["data", "pack", "corpus/cut.txt.gz", "-o", "g.bin"], 65,
        err=said("corpus/cut.txt.gz ends in the middle of its compressed data: it was cut off; copy it again "
                 "(gzip -t corpus/cut.txt.gz looks)"))
 expect("pack-zip", ["data", "pack", "corpus/c.zip", "-o", "g.bin"], 78,
-       err=said("corpus/c.zip is a zip archive; unpack it: unzip corpus/c.zip"))
+       err=said("corpus/c.zip is a zip archive; give text in UTF-8 or JSON lines, which data pack also reads compressed with gzip or zstd, "
+                "or a token file and its format"))
 os.remove("corpus/cut.txt.gz")
 expect("train-directory", ["train", MINIMAL, "data.train=corpus"], 78,
-       err=said("data.train[0]: corpus/b.jsonl.gz is compressed with gzip, and training reads plain text or tokens; pack it once: "
-                "perdure data pack --output=corpus.bin corpus, and name corpus.bin instead"))
+       err=said("data.train[0]: corpus/b.jsonl.gz is compressed with gzip, and training reads plain text or tokens; pack it once "
+                "with perdure data pack, and name its output"))
 expect("train-lines", ["train", MINIMAL, "data.train=lines.jsonl", "data.document_token=0"], 78,
-       err=said("data.train[0]: lines.jsonl is JSON lines, and training reads plain text or tokens; pack it once: "
-                "perdure data pack --output=lines.bin --document-token=0 lines.jsonl, and name lines.bin instead"))
+       err=said("data.train[0]: lines.jsonl is JSON lines, and training reads plain text or tokens; pack it once with "
+                "perdure data pack, and name its output"))
 text = expect("pack-json", ["data", "pack", "text.txt", "-o", "m", "-f", "megatron", "--json"], 0, ANY)
 if text and (json.loads(text)["type"], json.loads(text)["tokens"]) != ("u8", 31):
     report("pack-json-content", ["type or tokens"], (0, text, ""))

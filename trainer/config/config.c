@@ -641,10 +641,8 @@ pd_status pd_config_find_data(struct pd_config *c, char **ret_notes, struct pd_e
     size_t bytes;
     FILE *notes = open_memstream(&text, &bytes);
     if (!notes) PD_FAIL(err, PD_NO_MEMORY, "no memory for the list of data files");
-    const int64_t token = c->data.document_token;
-    pd_status status = pd_sources_find(&c->data.train, &c->data.train_count, "data.train", token, notes, err);
-    if (!status)
-        status = pd_sources_find(&c->data.validation, &c->data.validation_count, "data.validation", token, notes, err);
+    pd_status status = pd_sources_find(&c->data.train, &c->data.train_count, "data.train", notes, err);
+    if (!status) status = pd_sources_find(&c->data.validation, &c->data.validation_count, "data.validation", notes, err);
     fclose(notes);
     if (status)
         free(text);

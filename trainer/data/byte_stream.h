@@ -26,7 +26,7 @@ PD_MUST_USE pd_status pd_byte_stream_read(struct pd_byte_stream *stream, void *d
                                           struct pd_error *err);
 
 /* What a file that somebody names as text is, by its first bytes and its name. Text and JSON lines are read; what is known to
- * be something else is refused by name, with the command that makes text of it. */
+ * be something else is refused by name. */
 #define PD_INPUT_HEAD_BYTES 4096u /* that are looked at */
 
 enum pd_input_form {
@@ -41,12 +41,8 @@ enum pd_input_form {
 
 struct pd_input_kind {
     enum pd_input_form form;
-    const char *what;   /* "a zip archive", static */
-    const char *advice; /* of the last three: what to do, static; '@' stands for the path */
+    const char *what; /* "a zip archive", static */
 };
 
-/* PD_INVALID "<path> is <what>: <advice>". */
-pd_status pd_input_refuse(const char *path, const struct pd_input_kind *kind, struct pd_error *err);
-
-/* `path` as a shell takes it: in quotes where it has to be. ret (capacity) is cut where it is too short. Returns ret. */
-const char *pd_shell_word(const char *path, char *ret, size_t capacity);
+/* PD_INVALID: the path is what is named, and none of what is read. */
+pd_status pd_input_refuse(const char *path, const char *what, struct pd_error *err);

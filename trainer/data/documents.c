@@ -458,7 +458,7 @@ static pd_status look_at(struct pd_documents *d, const char *path, struct pd_err
     PD_TRY(pd_byte_stream_open(path, &stream, err));
     const struct pd_input_kind kind = pd_byte_stream_kind(stream);
     pd_byte_stream_close(stream);
-    if (kind.form != PD_INPUT_TEXT && kind.form != PD_INPUT_JSON_LINES) return pd_input_refuse(path, &kind, err);
+    if (kind.form != PD_INPUT_TEXT && kind.form != PD_INPUT_JSON_LINES) return pd_input_refuse(path, kind.what, err);
     if (stat(path, &st) != 0) PD_FAIL_ERRNO(err, errno, "%s", path);
     d->stored_bytes_total += (uint64_t)st.st_size;
     return PD_OK;

@@ -18,33 +18,11 @@
 
 /* ---- what can be trained on ---- */
 
-/* "corpus/a.jsonl.gz" and "corpus/a*.gz" -> "corpus/a.bin"; "corpus/" -> "corpus.bin" */
-static void packed_name(const char *entry, char *ret, size_t capacity)
+static pd_status refuse_unpacked(const char *path, const char *what, struct pd_error *err)
 {
-    static const char *const endings[] = {".gz", ".zst", ".jsonl", ".ndjson", ".json", ".txt"};
-    size_t length = strcspn(entry, "*?[");
-    while (length > 1 && entry[length - 1] == '/')
-        length--;
-    for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++) {
-        const size_t bytes = strlen(endings[i]);
-        if (length > bytes && strncmp(entry + length - bytes, endings[i], bytes) == 0) length -= bytes;
-    }
-    snprintf(ret, capacity, "%.*s.bin", (int)length, length ? entry : "packed");
-}
-
-static pd_status refuse_unpacked(const char *path, const char *entry, const char *what, int64_t document_token,
-                                 struct pd_error *err)
-{
-    char output[512], output_word[512], entry_word[512], token[64] = "";
-    packed_name(entry, output, sizeof output);
-    if (!strchr(entry, '/') && entry[0] == '*') snprintf(output, sizeof output, "packed.bin");
-    if (document_token >= 0) snprintf(token, sizeof token, " --document-token=%" PRId64, document_token);
-    pd_shell_word(output, output_word, sizeof output_word);
-    pd_shell_word(entry, entry_word, sizeof entry_word);
     PD_FAIL(err, PD_INVALID,
-            "%s is %s, and training reads plain text or tokens; pack it once: perdure data pack "
-            "--output=%s%s %s, and name %s instead",
-            path, what, output_word, token, entry_word, output_word);
+            "%s is %s, and training reads plain text or tokens; pack it once with perdure data pack, and name its output",
+            path, what);
 }
 
 static bool is_packed(enum pd_input_form form)
@@ -52,45 +30,40 @@ static bool is_packed(enum pd_input_form form)
     return form == PD_INPUT_TOKENS || form == PD_INPUT_DOUBTFUL;
 }
 
-static pd_status check_kind(const struct pd_byte_stream *stream, const char *path, const char *entry,
-                            enum pd_data_format asked, int64_t document_token, struct pd_error *err)
+static pd_status check_kind(const struct pd_byte_stream *stream, const char *path, enum pd_data_format asked,
+                            struct pd_error *err)
 {
-    static const struct pd_input_kind gzip = {PD_INPUT_OTHER, "compressed with gzip", "unpack it: gunzip -k @"},
-                                      zstd = {PD_INPUT_OTHER, "compressed with zstd", "unpack it: unzstd @"};
     const struct pd_input_kind kind = pd_byte_stream_kind(stream);
     const enum pd_input_form compression = pd_byte_stream_compression(stream);
-    const struct pd_input_kind *outer = compression == PD_INPUT_GZIP ? &gzip : compression == PD_INPUT_ZSTD ? &zstd : NULL;
-    if (kind.form == PD_INPUT_OTHER) return pd_input_refuse(path, &kind, err);
+    const char *outer = compression == PD_INPUT_GZIP   ? "compressed with gzip"
+                        : compression == PD_INPUT_ZSTD ? "compressed with zstd"
+                                                       : NULL;
+    if (kind.form == PD_INPUT_OTHER) return pd_input_refuse(path, kind.what, err);
     if (outer && is_packed(kind.form)) return pd_input_refuse(path, outer, err);
-    if (outer) return refuse_unpacked(path, entry, outer->what, document_token, err);
+    if (outer) return refuse_unpacked(path, outer, err);
     if (asked == PD_DATA_TEXT) return PD_OK;
-    if (kind.form == PD_INPUT_DOUBTFUL) return pd_input_refuse(path, &kind, err);
-    return kind.form == PD_INPUT_JSON_LINES ? refuse_unpacked(path, entry, kind.what, document_token, err) : PD_OK;
+    if (kind.form == PD_INPUT_DOUBTFUL) return pd_input_refuse(path, kind.what, err);
+    return kind.form == PD_INPUT_JSON_LINES ? refuse_unpacked(path, kind.what, err) : PD_OK;
 }
 
 /* What of its bytes is learned, or is not, where the user may not know. */
-static pd_status note_bytes(FILE *notes, struct pd_byte_stream *stream, const char *path, const char *entry,
-                            struct pd_error *err)
+static pd_status note_bytes(FILE *notes, struct pd_byte_stream *stream, const char *path, struct pd_error *err)
 {
-    char head[PD_INPUT_HEAD_BYTES], output[512], word[512], output_word[512];
+    char head[PD_INPUT_HEAD_BYTES];
     size_t bytes = 0;
     if (pd_byte_stream_drop_mark(stream)) fprintf(notes, "%s: its byte order mark is skipped\n", path);
     PD_TRY(pd_byte_stream_read(stream, head, sizeof head, &bytes, err));
-    if (!memmem(head, bytes, "\r\n", 2)) return PD_OK;
-    packed_name(entry, output, sizeof output);
-    fprintf(notes, "%s: its lines end in CRLF, and both bytes are learned; perdure data pack --output=%s %s writes LF\n",
-            path, pd_shell_word(output, output_word, sizeof output_word), pd_shell_word(entry, word, sizeof word));
+    if (memmem(head, bytes, "\r\n", 2))
+        fprintf(notes, "%s: its lines end in CRLF, and both bytes are learned; perdure data pack writes LF\n", path);
     return PD_OK;
 }
 
-pd_status pd_source_check_text(const char *path, const char *entry, enum pd_data_format asked, int64_t document_token,
-                               FILE *notes, struct pd_error *err)
+pd_status pd_source_check_text(const char *path, enum pd_data_format asked, FILE *notes, struct pd_error *err)
 {
     struct pd_byte_stream *stream;
     PD_TRY(pd_byte_stream_open(path, &stream, err));
-    pd_status status = check_kind(stream, path, entry, asked, document_token, err);
-    if (!status && notes && pd_byte_stream_kind(stream).form == PD_INPUT_TEXT)
-        status = note_bytes(notes, stream, path, entry, err);
+    pd_status status = check_kind(stream, path, asked, err);
+    if (!status && notes && pd_byte_stream_kind(stream).form == PD_INPUT_TEXT) status = note_bytes(notes, stream, path, err);
     pd_byte_stream_close(stream);
     return status;
 }
@@ -99,7 +72,6 @@ pd_status pd_source_check_text(const char *path, const char *entry, enum pd_data
 
 struct finding {
     const char *key;
-    int64_t document_token;
     FILE *notes;
     struct pd_data_source *sources; /* (count) what will be the list */
     uint32_t count;
@@ -123,7 +95,7 @@ static pd_status check_file(const struct finding *f, const char *path, const str
     const bool may_be_text = entry->format == PD_DATA_TEXT || entry->format == PD_DATA_AUTO;
     if (!may_be_text || pd_megatron_is_pair(path)) return PD_OK;
     if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || !st.st_size) return PD_OK; /* whoever opens it says so */
-    return pd_source_check_text(path, entry->path, entry->format, f->document_token, f->notes, err);
+    return pd_source_check_text(path, entry->format, f->notes, err);
 }
 
 static bool stands_for_several(const char *path)
@@ -141,15 +113,13 @@ static double bytes_of(const char *path)
 static pd_status take_several(struct finding *f, const struct pd_data_source *entry, const struct pd_input_list *list,
                               struct pd_error *err)
 {
-    char output[512], word[512], output_word[512];
     double bytes = 0;
-    packed_name(entry->path, output, sizeof output);
     if (list->count > PD_SOURCES_MAX)
         PD_FAIL(err, PD_INVALID,
-                "%s stands for %u files, and training reads up to %u of one; pack them once: perdure data "
-                "pack --output=%s %s, and name %s instead",
-                entry->path, list->count, PD_SOURCES_MAX, pd_shell_word(output, output_word, sizeof output_word),
-                pd_shell_word(entry->path, word, sizeof word), output_word);
+                "%s stands for %u files, and training reads up to %u of one; pack them once with perdure data pack, and "
+                "name its "
+                "output",
+                entry->path, list->count, PD_SOURCES_MAX);
     for (uint32_t i = 0; i < list->note_count; i++)
         fprintf(f->notes, "%s\n", list->notes[i]);
     for (uint32_t i = 0; i < list->count; i++)
@@ -184,10 +154,10 @@ static void free_sources(struct pd_data_source *sources, uint32_t count)
     free(sources);
 }
 
-pd_status pd_sources_find(struct pd_data_source **sources, uint32_t *count, const char *key, int64_t document_token,
-                          FILE *notes, struct pd_error *err)
+pd_status pd_sources_find(struct pd_data_source **sources, uint32_t *count, const char *key, FILE *notes,
+                          struct pd_error *err)
 {
-    struct finding f = {.key = key, .document_token = document_token, .notes = notes};
+    struct finding f = {.key = key, .notes = notes};
     for (uint32_t i = 0; i < *count; i++) {
         pd_status status = take_entry(&f, &(*sources)[i], err);
         if (!status) continue;

@@ -230,7 +230,7 @@ static pd_status open_llmc(struct pd_token_file *file, struct pd_error *err)
 static pd_status open_text(struct pd_token_file *file, enum pd_data_format asked, struct pd_error *err)
 {
     unsigned char head[3];
-    PD_TRY(pd_source_check_text(file->path, file->path, asked, -1, NULL, err));
+    PD_TRY(pd_source_check_text(file->path, asked, NULL, err));
     if (file->file_bytes >= sizeof head) {
         PD_TRY(pd_data_file_read(file->fd, file->path, 0, head, sizeof head, err));
         if (memcmp(head, "\xef\xbb\xbf", sizeof head) == 0) file->data_offset = sizeof head;
