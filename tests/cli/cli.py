@@ -444,7 +444,7 @@ if text:
 expect("ckpt-reshard-auto", ["ckpt", "reshard", "repacked", "auto", "--layout=dp=2", "--compression=auto"], 64,
        err=said("--compression=auto: expected none, or zstd:1 to zstd:19"))
 expect("ckpt-reshard-plain-again", ["ckpt", "reshard", "repacked", "plain", "--layout=dp=4,zero_shard=2", "--compression=none"], 0,
-       re.compile(r" in 4 shards, [\d.]+ s\n$"))
+       re.compile(r"step 6, under dp 4, .* in 4 shards, compression none, [\d.]+ s\n$"))
 for place in ("packed", "repacked", "plain"):
     expect(f"ckpt-reshard-{place}-verifies", ["ckpt", "verify", place], 0, re.compile(r"^ok: step-000000000006-1: .*, 0 findings\n$"))
     expect(f"ckpt-reshard-{place}-same-state", ["ckpt", "diff", "run", place], 0, re.compile(r"^step 6 .* and step 6 .*\n0 of \d+ arrays differ\n$"))

@@ -7,6 +7,7 @@
 #include "ckpt/base/words.h"
 #include "ckpt/shard/decompress.h"
 #include "resharder/convert/reshard.h"
+#include "resharder/formats/perdure.h"
 #include "tools/commands/ckpt.h"
 #include "tools/commands/ckpt_place.h"
 #include "tools/output.h"
@@ -235,10 +236,11 @@ pd_status pd_ckpt_rewrite_print(const struct pd_ckpt_rewrite *w, const char *for
     struct pd_json_writer json;
     if (w->codec.codec != PD_CODEC_NONE) snprintf(packed, sizeof packed, "zstd:%d", w->codec.level);
     pd_store_entry_path(w->target.place.store, entry, path);
+    const bool is_ours = strcmp(format, pd_format_perdure.name) == 0;
     if (!is_json) {
-        printf("%s: step %" PRIu64 " from %s, under dp %u, tp %u, pp %u, sp %u, %s in %s, compression %s, %.1f s\n", path,
-               entry->step, format, l->dp, l->tp, l->pp, l->sp, pd_text_bytes(entry->bytes).text,
-               pd_counted(n->shards, "shard").text, packed, w->seconds);
+        printf("%s: step %" PRIu64 "%s%s, under dp %u, tp %u, pp %u, sp %u, %s in %s, compression %s, %.1f s\n", path,
+               entry->step, is_ours ? "" : " from ", is_ours ? "" : format, l->dp, l->tp, l->pp, l->sp,
+               pd_text_bytes(entry->bytes).text, pd_counted(n->shards, "shard").text, packed, w->seconds);
         if (n->zeroed) printf("%s of moments begin at zero\n", pd_counted(n->zeroed, "array").text);
         if (!n->has_index)
             fprintf(stderr, "without index.h5 (a view for people), which would take too much memory for so many boxes; a "
