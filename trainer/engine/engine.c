@@ -107,9 +107,8 @@ static pd_status build_model(struct pd_engine *e, struct pd_arena *arena, struct
                                      .units = e->is_breadth_first ? e->options.model->unit_count : 0};
     pd_schedule_depth(&schedule, depth);
     if (!pd_arena_is_dry(arena)) {
-        const uint32_t head = pd_zero_held(e->zero)->set_count - 1;
         PD_TRY(pd_schedule_new(&schedule, &e->own->schedule, err));
-        PD_TRY(pd_set_order_new(&e->own->schedule, e->own->chunks, head, true, &e->own->set_order, err));
+        PD_TRY(pd_set_order_new(&e->own->schedule, e->own->chunks, true, &e->own->set_order, err));
     }
     const struct pd_transformer_options transformer = transformer_options_of(e, depth);
     PD_TRY(pd_transformer_new(e->options.model, e->math, &transformer, arena, &e->transformer, err));

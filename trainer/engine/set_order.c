@@ -2,59 +2,38 @@
 
 #include <stdlib.h>
 
-/* Sets of one action, embedding first and head last in forward, the other way in backward. `add` counts where sets is NULL. */
-struct list {
-    uint32_t *sets;
-    uint32_t count;
-};
-
-static void add(struct list *l, uint32_t set)
+struct pd_range pd_action_units(const struct pd_action *a, const struct pd_stage *c, bool learns)
 {
-    if (l->sets) l->sets[l->count] = set;
-    l->count++;
+    if (a->unit != PD_ALL_UNITS) return (struct pd_range){a->unit, a->unit + 1ull};
+    return (struct pd_range){c->has_embedding ? 0 : 1 + c->first_block,
+                             1 + c->first_block + c->block_count + (c->has_head && (a->is_backward || !learns))};
 }
 
-/* Backward of the embedding reads no parameters. */
-static void add_backward(struct list *l, const struct pd_stage *c, uint32_t head)
+/* Forward ascends, backward descends and reads no parameters of the embedding. sets NULL: only counts. */
+static uint32_t list_sets(const struct pd_schedule *schedule, const struct pd_stage *chunks, bool learns, uint32_t *sets)
 {
-    if (c->has_head) add(l, head);
-    for (uint32_t i = c->block_count; i-- > 0;)
-        add(l, 1 + c->first_block + i);
-}
-
-static void add_action(struct list *l, const struct pd_action *a, const struct pd_stage *c, uint32_t head, bool learns)
-{
-    if (a->unit == PD_ALL_UNITS) {
-        if (a->is_backward)
-            add_backward(l, c, head);
-        else {
-            if (c->has_embedding) add(l, 0);
-            for (uint32_t i = 0; i < c->block_count; i++)
-                add(l, 1 + c->first_block + i);
-            if (c->has_head && !learns) add(l, head);
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < schedule->count; i++) {
+        const struct pd_action *a = &schedule->actions[i];
+        const struct pd_range units = pd_action_units(a, &chunks[a->chunk], learns);
+        for (uint64_t k = units.begin; k < units.end; k++) {
+            const uint64_t unit = a->is_backward ? units.end - 1 - (k - units.begin) : k;
+            if (a->is_backward && unit == 0) continue;
+            if (sets) sets[count] = (uint32_t)unit;
+            count++;
         }
-    } else if (!a->is_backward || a->unit > 0) {
-        add(l, a->unit);
     }
+    return count;
 }
 
-static void add_all(struct list *l, const struct pd_schedule *schedule, const struct pd_stage *chunks, uint32_t head,
-                    bool learns)
-{
-    for (uint32_t i = 0; i < schedule->count; i++)
-        add_action(l, &schedule->actions[i], &chunks[schedule->actions[i].chunk], head, learns);
-}
-
-pd_status pd_set_order_new(const struct pd_schedule *schedule, const struct pd_stage *chunks, uint32_t head, bool learns,
+pd_status pd_set_order_new(const struct pd_schedule *schedule, const struct pd_stage *chunks, bool learns,
                            struct pd_set_order *ret_order, struct pd_error *err)
 {
-    struct list list = {0};
-    add_all(&list, schedule, chunks, head, learns);
-    list.sets = malloc((list.count + 1ull) * sizeof *list.sets);
-    if (!list.sets) PD_FAIL(err, PD_NO_MEMORY, "no memory for the order of %u sets of parameters", list.count);
-    list.count = 0;
-    add_all(&list, schedule, chunks, head, learns);
-    *ret_order = (struct pd_set_order){list.sets, list.count};
+    const uint32_t count = list_sets(schedule, chunks, learns, NULL);
+    uint32_t *sets = malloc((count + 1ull) * sizeof *sets);
+    if (!sets) PD_FAIL(err, PD_NO_MEMORY, "no memory for the order of %u sets of parameters", count);
+    list_sets(schedule, chunks, learns, sets);
+    *ret_order = (struct pd_set_order){sets, count};
     return PD_OK;
 }
 

@@ -19,8 +19,7 @@ pd_status pd_state_new(struct pd_engine *engine, uint64_t staging_bytes, struct 
 {
     struct pd_state *s = calloc(1, sizeof *s);
     if (!s) PD_FAIL(err, PD_NO_MEMORY, "no memory for optimizer state");
-    *s = (struct pd_state){
-        .ops = ops_of(engine), .engine = engine, .staging_bytes = staging_bytes, .rule = &pd_adamw};
+    *s = (struct pd_state){.ops = ops_of(engine), .engine = engine, .staging_bytes = staging_bytes, .rule = &pd_adamw};
     const pd_status st = s->ops->take(s, arena, err);
     if (st) {
         pd_state_free(s);

@@ -12,27 +12,11 @@ static pd_status take(struct pd_state *s, struct pd_arena *arena, struct pd_erro
     return pd_state_mirror_init(s->mirror, s->engine->options.device, pd_zero_held(s->engine->zero), arena, err);
 }
 
-/* ---- update rules where the math table computes: a row for each ---- */
-
-static pd_status adamw(struct pd_math *math, const struct pd_update_step *step, const struct pd_update_range *range,
-                       struct pd_error *err)
-{
-    const struct pd_adam_step factors = pd_adamw_factors(step);
-    return pd_adam(math, &factors, range, err);
-}
-
-static const struct {
-    const struct pd_update_rule *rule;
-    pd_status (*update)(struct pd_math *math, const struct pd_update_step *step, const struct pd_update_range *range,
-                        struct pd_error *err);
-} rows[] = {{&pd_adamw, adamw}};
-
 pd_status pd_state_update_on_device(struct pd_state *s, const struct pd_update_step *step,
                                     const struct pd_update_range *range, struct pd_error *err)
 {
-    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
-        if (rows[i].rule == step->rule) return rows[i].update(s->engine->math, step, range, err);
-    PD_FAIL(err, PD_UNSUPPORTED, "update rule %s has no row for devices", step->rule->name);
+    const struct pd_adam_step factors = pd_adamw_factors(step);
+    return pd_adam(s->engine->math, &factors, range, err);
 }
 
 pd_status pd_state_update_boxes(struct pd_state *s, const struct pd_update_step *step,

@@ -204,63 +204,41 @@ static pd_status block_forward(struct step *s, uint32_t slot, uint32_t block, vo
     return PD_OK;
 }
 
-/* One unit of one micro-batch, where the schedule goes breadth first: the stage is alone. */
-static pd_status unit_forward(struct step *s, const struct pd_action *a, bool padding, struct pd_error *err)
-{
-    struct pd_engine *e = s->e;
-    void *const *weights;
-    if (!padding && a->unit == 0) PD_TRY(fill_input(s, a->slot, err));
-    PD_TRY(enter(s, a->unit, &weights, err));
-    if (padding) return PD_OK;
-    if (a->unit == 0) return pd_transformer_embed(e->transformer, a->slot, weights, err);
-    if (a->unit < head_set(e)) return block_forward(s, a->slot, a->unit - 1, weights, NULL, err);
-    PD_TRY(pd_transformer_head(e->transformer, a->slot, weights, NULL, 1.0f, NULL, err));
-    return account(s, a->slot, err);
-}
-
-static pd_status blocks_forward(struct step *s, const struct pd_action *a, bool padding, struct pd_error *err)
+/* One unit of one micro-batch, whose parameters are `weights`. */
+static pd_status unit_forward(struct step *s, const struct pd_action *a, uint32_t unit, void *const *weights,
+                              struct pd_error *err)
 {
     struct pd_engine *e = s->e;
     const struct pd_stage *c = &e->own->chunks[a->chunk];
-    void *const *weights;
-    for (uint32_t i = 0; i < c->block_count; i++) {
-        void *out = NULL;
-        PD_TRY(enter(s, 1 + c->first_block + i, &weights, err));
-        if (padding) continue;
-        bool is_last_of_stage = i + 1 == c->block_count && !c->has_head;
-        if (is_last_of_stage) PD_TRY(pd_pipeline_next_stream(e->own->pipeline, &out, err));
-        PD_TRY(block_forward(s, a->slot, c->first_block + i, weights, out, err));
-        if (is_last_of_stage) PD_TRY(pd_pipeline_send_stream(e->own->pipeline, err));
+    const bool is_last_of_stage = unit == c->first_block + c->block_count && !c->has_head;
+    void *out = NULL;
+    if (unit == 0) return pd_transformer_embed(e->transformer, a->slot, weights, err);
+    if (unit == head_set(e)) {
+        PD_TRY(pd_transformer_head(e->transformer, a->slot, weights, NULL, 1.0f, NULL, err));
+        return account(s, a->slot, err);
     }
-    return PD_OK;
-}
-
-static pd_status head_forward(struct step *s, const struct pd_action *a, bool padding, struct pd_error *err)
-{
-    void *const *weights;
-    PD_TRY(enter(s, head_set(s->e), &weights, err));
-    if (padding) return PD_OK;
-    PD_TRY(pd_transformer_head(s->e->transformer, a->slot, weights, NULL, 1.0f, NULL, err));
-    return account(s, a->slot, err);
+    if (is_last_of_stage) PD_TRY(pd_pipeline_next_stream(e->own->pipeline, &out, err));
+    PD_TRY(block_forward(s, a->slot, unit - 1, weights, out, err));
+    return is_last_of_stage ? pd_pipeline_send_stream(e->own->pipeline, err) : PD_OK;
 }
 
 static pd_status forward(struct step *s, const struct pd_action *a, bool padding, struct pd_error *err)
 {
     struct pd_engine *e = s->e;
     const struct pd_stage *c = &e->own->chunks[a->chunk];
+    const struct pd_range units = pd_action_units(a, c, s->learns);
     void *const *weights;
-    if (a->unit != PD_ALL_UNITS) return unit_forward(s, a, padding, err);
-    if (!padding && a->chunk == 0) PD_TRY(fill_input(s, a->slot, err));
-    if (c->has_embedding) {
-        PD_TRY(enter(s, 0, &weights, err));
-        if (!padding) PD_TRY(pd_transformer_embed(e->transformer, a->slot, weights, err));
-    } else if (!padding) {
-        void *stream;
+    void *stream;
+    if (!padding && a->chunk == 0 && (a->unit == PD_ALL_UNITS || a->unit == 0)) PD_TRY(fill_input(s, a->slot, err));
+    if (!padding && !c->has_embedding) {
         PD_TRY(pd_transformer_stream(e->transformer, a->slot, c->first_block, &stream, err));
         PD_TRY(pd_pipeline_take_stream(e->own->pipeline, stream, err));
     }
-    PD_TRY(blocks_forward(s, a, padding, err));
-    return c->has_head && !s->learns ? head_forward(s, a, padding, err) : PD_OK;
+    for (uint32_t unit = (uint32_t)units.begin; unit < units.end; unit++) {
+        PD_TRY(enter(s, unit, &weights, err));
+        if (!padding) PD_TRY(unit_forward(s, a, unit, weights, err));
+    }
+    return PD_OK;
 }
 
 /* ---- backward ---- */
@@ -334,24 +312,6 @@ static pd_status block_backward(struct step *s, const struct pd_action *a, uint3
     return PD_OK;
 }
 
-/* rows: to be sent to the stage before. */
-static pd_status blocks_backward(struct step *s, const struct pd_action *a, bool padding, void *dstream, void *rows,
-                                 struct pd_error *err)
-{
-    struct pd_engine *e = s->e;
-    const struct pd_stage *c = &e->own->chunks[a->chunk];
-    for (uint32_t i = c->block_count; i-- > 0;) {
-        const uint32_t block = c->first_block + i, set = 1 + block;
-        PD_TRY(block_backward(s, a, block, padding, dstream, err));
-        if (!padding && i == 0 && !c->has_embedding) {
-            PD_TRY(pd_transformer_keep_rows(e->transformer, dstream, rows, err));
-            PD_TRY(pd_pipeline_send_gradient(e->own->pipeline, err));
-        }
-        PD_TRY(push_gradients(s, set, a->slot, err));
-    }
-    return PD_OK;
-}
-
 static pd_status embed_backward(struct step *s, uint32_t slot, bool padding, void *dstream, struct pd_error *err)
 {
     struct pd_engine *e = s->e;
@@ -361,30 +321,36 @@ static pd_status embed_backward(struct step *s, uint32_t slot, bool padding, voi
     return push_gradients(s, 0, slot, err);
 }
 
-static pd_status unit_backward(struct step *s, const struct pd_action *a, bool padding, struct pd_error *err)
+/* One unit of one micro-batch. rows: what goes to the stage before. */
+static pd_status unit_backward(struct step *s, const struct pd_action *a, uint32_t unit, bool padding, void *dstream,
+                               void *rows, struct pd_error *err)
 {
     struct pd_engine *e = s->e;
-    void *dstream = e->own->dstreams[a->slot];
-    if (a->unit == 0) return embed_backward(s, a->slot, padding, dstream, err);
-    if (a->unit == head_set(e)) return head_backward(s, a, padding, dstream, err);
-    PD_TRY(block_backward(s, a, a->unit - 1, padding, dstream, err));
-    return push_gradients(s, a->unit, a->slot, err);
+    const struct pd_stage *c = &e->own->chunks[a->chunk];
+    if (unit == 0) return embed_backward(s, a->slot, padding, dstream, err);
+    if (unit == head_set(e)) return head_backward(s, a, padding, dstream, err);
+    PD_TRY(block_backward(s, a, unit - 1, padding, dstream, err));
+    if (!padding && unit == 1 + c->first_block && !c->has_embedding) {
+        PD_TRY(pd_transformer_keep_rows(e->transformer, dstream, rows, err));
+        PD_TRY(pd_pipeline_send_gradient(e->own->pipeline, err));
+    }
+    return push_gradients(s, unit, a->slot, err);
 }
 
 static pd_status backward(struct step *s, const struct pd_action *a, bool padding, struct pd_error *err)
 {
     struct pd_engine *e = s->e;
     const struct pd_stage *c = &e->own->chunks[a->chunk];
-    void *rows = NULL;
-    if (a->unit != PD_ALL_UNITS) return unit_backward(s, a, padding, err);
-    if (!padding)
+    const struct pd_range units = pd_action_units(a, c, s->learns);
+    void *rows = NULL, *dstream = e->is_breadth_first ? e->own->dstreams[a->slot] : e->own->dstream;
+    if (!padding && !e->is_breadth_first)
         PD_TRY(c->has_head ? pd_pipeline_next_gradient(e->own->pipeline, &rows, err)
                            : pd_pipeline_take_gradient(e->own->pipeline, &rows, err));
-    void *dstream = e->own->dstream ? e->own->dstream : rows;
+    if (!dstream) dstream = rows;
     if (!padding && !c->has_head) PD_TRY(pd_transformer_gather_rows(e->transformer, rows, dstream, err));
-    if (c->has_head) PD_TRY(head_backward(s, a, padding, dstream, err));
-    PD_TRY(blocks_backward(s, a, padding, dstream, rows, err));
-    return c->has_embedding ? embed_backward(s, a->slot, padding, dstream, err) : PD_OK;
+    for (uint32_t unit = (uint32_t)units.end; unit-- > units.begin;)
+        PD_TRY(unit_backward(s, a, unit, padding, dstream, rows, err));
+    return PD_OK;
 }
 
 /* ---- the schedule ---- */
@@ -632,7 +598,7 @@ static pd_status run_apart(struct step *s, const struct pd_schedule_options *opt
     struct pd_schedule schedule;
     struct pd_set_order order = {0};
     PD_TRY(pd_schedule_new(options, &schedule, err));
-    pd_status st = pd_set_order_new(&schedule, s->e->own->chunks, head_set(s->e), s->learns, &order, err);
+    pd_status st = pd_set_order_new(&schedule, s->e->own->chunks, s->learns, &order, err);
     s->schedule = &schedule;
     s->order = &order;
     s->next = 0;
