@@ -1,7 +1,7 @@
-/* All memory of a run, counted by category before any of it exists.
+/* Counts and hands out all memory of a run, by category. The count is known before any of it is allocated.
  *
- * A recipe is code that takes everything it needs from an arena. Run on a dry arena it only counts, and what it counted
- * is the plan; run on a real one it gets the addresses. The same recipe serves both, so the plan is exact by construction.
+ * A recipe is code that takes all its memory from an arena. A dry arena only counts: that count is the plan. A real arena
+ * returns addresses. The same recipe runs on both, so the plan is exact by construction.
  *
  *   invariants  1. a real arena hands out at most the bytes of the plan it was made from, per category
  *               2. every address is aligned to PD_ARENA_ALIGN and every size is rounded up to it
@@ -27,9 +27,9 @@ enum pd_memory_category {
 
 struct pd_memory_plan {
     uint64_t bytes[PD_MEMORY_CATEGORY_COUNT];
-    uint64_t host_bytes[PD_MEMORY_CATEGORY_COUNT];  /* of these, what stays with the host where the rank is a GPU */
-    uint64_t noted_bytes[PD_MEMORY_CATEGORY_COUNT]; /* of those, what was noted and is held elsewhere */
-    uint64_t library_bytes; /* of the device beside all of these, by an estimate: what libraries take for themselves */
+    uint64_t host_bytes[PD_MEMORY_CATEGORY_COUNT];  /* the part of `bytes` that is in host memory when the rank has a GPU */
+    uint64_t noted_bytes[PD_MEMORY_CATEGORY_COUNT]; /* the part of host_bytes that was noted and is allocated elsewhere */
+    uint64_t library_bytes; /* estimate: device memory that libraries allocate for themselves, on top of `bytes` */
 };
 
 const char *pd_memory_category_name(enum pd_memory_category category);
@@ -44,27 +44,27 @@ PD_MUST_USE pd_status pd_arena_new_dry(struct pd_arena **ret_arena, struct pd_er
 PD_MUST_USE pd_status pd_arena_new(const struct pd_memory_plan *plan, struct pd_arena **ret_arena, struct pd_error *err);
 void pd_arena_free(struct pd_arena *arena);
 
-/* Where the memory of a rank with a device of its own comes from. map gives zeroed memory, the host's aligned to
- * PD_ARENA_ALIGN, the device's to 256 at least. */
+/* Allocates the memory of a rank that has a device. map returns zeroed memory: host memory aligned to PD_ARENA_ALIGN,
+ * device memory to at least 256 bytes. */
 struct pd_arena_source {
     pd_status (*map)(void *context, bool is_host, uint64_t bytes, void **ret_data, struct pd_error *err);
     void (*unmap)(void *context, bool is_host, void *data, uint64_t bytes);
     void *context; /* outlives the arena */
 };
-/* The same plan, its host_bytes apart from the rest, what is noted left out. The source is copied. */
+/* As pd_arena_new, with host_bytes mapped separately and noted bytes left out. The source is copied. */
 PD_MUST_USE pd_status pd_arena_new_on(const struct pd_memory_plan *plan, const struct pd_arena_source *source,
                                       struct pd_arena **ret_arena, struct pd_error *err);
 
 bool pd_arena_is_dry(const struct pd_arena *arena);
-/* `bytes` of zeroed memory, owned by the arena until it is freed. Never NULL: exceeding the plan is a bug (PD_CHECK). */
+/* Returns `bytes` of zeroed memory, owned by the arena. Never NULL: exceeding the plan is a bug (PD_CHECK). */
 void *pd_arena_take(struct pd_arena *arena, enum pd_memory_category category, uint64_t bytes);
-/* Memory that the host reads and writes, also where the other takes give a device's. */
+/* Returns memory that the host reads and writes, even when the other takes return device memory. */
 void *pd_arena_take_host(struct pd_arena *arena, enum pd_memory_category category, uint64_t bytes);
-/* All that is mapped for a category, with a source the device's; what was taken lies in it. NULL of none, and of a dry arena. */
+/* Returns the whole mapping of a category (device memory if there is a source). NULL if it is empty or the arena is dry. */
 void *pd_arena_mapped(const struct pd_arena *arena, enum pd_memory_category category, uint64_t *ret_bytes);
-/* Counts memory that a component must get elsewhere (shared windows, driver-pinned pages). */
+/* Counts memory that a component allocates elsewhere (shared windows, driver-pinned pages). */
 void pd_arena_note(struct pd_arena *arena, enum pd_memory_category category, uint64_t bytes);
-/* Counts what a library takes of the device for itself, by an estimate: the plan's library_bytes. */
+/* Adds an estimate of device memory that a library allocates for itself to the plan's library_bytes. */
 void pd_arena_note_library(struct pd_arena *arena, uint64_t bytes);
 void pd_arena_freeze(struct pd_arena *arena);
 void pd_arena_usage(const struct pd_arena *arena, struct pd_memory_plan *ret_usage);

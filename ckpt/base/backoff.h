@@ -1,11 +1,11 @@
-/* When to try again what has failed `failures` times in a row: after 1 s, 2 s, 4 s, ... and at most 5 minutes. */
+/* Delay before the next try after `failures` failures in a row: 1 s, 2 s, 4 s, ... and at most 5 minutes. */
 #pragma once
 
 #include <stdint.h>
 
 #define PD_BACKOFF_NS_MAX (300 * UINT64_C(1000000000))
 
-/* 0 for no failure. */
+/* Returns 0 if there was no failure. */
 static inline uint64_t pd_backoff_ns(uint32_t failures)
 {
     if (!failures) return 0;

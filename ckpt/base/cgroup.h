@@ -1,5 +1,5 @@
-/* The control groups of this process: for one controller, its own group and every one above, of versions 1 and 2 and wherever
- * they are mounted. Where namespaces hide the upper part of a path, the group that is mounted is the last.
+/* Finds the control groups of this process: for one controller, its own group and all ancestors, in cgroup versions 1 and
+ * 2, wherever they are mounted. If a namespace hides the upper part of a path, the walk ends at the mounted group.
  *   threads  any */
 #pragma once
 
@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-/* Where things lie; NULL or a member NULL: where Linux has them. */
+/* Files to read, for tests. NULL, or a NULL member, means Linux's own file. */
 struct pd_cgroup_places {
     const char *self;      /* /proc/self/cgroup */
     const char *mountinfo; /* /proc/self/mountinfo */
@@ -20,11 +20,11 @@ struct pd_cgroup {
 };
 
 typedef void pd_cgroup_visit(void *context, const struct pd_cgroup *group);
-/* From the process's own group upwards. controller: "memory", "cpu". A group of version 2 may lack its files. */
+/* Walks up from the process's own group. controller: "memory", "cpu". A version 2 group may lack the controller's files. */
 void pd_cgroup_walk(const struct pd_cgroup_places *places, const char *controller, pd_cgroup_visit *visit, void *context);
 
-/* A file of a group; NULL: it has none. */
+/* Opens a file of a group; NULL if the group has no such file. */
 FILE *pd_cgroup_open(const struct pd_cgroup *group, const char *name);
 bool pd_cgroup_number(const struct pd_cgroup *group, const char *name, uint64_t *ret);
-/* Of a file of "key value" lines; absent: 0. */
+/* Returns the value of `wanted` in a file of "key value" lines, or 0 if it is absent. */
 uint64_t pd_cgroup_key(FILE *file, const char *wanted);

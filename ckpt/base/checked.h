@@ -30,7 +30,7 @@ static inline bool pd_checked_align_u64(uint64_t value, uint64_t align, uint64_t
     return true;
 }
 
-/* Of sizes that are known to be far from 2^64. `unit` is any number above 0. */
+/* For sizes known to be far below 2^64. `unit` is any number above 0. */
 static inline uint64_t pd_divide_up(uint64_t value, uint64_t unit)
 {
     return value / unit + (value % unit != 0);
@@ -51,7 +51,7 @@ static inline uint64_t pd_max_u64(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-/* [start, start + count) lies in [0, size): for offsets out of files. */
+/* True if [start, start + count) lies in [0, size). For offsets read from files. */
 static inline bool pd_checked_range(uint64_t start, uint64_t count, uint64_t size)
 {
     return start <= size && count <= size - start;

@@ -10,10 +10,10 @@ struct pd_clock {
     void *context;
 };
 
-uint64_t pd_clock_monotonic_ns(const struct pd_clock *clock); /* NULL: the system's */
+uint64_t pd_clock_monotonic_ns(const struct pd_clock *clock); /* NULL: the system clock */
 uint64_t pd_clock_wall_ns(void);                              /* since 1970-01-01 UTC */
 void pd_clock_sleep_ns(uint64_t ns);
-/* Sleeps until `bytes` may have been begun at `bytes_per_second` (0: as fast as it goes) since start_ns, in naps of 20 ms
- * so that *stop is seen soon. False: *stop is set (NULL: it never is). */
+/* Limits a transfer: sleeps until `bytes_per_second` (0: no limit) allows `bytes` since start_ns, in naps of 20 ms so
+ * that *stop is noticed soon (NULL: never set). Returns false if *stop is set. */
 bool pd_clock_pace(uint64_t start_ns, uint64_t bytes, uint64_t bytes_per_second, const _Atomic bool *stop);
 double pd_clock_seconds_since(uint64_t start_ns); /* start from pd_clock_monotonic_ns */

@@ -1,5 +1,5 @@
-/* XXH3-64 (Collet, https://github.com/Cyan4973/xxHash) behind our own names: the checksum of everything perdure writes.
- * One-shot and streaming results of the same bytes and seed are equal, and equal on every machine.
+/* Checksum of everything perdure writes: XXH3-64 (Collet, https://github.com/Cyan4973/xxHash) behind our own names.
+ * One-shot and streaming results of the same bytes and seed are equal, on every machine.
  *   threads  any; a stream belongs to one thread at a time */
 #pragma once
 
@@ -8,7 +8,7 @@
 
 uint64_t pd_digest64(const void *data, size_t bytes, uint64_t seed);
 
-/* Plain storage of the caller's; no destructor. May be moved only before init or after finish. */
+/* The caller provides the storage; no destructor. Move it only before init or after finish. */
 struct pd_digest_stream {
     _Alignas(64) unsigned char storage[576];
 };
@@ -17,5 +17,5 @@ void pd_digest_stream_init(struct pd_digest_stream *stream, uint64_t seed);
 void pd_digest_stream_add(struct pd_digest_stream *stream, const void *data, size_t bytes);
 uint64_t pd_digest_stream_value(const struct pd_digest_stream *stream); /* of what was added so far */
 
-/* A seed from several words, such as (run, lineage, step, tensor, block): the digest of their little-endian bytes. */
+/* Derives a seed from words such as (run, lineage, step, tensor, block): the digest of their little-endian bytes. */
 uint64_t pd_digest_words(const uint64_t *words, size_t count, uint64_t seed);

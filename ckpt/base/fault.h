@@ -1,20 +1,20 @@
-/* Named places where a test makes the program die or stop.
+/* Fault points: named places in the code where a test kills or stops the program.
  *
- *   PERDURE_FAULT=name[@rank]:nth[:action][,...]     nth: the n-th passage of that place in this process, from 1
+ *   PERDURE_FAULT=name[@rank]:nth[:action][,...]     fires at the nth pass of that place in this process, from 1
  *   actions  kill (SIGKILL to this process; the default), exit (status 70, nothing flushed),
- *            stop (SIGSTOP: somebody looks at this process, kills it or lets it go on). A place that asks
- *            (pd_fault_asks) does what it is there for, such as damaging a byte, whatever the action
- *   PERDURE_FAULT_ONCE=file: a fault fires only if it can create the file, so that a restarted launch is spared.
+ *            stop (SIGSTOP: the test inspects, kills or continues the process). A place that calls pd_fault_asks
+ *            ignores the action and injects its own fault, such as a damaged byte
+ *   PERDURE_FAULT_ONCE=file: a fault fires only if it can create the file, so that it does not hit a restarted launch again.
  *
- * Places are named <library>.<operation>.<moment>: "store.commit.renamed". Off, a place costs one load.
- *   threads  any; passages of all threads count together, with @rank those of that rank alone */
+ * Places are named <library>.<operation>.<moment>: "store.commit.renamed". Disabled, a place costs one load.
+ *   threads  any; passes of all threads count together; with @rank only those of that rank count */
 #pragma once
 
 #include "ckpt/base/status.h"
 #include <stdatomic.h>
 
-/* NULL or "": none. PD_USAGE names the word that is not understood. Not while other threads pass places.
- * main calls pd_fault_configure_env before it starts threads; nothing else reads the environment. */
+/* NULL or "": no faults. PD_USAGE names the word that is not understood. Do not call while other threads pass fault
+ * points. main calls pd_fault_configure_env before it starts threads; nothing else reads the environment. */
 PD_MUST_USE pd_status pd_fault_configure(const char *spec, const char *once_path, struct pd_error *err);
 PD_MUST_USE pd_status pd_fault_configure_env(struct pd_error *err);
 
@@ -26,7 +26,7 @@ static inline void pd_fault_point(const char *name)
     if (atomic_load_explicit(&pd_fault_armed, memory_order_relaxed)) pd_fault_pass(name);
 }
 
-/* Whether this passage is the n-th; nothing else happens here. */
+/* Returns whether this is the n-th pass. It does nothing else. */
 bool pd_fault_passes_nth(const char *name);
 
 static inline bool pd_fault_asks(const char *name)

@@ -1,7 +1,7 @@
 /* Conversions between fp32 and the two 16-bit formats, exact or rounded once to nearest even.
  *
  * Plain C, so that every instruction set gives the same bits. NaN stays NaN (quiet, sign kept); overflow gives infinity.
- * fp16 subnormals are converted exactly, whatever the flush-to-zero state of the thread: only integers are used.
+ * fp16 subnormals convert exactly, even in flush-to-zero mode, because only integers are used.
  */
 #pragma once
 

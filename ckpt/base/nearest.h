@@ -1,16 +1,16 @@
-/* What a mistyped name may have meant. */
+/* Suggests names that a mistyped one may have meant. */
 #pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Insertions, deletions, replacements and swaps of neighbours that turn a into b; names longer than 63 bytes are cut. */
+/* Counts insertions, deletions, replacements and swaps of neighbours that turn a into b. Names are cut after 63 bytes. */
 uint32_t pd_edit_distance(const char *a, const char *b);
-/* Whether one may be the other misspelt: they differ in two letters at most, and in one of four; "ls" and "rm" in all. */
+/* True if at most (longer length + 1) / 4 edits, and at most two, turn a into b. */
 bool pd_is_near(const char *a, const char *b);
-/* The nearest of (count) names that is near; NULL: none is. */
+/* Returns the nearest of (count) names that passes pd_is_near, or NULL. */
 const char *pd_nearest_name(const char *name, const char *const *names, uint32_t count);
-/* Indices of the `wanted` (at most count) nearest names, nearest first, earlier ones first where they are as near. Names of
- * models and devices have parts ("Llama-3-8B", "h100"): fewer parts that only one of the two has are nearer, twice so those of
- * `name`; then fewer edits. */
+/* Returns indices of the `wanted` (at most count) nearest names, nearest first; ties keep their order. Names of models
+ * and devices have parts ("Llama-3-8B", "h100"). The distance counts parts that only one name has, those of `name` twice;
+ * ties go to fewer edits. */
 void pd_nearest_names(const char *name, const char *const *names, uint32_t count, uint32_t *ret_indices, uint32_t wanted);

@@ -1,11 +1,11 @@
-/* Who has a buffer that two threads or streams can reach.
+/* Checks in debug builds that a buffer which two threads or streams can reach has one owner at a time.
  *
- *   struct pd_owner owner;                           // beside the buffer; {0}: nobody has it
- *   pd_owner_acquire(&staging->owner, "saver");      // before the first touch
- *   pd_owner_release(&staging->owner, "saver");      // after the last, before whoever is next is told
+ *   struct pd_owner owner;                           // beside the buffer; {0}: no owner
+ *   pd_owner_acquire(&staging->owner, "saver");      // before the first access
+ *   pd_owner_release(&staging->owner, "saver");      // after the last, before the next owner is notified
  *
- * Nothing waits here: what orders the users (a mutex, a join, an event) stands beside the declaration of the buffer, and this
- * checks that it does. With PERDURE_CHECK_OWNERS (debug builds and builds with tests) an owner that meets another one ends
+ * These calls do not wait. A mutex, a join or an event orders the users, and is named where the buffer is declared; the
+ * calls check that it does its job. With PERDURE_CHECK_OWNERS (debug builds and builds with tests) a second owner aborts
  * the process with both names; otherwise the calls are empty.
  *
  *   threads  any
@@ -13,7 +13,7 @@
 #pragma once
 
 struct pd_owner {
-    const char *_Atomic name; /* a string constant; NULL: nobody */
+    const char *_Atomic name; /* a string constant; NULL: no owner */
 };
 
 #ifdef PERDURE_CHECK_OWNERS

@@ -1,19 +1,19 @@
-/* What the kernel says of a process of this host; a process that is gone is not stopped, has used nothing, and is nowhere.
+/* Asks the kernel about a process on this host. One that no longer exists is not stopped and has used no time.
  *   threads  any */
 #pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
 
-/* /proc/<process>/<name>, cut off at `bytes` - 1. False: nothing can be read; ret_text is then "". */
+/* Reads /proc/<process>/<name>, cut at `bytes` - 1. False, with ret_text "", if it cannot be read. */
 bool pd_process_read(int process, const char *name, char *ret_text, size_t bytes);
-/* Its parent may not have waited for it yet. */
+/* True also for a zombie, which its parent has not waited for yet. */
 bool pd_process_has_ended(int process);
-/* Stopped by a signal, as SIGSTOP does it. */
+/* True if a signal such as SIGSTOP has stopped it. */
 bool pd_process_is_stopped(int process);
-/* 0: nothing can be read. */
+/* Returns 0 if it cannot be read. */
 int pd_process_parent(int process);
-/* That it computed, and that its first thread waited for a processor: beside others it may get hardly any. */
+/* CPU time, plus the time its first thread waited for a CPU: on a busy machine it may get hardly any. */
 double pd_process_busy_seconds(int process);
-/* "futex_wait_queue < do_futex": functions of the kernel from the innermost on, or the one name that everybody may read. */
+/* Kernel stack, innermost first: "futex_wait_queue < do_futex", or the one function that unprivileged users may read. */
 void pd_process_kernel_place(int process, char *ret_text, size_t bytes);

@@ -1,5 +1,5 @@
-/* How whoever works long shows its progress on stderr: a bar on a terminal, a line every ten seconds elsewhere.
- * PERDURE_PROGRESS=bar, line, line:SECONDS or off says otherwise. */
+/* How long operations show progress on stderr: a bar on a terminal, else a line every ten seconds. PERDURE_PROGRESS=bar,
+ * line, line:SECONDS or off overrides it. */
 #pragma once
 
 enum pd_progress_kind { PD_PROGRESS_OFF, PD_PROGRESS_LINE, PD_PROGRESS_BAR };
@@ -10,9 +10,9 @@ struct pd_progress_mode {
 };
 struct pd_progress_mode pd_progress_mode(void);
 
-/* Before what takes the place of a bar, or of nothing: a bar's line has no end. */
+/* Print this before other output on stderr: it erases the bar, which does not end its line. */
 #define PD_PROGRESS_CLEAR "\r\033[K"
-/* PD_PROGRESS_CLEAR where stderr may show a bar, of this process or of one that it started; else "". */
+/* Returns PD_PROGRESS_CLEAR if this process or its child may be showing a bar on stderr; else "". */
 const char *pd_progress_clear(void);
-/* Of the terminal, now; where stderr is none, as COLUMNS says; at least 20, 80 where nobody knows. */
+/* Current width of the terminal; COLUMNS if stderr is not a terminal; 80 if unknown. At least 20. */
 unsigned pd_progress_columns(void);

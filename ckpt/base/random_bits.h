@@ -1,7 +1,7 @@
-/* Random bits that are a function of a key and an index alone, and rounding by them: the same on every rank, thread,
+/* Stateless random bits, a function of a key and an index alone, and stochastic rounding: the same on every rank, thread,
  * instruction set and device.
  *
- * A key is made of the numbers that name what is rounded, on the host; an element costs two finalisers of 32 bits.
+ * The host makes a key from the numbers that identify what is rounded; an element costs two 32-bit finalisers.
  *   sources  Appleby, MurmurHash3 (the finaliser); Steele et al. 2014, "Fast splittable pseudorandom number generators" */
 #pragma once
 
@@ -29,7 +29,7 @@ PD_RANDOM_INLINE uint32_t pd_random_bits(uint64_t key, uint64_t index)
     return pd_mix_32(low + (uint32_t)(index >> 32) * 0x9e3779b9u + (uint32_t)(key >> 32));
 }
 
-/* One of the two bf16 numbers around x, the nearer one the likelier: on average x. What is not finite is kept. */
+/* Rounds x stochastically to one of the two neighbouring bf16 numbers: x on average. Infinities and NaN are kept. */
 PD_RANDOM_INLINE uint16_t pd_bf16_at_random(float x, uint32_t random)
 {
     uint32_t bits;
@@ -39,7 +39,7 @@ PD_RANDOM_INLINE uint16_t pd_bf16_at_random(float x, uint32_t random)
     return (uint16_t)((bits & 0x7f800000u) == 0x7f800000u ? kept : rounded);
 }
 
-/* The host's. */
+/* Host only. */
 static inline __attribute__((unused)) uint64_t pd_random_key(uint64_t key, uint64_t part)
 {
     uint64_t x = key + UINT64_C(0x9e3779b97f4a7c15) * (part + 1);

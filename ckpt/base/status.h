@@ -19,19 +19,19 @@ typedef enum pd_status {
     PD_USAGE,       /* the command line is wrong: exit 64 */
     PD_INVALID,     /* configuration or request that cannot be met: exit 78 */
     PD_NOT_FOUND,   /* the named thing is absent (ENOENT); callers may branch on it */
-    PD_EXISTS,      /* a name that a call makes is there; a network file system also says so of what the call has made: look */
-    PD_BUSY,        /* a lock is held by somebody else; EBUSY of any call is PD_IO */
+    PD_EXISTS,      /* a name that a call creates exists; on a network file system the call itself may have made it: check */
+    PD_BUSY,        /* somebody else holds a lock; EBUSY of any call is PD_IO */
     PD_NO_SPACE,    /* ENOSPC, EDQUOT, inodes */
     PD_IO,          /* EIO, ESTALE, EACCES, ...: a storage error, never proof of damage: exit 74 */
     PD_CORRUPT,     /* bytes were read and are not the bytes that were written: exit 65 */
     PD_NO_MEMORY,   /* exit 70 */
     PD_DEVICE_LOST, /* exit 70 */
     PD_PEER_LOST,   /* another rank is gone, requeue: exit 75 */
-    PD_STOPPED,     /* a signal asked to leave and the state is saved: exit 75 */
-    PD_HOSTS_AWAY,  /* what is newest lies on hosts that take no part; they may come back: exit 75 */
+    PD_STOPPED,     /* a signal asked the run to stop, and the state is saved: exit 75 */
+    PD_HOSTS_AWAY,  /* the newest state lies on hosts that are not in this run; they may come back: exit 75 */
     PD_STUCK,       /* no progress in the allowed number of restarts: exit 93 */
     PD_UNSUPPORTED, /* this machine or build cannot do it; a fallback may */
-    PD_DIVERGED,    /* training itself: the loss or a gradient is not finite: exit 70 */
+    PD_DIVERGED,    /* the training diverged: the loss or a gradient is not finite: exit 70 */
     PD_BUG,         /* an invariant of ours does not hold: exit 70 */
     PD_STATUS_COUNT
 } pd_status;
@@ -54,19 +54,19 @@ pd_status pd_error_set(struct pd_error *err, pd_status status, const char *where
 /* Prepends "<formatted>: " to the message of an error that is already set and returns `status` unchanged. */
 pd_status pd_error_context(struct pd_error *err, pd_status status, const char *format, ...) PD_PRINTF(3, 4);
 
-/* The same text under another status, which it returns. */
+/* Changes the status, keeps the text, and returns the new status. */
 pd_status pd_error_change(struct pd_error *err, pd_status status);
-/* Where `status` is a failure, *err (may be NULL) becomes *from. Returns `status`. */
+/* If `status` is a failure, copies *from to *err (may be NULL). Returns `status`. */
 pd_status pd_error_pass(struct pd_error *err, pd_status status, const struct pd_error *from);
-/* PD_OK, and no text: what has been told already is not printed again. */
+/* Sets PD_OK and empties the text, so that an error already reported is not printed again. */
 void pd_error_clear(struct pd_error *err);
 
-/* Of a thread that could not be started; `number`: what pthread_create returned. PD_UNSUPPORTED, since a limit does not pass;
- * the message names the limits to raise. */
+/* Reports that a thread could not be started; `number` is pthread_create's result. PD_UNSUPPORTED, since a limit does not
+ * go away by itself; the message names the limits to raise. */
 pd_status pd_error_thread(struct pd_error *err, const char *where, int number, const char *what);
 #define PD_FAIL_THREAD(err, number, what) return pd_error_thread((err), PD_WHERE, (number), (what))
 
-/* pd_error_context "rank N", unless a context says already whose error it is. */
+/* Adds the context "rank N", unless the message already names a rank. */
 pd_status pd_error_context_rank(struct pd_error *err, pd_status status, uint32_t rank);
 bool pd_error_names_rank(const char *message);
 
@@ -75,11 +75,11 @@ bool pd_error_names_rank(const char *message);
 #define PD_WHERE (__FILE_NAME__ ":" PD_STRINGIFY(__LINE__))
 
 #define PD_FAIL(err, status, ...) return pd_error_set((err), (status), PD_WHERE, 0, __VA_ARGS__)
-/* Status and text from errno `number`. */
+/* Takes status and text from errno `number`. */
 #define PD_FAIL_ERRNO(err, number, ...) \
     return pd_error_set((err), pd_status_from_errno(number), PD_WHERE, (number), __VA_ARGS__)
 
-/* For allocations: PD_OK where the condition holds, else PD_NO_MEMORY. */
+/* For allocations: PD_OK if the condition holds, else PD_NO_MEMORY. */
 #define PD_ALLOCATED(condition, err, ...) ((condition) ? PD_OK : pd_error_set((err), PD_NO_MEMORY, PD_WHERE, 0, __VA_ARGS__))
 
 #define PD_TRY(expression)                          \
@@ -88,7 +88,7 @@ bool pd_error_names_rank(const char *message);
         if (pd_try_st_ != PD_OK) return pd_try_st_; \
     } while (0)
 
-/* For our own bugs only; on in release builds; the condition has no side effects. Prints and aborts. */
+/* For our own bugs only; enabled in release builds; the condition has no side effects. Prints and aborts. */
 #define PD_CHECK(condition)                                      \
     do {                                                         \
         if (!(condition)) pd_check_failed(PD_WHERE, #condition); \

@@ -1,10 +1,10 @@
-/* Work that takes long asks between its pieces whether its caller wants it to end, and then undoes what it began. */
+/* Long operations ask between pieces of work whether their caller wants them to stop, and then undo what they began. */
 #pragma once
 
 #include "ckpt/base/status.h"
 
-/* NULL: never.   threads  the one that was given it */
+/* NULL: never stops. Only the thread that received it may call it. */
 typedef bool (*pd_should_stop)(void);
 
-/* Passes `place` (fault.h), then asks.   errors  PD_STOPPED: "asked to leave" */
+/* Passes the fault point `place` (fault.h), then asks. errors PD_STOPPED: "asked to leave" */
 PD_MUST_USE pd_status pd_stop_check(pd_should_stop should_stop, const char *place, struct pd_error *err);

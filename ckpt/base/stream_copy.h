@@ -1,9 +1,9 @@
-/* Copying what the processor will not look at again soon: staging buffers on their way to the disk, state on its way home.
- * The stores go past the caches, so the destination is not read first and nothing useful is thrown out.
+/* Copies data that the processor will not use again soon, such as staging buffers on their way to the disk. The stores
+ * bypass the caches, so they neither read the destination nor evict useful lines.
  *   threads  any */
 #pragma once
 
 #include <stddef.h>
 
-/* As memcpy. Other threads and devices see the bytes as after memcpy. */
+/* As memcpy, and with the same visibility to other threads and devices. */
 void pd_stream_copy(void *dst, const void *src, size_t bytes);

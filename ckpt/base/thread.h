@@ -1,7 +1,7 @@
-/* Threads that take no signals: these are for the threads of the program, which know what to do with them. */
+/* Starts threads that take no signals. Only the program's own threads handle those. */
 #pragma once
 
 #include <pthread.h>
 
-/* As pthread_create; the thread has all signals blocked from its first instruction on, but for those of its own faults. */
+/* As pthread_create. All signals are blocked from the thread's first instruction on, except those of its own faults. */
 int pd_thread_start(pthread_t *ret_thread, const pthread_attr_t *attributes, void *(*body)(void *), void *context);

@@ -1,9 +1,9 @@
 /* A fixed pool of threads for data-parallel loops.
  *
- * pd_parallel runs `body(context, index)` once for every index in [0, count) and returns when all are done; the caller
- * takes part. Which thread runs which index is unspecified, so results must not depend on it: an index owns its output.
- * A pool of 1 thread runs everything in the caller. Flush-to-zero and denormals-are-zero are set in every thread of the
- * pool; pd_numerics_thread_init does the same for a thread made elsewhere.
+ * pd_parallel runs `body(context, index)` once for every index in [0, count), the caller included, and returns when all
+ * are done. Any thread may run any index, so results must not depend on it: an index owns its output. A pool of 1 thread
+ * runs everything in the caller. Every pool thread sets flush-to-zero and denormals-are-zero; pd_numerics_thread_init
+ * does the same for a thread made elsewhere.
  *   threads  one caller at a time per pool; bodies must not call pd_parallel on the same pool
  */
 #pragma once

@@ -5,12 +5,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The code point at the start of `bytes` bytes of text, and how many bytes it takes. UINT32_MAX: they are not UTF-8; then
- * *ret_length is untouched. bytes >= 1. */
+/* Decodes the first code point of `bytes` >= 1 bytes of text; *ret_length is its size. UINT32_MAX if they are not UTF-8;
+ * *ret_length is then untouched. */
 uint32_t pd_utf8_decode(const char *text, size_t bytes, size_t *ret_length);
-/* The code point at *text, a string, and *text moves on to the next; UINT32_MAX: no UTF-8, and *text stays. */
+/* Decodes the code point at *text, a string, and advances *text. UINT32_MAX if it is not UTF-8; *text then stays. */
 uint32_t pd_utf8_next(const char **text);
-/* Whether a terminal can be given the code point: no control character but line feed and tab. */
+/* True unless the code point is a control character other than line feed and tab: safe to send to a terminal. */
 bool pd_utf8_is_printable(uint32_t point);
-/* What is not printable, or no UTF-8, becomes question marks, a byte each. */
+/* Replaces each byte that is unprintable or not UTF-8 by a question mark. */
 void pd_utf8_clean(char *text);

@@ -1,4 +1,4 @@
-/* Words of messages. */
+/* Helpers for the text of messages. */
 #pragma once
 
 #include "ckpt/base/status.h"
@@ -16,7 +16,7 @@ struct pd_bytes_text {
 /* "512 B", "1.90 MiB", "74.5 GiB" */
 struct pd_bytes_text pd_bytes_text(double bytes);
 
-/* Puts more behind the message of an error that is set, as far as there is room. err may be NULL. */
+/* Appends to the message of an error that is already set, cut to the space left. err may be NULL. */
 void pd_error_append(struct pd_error *err, const char *format, ...) PD_PRINTF(2, 3);
 
 bool pd_ends_with(const char *text, const char *end);

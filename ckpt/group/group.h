@@ -1,4 +1,4 @@
-/* Ranks that must agree or move bytes, as ckpt/ and resharder/ see them: a table given by the caller.
+/* The collectives that ckpt/ and resharder/ need: a table of functions that the caller provides.
  *
  * Every call is collective: all ranks make the same calls in the same order. A peer that dies makes the call return
  * PD_PEER_LOST on the others, in bounded time; after that the group is unusable. `host` numbers the hosts 0..host_count-1:
@@ -22,7 +22,7 @@ struct pd_group_piece {
 struct pd_group_ops {
     const char *name;
     pd_status (*barrier)(struct pd_group *, struct pd_error *);
-    /* Every rank gives `bytes` (equal on all ranks); root's recv holds size*bytes in rank order. recv NULL elsewhere. */
+    /* Every rank sends `bytes` (equal on all ranks). root's recv receives size*bytes in rank order; elsewhere it is NULL. */
     pd_status (*gather)(struct pd_group *, uint32_t root, const void *send, uint64_t bytes, void *recv, struct pd_error *);
     pd_status (*broadcast)(struct pd_group *, uint32_t root, void *data, uint64_t bytes, struct pd_error *);
     /* All-to-all of variable length. The k-th piece sent from a to b is received into the k-th piece b names with peer a;
@@ -46,7 +46,7 @@ PD_MUST_USE pd_status pd_group_broadcast(struct pd_group *group, uint32_t root, 
 PD_MUST_USE pd_status pd_group_exchange(struct pd_group *group, const struct pd_group_piece *sends, uint32_t send_count,
                                         const struct pd_group_piece *recvs, uint32_t recv_count, struct pd_error *err);
 
-/* What every rank gives, on every rank: *ret_all (size * bytes, in rank order) is malloc'ed, the caller's. */
+/* Gives every rank the data of all ranks: *ret_all (size * bytes, in rank order) is malloc'ed; the caller frees it. */
 PD_MUST_USE pd_status pd_group_gather_all(struct pd_group *group, const void *mine, uint64_t bytes, void **ret_all,
                                           struct pd_error *err);
 

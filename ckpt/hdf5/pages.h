@@ -1,4 +1,4 @@
-/* A sparse file in memory: what HDF5 wrote, in pages of 4096 bytes; pages never written read as zeros.
+/* A sparse file in memory: the pages of 4096 bytes that HDF5 wrote. Pages never written read as zeros.
  *   threads  one */
 #pragma once
 
@@ -19,7 +19,7 @@ struct pd_h5_pages {
 };
 
 void pd_h5_pages_deinit(struct pd_h5_pages *pages);
-/* The page, or NULL when it was never written. */
+/* Returns the page, or NULL if it was never written. */
 unsigned char *pd_h5_pages_find(const struct pd_h5_pages *pages, uint64_t number);
 PD_MUST_USE pd_status pd_h5_pages_write(struct pd_h5_pages *pages, uint64_t offset, const void *data, uint64_t bytes,
                                         struct pd_error *err);

@@ -1,10 +1,10 @@
-/* An open checkpoint, as the files of inspect share it. */
+/* The opened checkpoint shared by the files of inspect/. */
 #pragma once
 
 #include "ckpt/inspect/inspect.h"
 
 #define PD_INSPECT_BUFFER_BYTES (16u << 20)
-#define PD_INSPECT_OPEN_MAX 128u /* shards open at a time: descriptors are scarce */
+#define PD_INSPECT_OPEN_MAX 128u /* shards open at a time: file descriptors are scarce */
 
 struct pd_inspect {
     struct pd_vfs *vfs;
@@ -12,7 +12,7 @@ struct pd_inspect {
     struct pd_commit commit;
     struct pd_tensor_table tensors;
     uint32_t tensor_capacity;
-    uint32_t *name_slots; /* (slot_count) open addressing, tensor number + 1 */
+    uint32_t *name_slots; /* (slot_count) open addressing; each slot holds tensor number + 1 */
     uint32_t slot_count;
     struct pd_inspect_box *boxes; /* (box_count) by tensor, kind, start */
     uint64_t box_count;
@@ -23,9 +23,9 @@ struct pd_inspect {
     pd_status incomplete; /* first failure to open a shard */
     struct pd_error incomplete_error;
     unsigned char *buffers; /* (PD_INSPECT_BUFFER_BYTES), aligned */
-    uint64_t data_bytes;    /* of all shards, as the record says */
+    uint64_t data_bytes;    /* of all shards, according to the record */
 };
 
-/* Borrowed until PD_INSPECT_OPEN_MAX other shards were acquired. */
+/* Borrowed until PD_INSPECT_OPEN_MAX other shards have been acquired. */
 PD_MUST_USE pd_status pd_inspect_acquire(struct pd_inspect *inspect, uint32_t shard, struct pd_shard **ret_shard,
                                          struct pd_error *err);

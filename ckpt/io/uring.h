@@ -1,10 +1,10 @@
-/* The queues of the real disk: io_uring, or threads where rings are refused or not asked for. Hooks let tests stand on each rung
- * of the ladder. */
+/* Queues of the real disk: io_uring, or threads if rings are refused or not requested. Hooks let tests force every
+ * fallback. */
 #pragma once
 
 #include "ckpt/io/vfs_ops.h"
 
-/* What a pretended kernel refuses. */
+/* What a simulated kernel refuses. */
 enum pd_uring_refusal {
     PD_URING_REFUSE_BUFFERS = 1,  /* ENOMEM: memlock limit */
     PD_URING_REFUSE_FLAGS = 4,    /* EINVAL: no COOP_TASKRUN, before 5.19 */
@@ -15,8 +15,8 @@ enum pd_uring_refusal {
     PD_URING_REFUSE_MAPPED = 128, /* EOPNOTSUPP of queues' buffers: memory mapped from a file, before 6.5 */
 };
 
-struct pd_uring; /* of all queues of a VFS: its context */
-/* thread_count: no rings are asked for; 0: they are. */
+struct pd_uring; /* shared by all queues of a VFS: its context */
+/* thread_count 0: use rings; else use that many threads instead. */
 PD_MUST_USE pd_status pd_uring_new(uint32_t thread_count, unsigned refusals, struct pd_uring **ret_uring,
                                    struct pd_error *err);
 void pd_uring_free(struct pd_uring *uring);

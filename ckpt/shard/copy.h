@@ -1,7 +1,7 @@
-/* Copying one shard file byte for byte, verified on its way: from tier to tier, and where a file cannot be linked.
+/* Copies one shard file byte for byte and verifies it: from tier to tier, and where a file cannot be linked.
  *
- * Every block is checked against the source's own table between its read and its write; metadata, table and small boxes are
- * checked in the file that was made, after its sync. Reads and writes are in flight together.
+ * Every block is checked against the source's table between its read and its write. Metadata, table and small boxes are
+ * checked in the new file after its sync. Several reads and writes are in flight at once.
  *   threads  one caller a copy
  *   memory   `buffers`; tables of the shard while it runs, 8 bytes a block */
 #pragma once
@@ -10,16 +10,16 @@
 #include <stdatomic.h>
 
 struct pd_shard_copy {
-    const char *from, *to;                 /* `to` is made, or overwritten in place */
+    const char *from, *to;                 /* `to` is created, or overwritten in place */
     const struct pd_identity *identity;    /* of the source */
-    const struct pd_shard_summary *expect; /* of the source, from its commit record; NULL: its own word */
+    const struct pd_shard_summary *expect; /* of the source, from its commit record; NULL: use the source's own */
     void *buffers;                         /* (buffer_bytes) aligned to PD_VFS_ALIGN, at least 1 MiB */
     uint64_t buffer_bytes;
     uint64_t bytes_per_second; /* 0: no cap */
-    const atomic_bool *stop;   /* looked at between pieces; may be NULL */
+    const atomic_bool *stop;   /* checked between pieces; may be NULL */
 };
 
-/* PD_OK: `to` is whole and durable, save for its name. After any error it is worthless and must be unlinked, never reused.
+/* PD_OK: the content of `to` is complete and durable, its name is not. After any error unlink `to`; never reuse it.
  *   errors  PD_CORRUPT: the source is damaged; PD_STOPPED; PD_NO_SPACE, PD_IO: either file, named */
 PD_MUST_USE pd_status pd_shard_copy_with(struct pd_vfs *vfs, const struct pd_shard_copy *copy, struct pd_error *err);
 

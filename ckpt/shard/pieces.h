@@ -1,10 +1,10 @@
-/* A shard file in pieces, in order: whole pages of consecutive segments that never end inside a block, so that each can be
- * verified where it lies. For whoever carries the file somewhere else. */
+/* Cuts a shard file, in order, into pieces of whole pages from consecutive segments. No piece ends inside a block, so
+ * each can be verified on its own. For code that copies the file elsewhere. */
 #pragma once
 
 #include "ckpt/shard/shard.h"
 
-struct pd_shard_cursor { /* zero: the start */
+struct pd_shard_cursor { /* zero-initialised: the start */
     uint32_t segment;
     uint64_t at; /* in that segment */
 };
@@ -16,11 +16,11 @@ struct pd_shard_piece {
 };
 
 bool pd_shard_is_at_end(const struct pd_shard *shard, const struct pd_shard_cursor *cursor);
-/* At most `room` bytes, at least a block; less than a block short of `room` only at the end. 0 bytes: there is none. */
+/* Returns a piece of at most `room` bytes; only the last may be more than a block shorter. 0 bytes: there is none left. */
 struct pd_shard_piece pd_shard_cut_piece(const struct pd_shard *shard, struct pd_shard_cursor *cursor, uint64_t room);
-/* The blocks of boxes of a page and more in it; one that mismatches is read once more, into `data`. */
+/* Verifies the blocks in it that belong to boxes of a page or more. Rereads a mismatching block once, into `data`. */
 PD_MUST_USE pd_status pd_shard_verify_piece(struct pd_shard *shard, const struct pd_shard_piece *piece, void *data,
                                             struct pd_error *err);
-/* What no piece covers, in a file that was made of them and opened: boxes under a page, and everything in chunks. */
+/* Verifies what pieces do not cover, in the opened copy: boxes under a page, and all chunks. */
 PD_MUST_USE pd_status pd_shard_verify_made(struct pd_shard *made, void *buffers, uint64_t buffer_bytes,
                                            struct pd_error *err);

@@ -1,13 +1,13 @@
-/* One shard file while it is written: what a save from memory (write.c), a compressed one (compress.c) and a caller that
- * writes boxes itself (pd_shard_stream_begin in shard.h) have in common.
+/* One shard file while it is written. Shared by saves from memory (write.c), compressed saves (compress.c) and callers
+ * that write boxes themselves (pd_shard_stream_begin in shard.h).
  *
- *   open ─▶ blocks hashed, data written by who has it ─▶ [rest] ─▶ finish: rest, table, trailer, truncate, sync, close
- *                                                          └──────▶ abort
+ *   open ─▶ hash blocks, the owner writes data ─▶ [rest] ─▶ finish: rest, table, trailer, truncate, sync, close
+ *                                                   └──────▶ abort
  *
  *   invariants  1. table and trailer are written last, then the file gets its size, then it is synced
- *               2. every byte of every page is written: what lay in a recycled file before does not show
+ *               2. every byte of every page is written, so that nothing remains of a recycled file's old content
  *               3. nothing is in flight when finish or abort has returned
- *   threads     one, but for blocks that differ
+ *   threads     one, except for different blocks
  *   memory      the writer's staging buffers and table belong to one stream at a time; writer->owner checks it */
 #pragma once
 
@@ -20,29 +20,29 @@ struct pd_shard_stream {
     struct pd_file *file;
     struct pd_identity identity;
     uint32_t writer_rank;
-    uint64_t old_bytes;              /* of the file before, or what was preallocated: longer ones are truncated */
-    const void *const *data;         /* (box_count) where boxes under a page lie: the caller's, or kept below */
-    const unsigned char **kept;      /* (box_count) inside `kept_bytes`; NULL where data is the caller's */
-    unsigned char *kept_bytes;       /* boxes under a page, one behind the other */
-    struct pd_digest_stream rest;    /* of metadata and shared pages, small boxes read as zeros */
-    bool is_rest_written;            /* by who walked the file in order */
-    struct pd_shard_staging staging; /* one user at a time: who writes boxes, until its finish; then the rest */
+    uint64_t old_bytes;              /* size of the old file, or of the preallocation: finish truncates a longer one */
+    const void *const *data;         /* (box_count) data of boxes under a page: the caller's, or kept below */
+    const unsigned char **kept;      /* (box_count) inside `kept_bytes`; NULL if the caller has the data */
+    unsigned char *kept_bytes;       /* boxes under a page, back to back */
+    struct pd_digest_stream rest;    /* digest of metadata and shared pages, small boxes read as zeros */
+    bool is_rest_written;            /* by code that walked the file in order */
+    struct pd_shard_staging staging; /* one user at a time: the writer of boxes, until its finish; then the rest */
 };
 
-/* `data` (box_count): boxes are in memory; NULL: the stream keeps those under a page as their blocks come.
- * `is_in_memory`: the file's directory is a file system in memory, so direct I/O is not asked for. */
+/* `data` (box_count): boxes in memory; NULL: the stream keeps boxes under a page as their blocks arrive. `is_in_memory`:
+ * the directory is in a memory file system, so direct I/O is not requested. */
 PD_MUST_USE pd_status pd_shard_stream_open(struct pd_shard_writer *writer, const char *path,
                                            const struct pd_identity *identity, uint32_t writer_rank, const void *const *data,
                                            bool is_in_memory, struct pd_shard_stream **ret_stream, struct pd_error *err);
-/* Staging over all of the writer's buffers, or slots over a part of them. */
+/* Stages through all of the writer's buffers, or through slots in a part of them. */
 PD_MUST_USE pd_status pd_shard_stream_stage(struct pd_shard_stream *stream, bool is_in_memory, struct pd_error *err);
 PD_MUST_USE pd_status pd_shard_stream_stage_in(struct pd_shard_stream *stream, void *part, uint64_t bytes,
                                                uint64_t slot_bytes, struct pd_error *err);
 uint64_t pd_shard_stream_box_seed(const struct pd_shard_stream *stream, uint32_t box);
-/* Hashes the blocks of a box from byte `from` (where one begins) to byte `to`; data: of byte `from`. */
+/* Hashes bytes [from, to) of a box, where `from` begins a block; data: at byte `from`. */
 void pd_shard_stream_hash(struct pd_shard_stream *stream, uint32_t box, uint64_t seed, uint64_t from, uint64_t to,
                           const void *data);
-/* Before the first segment of rest, and then each of them, in the order of the file. */
+/* Call begin before the first rest segment, then the other for each, in file order. */
 PD_MUST_USE pd_status pd_shard_stream_rest_begin(struct pd_shard_stream *stream, struct pd_error *err);
 PD_MUST_USE pd_status pd_shard_stream_rest(struct pd_shard_stream *stream, const struct pd_shard_segment *segment,
                                            struct pd_error *err);

@@ -1,4 +1,4 @@
-/* The table and the trailer of a shard file, and where everything lies in it: the format, shared by writer and reader.
+/* The shard file format, shared by writer and reader: the table, the trailer, and the place of everything in the file.
  * FORMAT.md is the specification; the structs below are its byte tables (little-endian, no gaps).
  *
  *   invariants  1. every byte of the file belongs to exactly one of: data of a box or chunk, padding up to the end of its
@@ -12,8 +12,8 @@
 #include "ckpt/shard/shard.h"
 
 #define PD_SHARD_FORMAT_VERSION 1u /* every box in one piece */
-#define PD_SHARD_FORMAT_CHUNKED 2u /* boxes of a page and more in chunks, compressed or not */
-#define PD_SHARD_FORMAT_MOMENTS 2u /* on top where moments are not fp32: 3 and 4 */
+#define PD_SHARD_FORMAT_CHUNKED 2u /* boxes of a page or more in chunks, compressed or not */
+#define PD_SHARD_FORMAT_MOMENTS 2u /* added if moments are not fp32: 3 and 4 */
 #define PD_SHARD_FORMAT_LATEST 4u
 static inline bool pd_shard_version_has_chunks(uint64_t version)
 {
@@ -33,7 +33,7 @@ struct pd_shard_head {
     uint64_t writer_rank, tensor_count, box_count, block_count;
     uint64_t data_bytes, block_bytes, tensors_at, boxes_at; /* ..._at: bytes from the start of the table */
     uint64_t checksums_at, rest_digest;
-    uint64_t grids_at, chunks_at, chunk_count, codec, level; /* versions 2 and 4; else zero */
+    uint64_t grids_at, chunks_at, chunk_count, codec, level; /* versions 2 and 4, else zero */
     uint64_t reserved[9];
 };
 struct pd_shard_tensor_row {
@@ -49,21 +49,21 @@ struct pd_shard_box_row {
     uint64_t offset, bytes, first_block;
     uint32_t tensor, kind;
 };
-/* How a box is cut into chunks: each of its runs (a whole box, or one index of its first dimensions) into chunks of
- * chunk_bytes, of which the last may be short; then zeros fill it up. chunk_bytes 0: the box is in one piece. */
+/* How a box is cut into chunks. Each of its runs (the whole box, or one index of its first dimensions) is cut into chunks
+ * of chunk_bytes; the last may be short and is filled up with zeros. chunk_bytes 0: the box is in one piece. */
 struct pd_shard_grid {
     uint64_t chunk_bytes, run_bytes, first_chunk, reserved;
 };
-#define PD_SHARD_FILTERS_NONE 3u /* mask of a chunk that neither was shuffled nor compressed */
+#define PD_SHARD_FILTERS_NONE 3u /* filter mask of a chunk that is neither shuffled nor compressed */
 struct pd_shard_chunk_row {
-    uint64_t offset, stored_bytes; /* whole pages are the chunk's; zeros fill the last one */
+    uint64_t offset, stored_bytes; /* a chunk owns whole pages; zeros fill the last one */
     uint64_t digest;               /* of the stored bytes; 0 with PD_SHARD_FILTERS_NONE: block checksums cover them */
     uint32_t filter_mask, reserved;
 };
 struct pd_shard_trailer {
     uint64_t magic, version, file_bytes, table_offset, table_bytes, table_digest;
     uint64_t reserved[505];
-    uint64_t self_digest; /* XXH3-64, seed 0, of all before it: the same place in every version */
+    uint64_t self_digest; /* XXH3-64, seed 0, of all bytes before it: at the same offset in every version */
 };
 _Static_assert(sizeof(struct pd_shard_head) == 256, "as in FORMAT.md");
 _Static_assert(sizeof(struct pd_shard_tensor_row) == 224, "as in FORMAT.md");
@@ -77,37 +77,37 @@ uint64_t pd_shard_table_seed(const struct pd_identity *identity);
 uint64_t pd_shard_name_digest(const struct pd_tensor *tensor);
 uint64_t pd_shard_box_seed(const struct pd_identity *identity, uint64_t name_digest, enum pd_kind kind,
                            const struct pd_box *box);
-/* Of block `block` of a box with that seed. */
+/* Digest of block `block` of the box with seed box_seed. */
 uint64_t pd_shard_block_digest(uint64_t box_seed, uint64_t block, const void *data, uint64_t bytes);
 
-/* Of the stored bytes of chunk `chunk` of a box. */
+/* Digest of the stored bytes of chunk `chunk` of a box. */
 uint64_t pd_shard_chunk_digest(uint64_t box_seed, uint64_t chunk, const void *data, uint64_t bytes);
 
-/* ---- where things lie ---- */
+/* ---- places ---- */
 
 struct pd_shard_place {
-    uint64_t offset, bytes, first_block; /* first_block: number of its first checksum in the table */
-    struct pd_shard_grid grid;           /* with chunks offset is 0: they lie where their rows say */
+    uint64_t offset, bytes, first_block; /* first_block: index of its first checksum in the table */
+    struct pd_shard_grid grid;           /* a chunked box has offset 0: rows of chunks hold the offsets */
 };
 
-/* How a box of a compressed shard is cut: at least one chunk, of at most PD_SHARD_CHUNK_MAX bytes, of whole blocks where the
- * sizes allow. ret_shape: of a chunk in elements. first_chunk is the caller's. */
+/* Cuts a box of a compressed shard: at least one chunk, each at most PD_SHARD_CHUNK_MAX bytes, of whole blocks if the
+ * sizes allow. ret_shape: of a chunk in elements. The caller sets first_chunk. */
 void pd_shard_grid_cut(const struct pd_box *box, uint32_t element_bytes, uint64_t ret_shape[PD_TENSOR_DIMS_MAX],
                        struct pd_shard_grid *ret_grid);
 uint64_t pd_shard_grid_count(const struct pd_shard_grid *grid, uint64_t box_bytes);
-/* Bytes of the box that chunk `chunk` of it holds: *ret_begin and how many. */
+/* Returns how many bytes of the box are in chunk `chunk`, and their start in *ret_begin. */
 uint64_t pd_shard_grid_range(const struct pd_shard_grid *grid, uint64_t chunk, uint64_t *ret_begin);
-/* The chunk of the box that holds byte `at` of it. */
+/* Returns the chunk of the box that holds byte `at`. */
 uint64_t pd_shard_grid_find(const struct pd_shard_grid *grid, uint64_t at);
 
 enum pd_shard_segment_type { PD_SEGMENT_REST, PD_SEGMENT_BOX, PD_SEGMENT_TABLE, PD_SEGMENT_CHUNK };
 struct pd_shard_segment {
     uint64_t offset, bytes; /* whole pages */
     enum pd_shard_segment_type type;
-    uint32_t box; /* of PD_SEGMENT_BOX */
+    uint32_t box; /* for PD_SEGMENT_BOX */
 };
 
-/* The file in order: segments are ascending and leave no gap. TABLE stands for the table and for the trailer page. */
+/* The file in order: segments are ascending without gaps. TABLE covers both the table and the trailer page. */
 struct pd_shard_map {
     struct pd_shard_segment *segments; /* (segment_count), owned */
     uint32_t segment_count;
@@ -116,7 +116,7 @@ struct pd_shard_map {
 };
 
 uint64_t pd_shard_blocks_of(uint64_t bytes);
-/* PD_CORRUPT when extents overlap or leave the file. */
+/* Input of pd_shard_map_init, which returns PD_CORRUPT if extents overlap or leave the file. */
 struct pd_shard_extents {
     const struct pd_shard_place *places; /* (box_count) */
     uint32_t box_count;
@@ -130,23 +130,23 @@ void pd_shard_map_deinit(struct pd_shard_map *map);
 /* Zeroes the bytes of small boxes in `data`, which holds file bytes [offset, offset + bytes). */
 void pd_shard_map_mask(const struct pd_shard_map *map, const struct pd_shard_place *places, uint64_t offset, void *data,
                        uint64_t bytes);
-/* Position in map->small of the first small box that ends after `offset`. */
+/* Index in map->small of the first small box that ends after `offset`. */
 uint32_t pd_shard_map_small_at(const struct pd_shard_map *map, const struct pd_shard_place *places, uint64_t offset);
 
 /* ---- table and trailer ---- */
 
 struct pd_shard_counts {
     uint64_t version, tensors, boxes, blocks;
-    uint64_t chunks, codec, level; /* of versions with chunks */
+    uint64_t chunks, codec, level; /* in versions with chunks */
 };
-/* Bytes of a table, padded with zeros to whole pages. False when the sizes do not fit into 64 bits. */
+/* Size of a table, zero-padded to whole pages. False if it does not fit into 64 bits. */
 bool pd_shard_table_size(const struct pd_shard_counts *counts, uint64_t *ret_bytes);
-/* Fills head offsets, tensor, box and grid rows of a zeroed table. Checksums are the caller's, at head.checksums_at, and so
- * are rows of chunks, at head.chunks_at. */
+/* Fills head offsets, tensor, box and grid rows of a zeroed table. The caller fills checksums at head.checksums_at and
+ * rows of chunks at head.chunks_at. */
 void pd_shard_table_fill(void *table, uint64_t table_bytes, const struct pd_shard_counts *counts,
                          const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
                          const struct pd_shard_place *places);
-/* Seals the trailer of a table whose head and checksums are final. */
+/* Fills the trailer for a table whose head and checksums are final. */
 void pd_shard_trailer_fill(struct pd_shard_trailer *ret_trailer, const void *table, uint64_t table_bytes,
                            uint64_t table_offset, const struct pd_identity *identity);
 
@@ -158,9 +158,9 @@ struct pd_shard_contents {
     const struct pd_shard_chunk_row *chunks; /* (chunk_count) inside the table */
     uint64_t chunk_count;
 };
-/* Reads a table whose digest was verified; every number in it is still checked. PD_CORRUPT, PD_UNSUPPORTED. */
+/* Parses a table whose digest was verified; still checks every number. PD_CORRUPT, PD_UNSUPPORTED. */
 PD_MUST_USE pd_status pd_shard_table_parse(const void *table, uint64_t table_bytes, uint64_t file_bytes,
                                            struct pd_shard_contents *ret_contents, struct pd_error *err);
 void pd_shard_contents_deinit(struct pd_shard_contents *contents);
-/* Where the stored bytes of chunk `chunk` of a box lie: ret_bytes, whole pages. */
+/* File offset of the stored bytes of chunk `chunk` of a box; ret_bytes: size in whole pages. */
 uint64_t pd_shard_chunk_extent(const struct pd_shard_contents *contents, uint32_t box, uint64_t chunk, uint64_t *ret_bytes);

@@ -1,13 +1,13 @@
-/* index.h5: for each tensor and kind a virtual dataset over the shard files beside it, fill value NaN, so that h5ls, h5dump
- * and h5py see whole, unsharded tensors. For people and tools; perdure itself never reads through it.
+/* index.h5: for each tensor and kind a virtual dataset over the shard files beside it, with fill value NaN, so that h5ls,
+ * h5dump and h5py see whole, unsharded tensors. It is for people and tools; perdure itself never reads through it.
  *
- * Static for a launch: it depends on the layout and the file offsets' datasets, not on the step.
+ * It stays the same for a launch: it depends on the layout and the datasets of the shard files, not on the step.
  */
 #pragma once
 
 #include "ckpt/shard/shard.h"
 
-/* Boxes of one shard file, in the order its writer got them. */
+/* Boxes of one shard file, in the order passed to its writer. */
 struct pd_index_source {
     const char *file_name; /* "shard-00003.h5" */
     const struct pd_shard_box *boxes;

@@ -1,13 +1,13 @@
-/* The names a store gives, in both directions. Whatever does not read back to exactly itself is foreign: ignored, kept. */
+/* Formats and parses the names in a store. A name that does not parse back to exactly itself is foreign: ignored, kept. */
 #pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
 
 #define PD_STORE_NAME_MAX 64u
-#define PD_STORE_NUMBER_MAX UINT64_C(1000000000000000) /* of steps and fences; a name with a higher one is foreign */
+#define PD_STORE_NUMBER_MAX UINT64_C(1000000000000000) /* most steps and fences; a name with a higher number is foreign */
 
-struct pd_store_name { /* a value, for one call or kept */
+struct pd_store_name { /* returned by value */
     char text[PD_STORE_NAME_MAX];
 };
 
@@ -29,9 +29,9 @@ bool pd_recycle_name_parse(const char *text, uint32_t *ret_rank, uint32_t *ret_k
 /* "generation-00007-2.h5": the file that rank 7 uses in slot 2. */
 struct pd_store_name pd_generation_name(uint32_t rank, uint32_t slot);
 bool pd_generation_name_parse(const char *text, uint32_t *ret_rank, uint32_t *ret_slot);
-/* What removing renames commit.h5 to: the directory is not a checkpoint any more, by this store's will. */
+/* Removing a checkpoint renames commit.h5 to this: this store has removed it on purpose. */
 #define PD_STORE_REMOVED "removed.h5"
-/* Why a directory lies in the quarantine. */
+/* Says why a directory was quarantined. */
 #define PD_STORE_DAMAGED_NOTE "reason.txt"
-/* Files of ours inside a checkpoint directory. */
+/* True for names of our files inside a checkpoint directory. */
 bool pd_store_owns_file(const char *text);

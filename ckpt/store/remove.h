@@ -1,13 +1,12 @@
-/* Acting on what lies there: checkpoints are removed (record first), moved to the quarantine, or, at open, taken as the scan
- * found them. */
+/* Removes checkpoints (record first), quarantines them, and, at open, acts on what the scan found. */
 #pragma once
 
 #include "ckpt/store/files.h"
 #include "ckpt/store/scan.h"
 
-/* Collective: takes the record away on every host, then the directory. With `recycle` every rank keeps its files. */
+/* Collective: removes the record on every host, then the directory. With `recycle` every rank keeps its files. */
 PD_MUST_USE pd_status store_remove(struct store_files *files, const char *name, bool recycle, struct pd_error *err);
-/* Leaders: a directory that holds no valid record anywhere. Foreign files in it, and it with them, stay. */
+/* Leaders: clears a directory without a valid record anywhere. If it holds foreign files, they and the directory stay. */
 PD_MUST_USE pd_status store_clear_dir(struct store_files *files, const char *name, struct pd_error *err);
 
 /* ---- quarantine.c ---- */
@@ -15,11 +14,11 @@ PD_MUST_USE pd_status store_clear_dir(struct store_files *files, const char *nam
 /* Leaders: moves <root>/<name> into the quarantine, writes `reason` into a file beside it, and enforces the cap. */
 PD_MUST_USE pd_status store_quarantine_here(struct store_files *files, const char *name, const char *reason,
                                             uint64_t bytes_max, struct pd_error *err);
-/* Collective: of the host that has most. */
+/* Collective: the maximum over hosts. */
 PD_MUST_USE pd_status store_quarantine_count(struct store_dir *root, uint32_t *ret_count, struct pd_error *err);
 
 /* ---- recover.c ---- */
 
-/* Collective: rolls committed ones forward, clears what was never committed, moves the damaged aside, fills the catalog. */
+/* Collective: rolls committed ones forward, clears uncommitted ones, quarantines damaged ones, and fills the catalog. */
 PD_MUST_USE pd_status store_recover(struct store_files *files, const struct pd_store_options *options,
                                     const struct store_scan *scan, struct store_catalog *catalog, struct pd_error *err);

@@ -1,4 +1,4 @@
-/* The words everything else is said in: dtype, kind, tensor, box.
+/* The basic types of perdure: dtype, kind, tensor, box.
  *
  * A tensor is a named global array, as if nothing were sharded. For each tensor three arrays ("kinds") of the same shape
  * are stored: the master parameter in fp32 and the two Adam moments, both in fp32 or both in bf16. A box is a rectangle of a
@@ -16,8 +16,8 @@
 enum pd_dtype { PD_F32 = 0, PD_BF16 = 1, PD_F16 = 2, PD_DTYPE_COUNT };
 enum pd_kind { PD_PARAM = 0, PD_EXP_AVG = 1, PD_EXP_AVG_SQ = 2, PD_KIND_COUNT = 3 };
 
-/* What is stored of each parameter: a row a kind. Numbers and names are on disk. */
-enum pd_initial { PD_INITIAL_MODEL, PD_INITIAL_ZERO }; /* from (seed, name, index); zeros */
+/* Stored arrays of each parameter, one row a kind. Numbers and names are on disk. */
+enum pd_initial { PD_INITIAL_MODEL, PD_INITIAL_ZERO }; /* random, from (seed, name, index); zeros */
 struct pd_kind_row {
     const char *name;
     enum pd_initial initial;
@@ -33,8 +33,8 @@ struct pd_tensor {
     char name[PD_TENSOR_NAME_MAX];      /* Hugging Face name: "model.layers.3.self_attn.q_proj.weight" */
     uint32_t ndim;                      /* 1 or 2 today, at most PD_TENSOR_DIMS_MAX */
     uint64_t shape[PD_TENSOR_DIMS_MAX]; /* unused dimensions are 1 */
-    enum pd_dtype dtype;                /* of the parameter as stored: PD_F32 today */
-    enum pd_dtype moments;              /* of the other kinds as stored: PD_F32 or PD_BF16 */
+    enum pd_dtype dtype;                /* stored type of the parameter: PD_F32 today */
+    enum pd_dtype moments;              /* stored type of the other kinds: PD_F32 or PD_BF16 */
     int32_t tp_dim;                     /* dimension that tensor parallelism splits: 0, 1, or -1 */
     uint64_t tp_unit;                   /* rows (or columns) that stay together: 1, head size, ... */
     uint32_t unit;                      /* pipeline unit: 0 embedding, 1..L blocks, L+1 head */
@@ -50,15 +50,15 @@ const char *pd_dtype_name(enum pd_dtype dtype); /* "fp32", "bf16", "fp16" */
 uint32_t pd_dtype_bytes(enum pd_dtype dtype);
 const char *pd_kind_name(enum pd_kind kind); /* "param", "exp_avg", "exp_avg_sq" */
 
-/* As stored; of an element. */
+/* Stored type, and bytes of an element. */
 enum pd_dtype pd_tensor_dtype(const struct pd_tensor *tensor, enum pd_kind kind);
 uint32_t pd_tensor_element_bytes(const struct pd_tensor *tensor, enum pd_kind kind);
-uint32_t pd_kinds_bytes(enum pd_dtype moments); /* of an element of every kind, together */
+uint32_t pd_kinds_bytes(enum pd_dtype moments); /* bytes of an element, summed over all kinds */
 
 uint64_t pd_tensor_elements(const struct pd_tensor *tensor);
 uint64_t pd_box_elements(const struct pd_box *box); /* 0 for an empty box */
 struct pd_box pd_box_whole(const struct pd_tensor *tensor);
-/* Rows [row_begin, row_end) and columns [begin, end) of it. */
+/* Rows [row_begin, row_end) and columns [begin, end) of the tensor. */
 struct pd_box pd_box_part(const struct pd_tensor *tensor, uint64_t row_begin, uint64_t row_end, uint64_t begin,
                           uint64_t end);
 /* The common part of a and b; false and *ret_box untouched when it is empty. */
@@ -67,18 +67,18 @@ bool pd_box_intersect(const struct pd_box *a, const struct pd_box *b, struct pd_
 uint64_t pd_box_offset(const struct pd_box *outer, const struct pd_box *inner);
 
 void pd_tensor_table_deinit(struct pd_tensor_table *table);
-/* Index of the tensor called `name`, or -1. */
+/* Returns the index of the tensor called `name`, or -1. */
 int64_t pd_tensor_table_find(const struct pd_tensor_table *table, const char *name);
 
 /* Layout-independent digest: the sum modulo 2^64 over elements of mix(global index, bits). Digests of disjoint boxes of
- * one tensor add up to the digest of their union, whatever the cut. bf16 counts as the fp32 that it is.
+ * one tensor add up to the digest of their union, however it is cut. bf16 elements count as their fp32 value.
  *   data (box elements) fp32 or bf16, host */
 uint64_t pd_tensor_digest(const struct pd_tensor *tensor, const struct pd_box *box, enum pd_dtype dtype, const void *data);
-/* Of elements [first, first + count) of the box alone, in its row-major order.   data (count) fp32 or bf16, host */
+/* Digest of elements [first, first + count) of the box, in row-major order. data (count) fp32 or bf16, host */
 uint64_t pd_tensor_digest_part(const struct pd_tensor *tensor, const struct pd_box *box, uint64_t first, uint64_t count,
                                enum pd_dtype dtype, const void *data);
 
-/* Between bf16 and fp32: exact, or rounded to nearest even. In place too: fp32 begins where bf16 does when it is narrowed, and
- * both end at the same byte when it is widened. */
+/* Convert between bf16 and fp32: exactly, or rounded to nearest even. Both work in place: to narrow, both arrays begin at
+ * the same byte; to widen, both end at the same byte. */
 void pd_widen_bf16(void *to, const void *from, uint64_t count);
 void pd_narrow_bf16(void *to, const void *from, uint64_t count);
