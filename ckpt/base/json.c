@@ -435,3 +435,14 @@ bool pd_json_is_bool(const struct pd_json_value *value, bool *ret)
     *ret = json_is_true(json);
     return true;
 }
+
+double pd_json_number_or(const struct pd_json_value *object, const char *key, double otherwise)
+{
+    (void)pd_json_is_number(pd_json_member(object, key), &otherwise);
+    return otherwise;
+}
+
+const char *pd_json_member_text(const struct pd_json_value *object, const char *key)
+{
+    return pd_json_text(pd_json_member(object, key));
+}

@@ -155,14 +155,19 @@ void pd_catalog_store_as(struct pd_catalog *catalog, uint32_t tensor, enum pd_el
     catalog->tensors[tensor].shape[0] = rows;
 }
 
+pd_status pd_catalog_place(struct pd_catalog *catalog, uint32_t tensor, uint32_t file, uint64_t offset, struct pd_error *err)
+{
+    struct pd_piece piece = {.file = file, .offset = offset};
+    memcpy(piece.count, catalog->tensors[tensor].shape, sizeof piece.count);
+    return pd_catalog_add_piece(catalog, tensor, &piece, err);
+}
+
 pd_status pd_catalog_add_dense(struct pd_catalog *catalog, const struct pd_foreign_tensor *tensor, uint32_t file,
                                uint64_t offset, struct pd_error *err)
 {
     uint32_t number;
-    struct pd_piece piece = {.file = file, .offset = offset};
     PD_TRY(pd_catalog_add_tensor(catalog, tensor, &number, err));
-    memcpy(piece.count, catalog->tensors[number].shape, sizeof piece.count);
-    return pd_catalog_add_piece(catalog, number, &piece, err);
+    return pd_catalog_place(catalog, number, file, offset, err);
 }
 
 pd_status pd_catalog_add_text(struct pd_catalog *catalog, const char *name, const char *text, uint64_t bytes,

@@ -108,7 +108,9 @@ PD_MUST_USE pd_status pd_catalog_add_piece(struct pd_catalog *catalog, uint32_t 
                                            struct pd_error *err);
 /* What a format makes of a tensor that has no pieces yet: another element, and shape[0] that is padded to `rows`. */
 void pd_catalog_store_as(struct pd_catalog *catalog, uint32_t tensor, enum pd_element element, uint64_t rows);
-/* A tensor that lies dense and whole at one place: the most frequent case. */
+/* A tensor lies dense and whole at one place, the most frequent case: one that is there, or a new one. */
+PD_MUST_USE pd_status pd_catalog_place(struct pd_catalog *catalog, uint32_t tensor, uint32_t file, uint64_t offset,
+                                       struct pd_error *err);
 PD_MUST_USE pd_status pd_catalog_add_dense(struct pd_catalog *catalog, const struct pd_foreign_tensor *tensor, uint32_t file,
                                            uint64_t offset, struct pd_error *err);
 PD_MUST_USE pd_status pd_catalog_add_text(struct pd_catalog *catalog, const char *name, const char *text, uint64_t bytes,

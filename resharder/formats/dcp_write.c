@@ -137,10 +137,9 @@ static pd_status add_pieces(const struct writer *w, struct pd_error *err)
 {
     for (uint32_t i = 0; i < w->count; i++) {
         const struct output *o = &w->outputs[i];
-        const struct pd_foreign_tensor *t = shape_of(w, o);
-        struct pd_piece piece = {.file = o->file, .offset = o->begin + o->archive.data_offset};
-        memcpy(piece.count, t->shape, sizeof piece.count);
-        if (!o->is_step && pd_foreign_elements(t)) PD_TRY(pd_catalog_add_piece(w->plan->wanted, o->tensor, &piece, err));
+        const uint64_t at = o->begin + o->archive.data_offset;
+        if (!o->is_step && pd_foreign_elements(shape_of(w, o)))
+            PD_TRY(pd_catalog_place(w->plan->wanted, o->tensor, o->file, at, err));
     }
     return PD_OK;
 }

@@ -106,13 +106,6 @@ static void put_pair_u32(struct head *h, const char *key, uint32_t value)
 
 /* ---- the configuration ---- */
 
-static double number_of(const struct pd_json_value *object, const char *key, double absent)
-{
-    const struct pd_json_value *value = object && key ? pd_json_member(object, key) : NULL;
-    if (value) (void)pd_json_is_number(value, &absent);
-    return absent;
-}
-
 static uint32_t file_type(const struct pd_catalog *wanted)
 {
     static const struct pd_gguf_element types[] = {{1, PD_ELEMENT_F16}, {7, PD_ELEMENT_Q8_0}, {32, PD_ELEMENT_BF16}};
@@ -125,22 +118,22 @@ static uint32_t file_type(const struct pd_catalog *wanted)
 static void put_scaling(struct head *h, const char *before)
 {
     const struct pd_json_value *scaling = pd_json_member(h->config, "rope_scaling");
-    const struct pd_json_value *type = scaling ? pd_json_member(scaling, "rope_type") : NULL;
-    if (!type || !pd_json_text(type)) return;
-    const double factor = number_of(scaling, "factor", 1);
-    if (strcmp(pd_json_text(type), "linear") == 0) {
+    const char *type = pd_json_member_text(scaling, "rope_type");
+    if (!type) return;
+    const double factor = pd_json_number_or(scaling, "factor", 1);
+    if (strcmp(type, "linear") == 0) {
         begin_pair(h, before, "rope.scaling.type", PD_GGUF_TEXT);
         put_text(h, "linear");
         begin_pair(h, before, "rope.scaling.factor", PD_GGUF_F32);
         put_number(h, PD_GGUF_F32, factor);
         return;
     }
-    h->rope = (struct pd_gguf_rope){.theta = number_of(h->config, "rope_theta", 10000),
+    h->rope = (struct pd_gguf_rope){.theta = pd_json_number_or(h->config, "rope_theta", 10000),
                                     .factor = factor,
-                                    .low = number_of(scaling, "low_freq_factor", 1),
-                                    .high = number_of(scaling, "high_freq_factor", 4),
-                                    .original = number_of(scaling, "original_max_position_embeddings", 8192)};
-    h->rope_count = (uint64_t)number_of(h->config, h->family->keys[PD_NUMBER_HEAD_SIZE].config, 0) / 2;
+                                    .low = pd_json_number_or(scaling, "low_freq_factor", 1),
+                                    .high = pd_json_number_or(scaling, "high_freq_factor", 4),
+                                    .original = pd_json_number_or(scaling, "original_max_position_embeddings", 8192)};
+    h->rope_count = (uint64_t)pd_json_number_or(h->config, h->family->keys[PD_NUMBER_HEAD_SIZE].config, 0) / 2;
     const struct {
         const char *key;
         double value;
@@ -171,14 +164,14 @@ static void put_config(struct head *h)
         begin_pair(h, before, key->gguf, type);
         put_number(h, type, number);
     }
-    const double head = number_of(h->config, h->family->keys[PD_NUMBER_HEAD_SIZE].config, 0);
+    const double head = pd_json_number_or(h->config, h->family->keys[PD_NUMBER_HEAD_SIZE].config, 0);
     static const char *const like_head[] = {"attention.value_length", "rope.dimension_count"};
     for (size_t i = 0; head > 0 && i < sizeof like_head / sizeof like_head[0]; i++) {
         begin_pair(h, before, like_head[i], PD_GGUF_U32);
         put_number(h, PD_GGUF_U32, head);
     }
     begin_pair(h, before, "vocab_size", PD_GGUF_U32);
-    put_number(h, PD_GGUF_U32, number_of(h->config, h->family->keys[PD_NUMBER_VOCAB].config, 0));
+    put_number(h, PD_GGUF_U32, pd_json_number_or(h->config, h->family->keys[PD_NUMBER_VOCAB].config, 0));
     put_scaling(h, before);
 }
 
@@ -322,8 +315,7 @@ static pd_status put_head(struct head *h, struct pd_error *err)
 
 static pd_status find_class(struct head *h, struct pd_error *err)
 {
-    const struct pd_json_value *type = pd_json_member(h->config, "model_type");
-    const char *name = type && pd_json_text(type) ? pd_json_text(type) : "";
+    const char *type = pd_json_member_text(h->config, "model_type"), *name = type ? type : "";
     uint32_t family = 0;
     h->class = pd_model_class_find(NULL, name, NULL, &family);
     h->family = pd_families[family];
@@ -371,11 +363,10 @@ static pd_status place_tensors(const struct writer *w, struct pd_catalog *wanted
     for (uint32_t t = 0; t < wanted->tensor_count; t++)
         bytes += pd_round_up(pd_foreign_bytes(&wanted->tensors[t]), PD_GGUF_ALIGNMENT);
     PD_TRY(pd_catalog_add_file(wanted, w->path, bytes, &file, err));
-    struct pd_piece piece = {.file = file, .offset = w->head_bytes};
+    uint64_t offset = w->head_bytes;
     for (uint32_t t = 0; t < wanted->tensor_count; t++) {
-        memcpy(piece.count, wanted->tensors[t].shape, sizeof piece.count);
-        PD_TRY(pd_catalog_add_piece(wanted, t, &piece, err));
-        piece.offset += pd_round_up(pd_foreign_bytes(&wanted->tensors[t]), PD_GGUF_ALIGNMENT);
+        PD_TRY(pd_catalog_place(wanted, t, file, offset, err));
+        offset += pd_round_up(pd_foreign_bytes(&wanted->tensors[t]), PD_GGUF_ALIGNMENT);
     }
     return PD_OK;
 }

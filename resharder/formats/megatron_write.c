@@ -89,51 +89,34 @@ void pd_megatron_observe(void *state, uint32_t tensor, const void *data, uint64_
 
 /* ---- common.pt ---- */
 
-static uint64_t number_of(const struct pd_json_value *config, const char *key)
-{
-    const struct pd_json_value *value = key ? pd_json_member(config, key) : NULL;
-    uint64_t number = 0;
-    return value && pd_json_is_u64(value, &number) ? number : 0;
-}
-
-static double real_of(const struct pd_json_value *object, const char *key, double otherwise)
-{
-    const struct pd_json_value *value = object ? pd_json_member(object, key) : NULL;
-    double number = otherwise;
-    return value && pd_json_is_number(value, &number) ? number : otherwise;
-}
-
 static void put_rope(struct pd_pickle_writer *p, const struct pd_json_value *config)
 {
-    const struct pd_json_value *scaling = pd_json_member(config, "rope_scaling"),
-                               *type = scaling ? pd_json_member(scaling, "rope_type") : NULL;
-    const char *name = type ? pd_json_text(type) : NULL;
-    pd_pickle_put_double(p, "rotary_base", real_of(config, "rope_theta", 10000));
+    const struct pd_json_value *scaling = pd_json_member(config, "rope_scaling");
+    const char *name = pd_json_member_text(scaling, "rope_type");
+    pd_pickle_put_double(p, "rotary_base", pd_json_number_or(config, "rope_theta", 10000));
     pd_pickle_put_double(p, "rotary_percent", 1);
     if (!name) return;
     const bool is_llama3 = strcmp(name, "llama3") == 0;
     pd_pickle_put_bool(p, "use_rope_scaling", is_llama3);
     pd_pickle_put_double(p, is_llama3 ? "rope_scaling_factor" : "rotary_seq_len_interpolation_factor",
-                         real_of(scaling, "factor", 1));
+                         pd_json_number_or(scaling, "factor", 1));
 }
 
 /* What makes the model, as its command line says it; what is not said is that of the run that loads. */
 static void put_model(struct pd_pickle_writer *p, const struct pd_json_value *config)
 {
-    const struct pd_json_value *type = pd_json_member(config, "model_type"),
-                               *tied = pd_json_member(config, "tie_word_embeddings");
-    const char *name = type ? pd_json_text(type) : NULL;
+    const char *name = pd_json_member_text(config, "model_type");
     uint32_t row = 0;
     const struct pd_model_class *class = name ? pd_model_class_find(NULL, name, NULL, &row) : NULL;
     const struct pd_family *f = pd_families[row];
     bool is_tied = false;
     if (!class) return;
     for (int i = 0; i < PD_NUMBER_EPSILON; i++) {
-        const uint64_t number = number_of(config, f->keys[i].config);
+        const uint64_t number = (uint64_t)pd_json_number_or(config, f->keys[i].config, 0);
         if (number) pd_pickle_put_u64(p, f->keys[i].megatron, number);
     }
-    pd_pickle_put_u64(p, "padded_vocab_size", number_of(config, f->keys[PD_NUMBER_VOCAB].config));
-    pd_pickle_put_u64(p, "seq_length", number_of(config, f->keys[PD_NUMBER_CONTEXT].config));
+    pd_pickle_put_u64(p, "padded_vocab_size", (uint64_t)pd_json_number_or(config, f->keys[PD_NUMBER_VOCAB].config, 0));
+    pd_pickle_put_u64(p, "seq_length", (uint64_t)pd_json_number_or(config, f->keys[PD_NUMBER_CONTEXT].config, 0));
     pd_pickle_put_bool(p, "group_query_attention", !f->heads_make_hidden);
     pd_pickle_put_bool(p, "swiglu", f->activation == PD_ACTIVATION_SWIGLU);
     pd_pickle_put_bool(p, "add_bias_linear", f->has_linear_biases);
@@ -141,8 +124,8 @@ static void put_model(struct pd_pickle_writer *p, const struct pd_json_value *co
     pd_pickle_put_bool(p, "qk_layernorm", f->has_head_norms);
     pd_pickle_put_text(p, "normalization", f->norm == PD_NORM_RMS ? "RMSNorm" : "LayerNorm");
     pd_pickle_put_text(p, "position_embedding_type", f->positions == PD_POSITIONS_ROPE ? "rope" : "learned_absolute");
-    pd_pickle_put_double(p, "norm_epsilon", real_of(config, f->keys[PD_NUMBER_EPSILON].config, 1e-5));
-    if (tied) (void)pd_json_is_bool(tied, &is_tied);
+    pd_pickle_put_double(p, "norm_epsilon", pd_json_number_or(config, f->keys[PD_NUMBER_EPSILON].config, 1e-5));
+    (void)pd_json_is_bool(pd_json_member(config, "tie_word_embeddings"), &is_tied);
     pd_pickle_put_bool(p, "untie_embeddings_and_output_weights", !is_tied);
     if (f->positions == PD_POSITIONS_ROPE) put_rope(p, config);
 }

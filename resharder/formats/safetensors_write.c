@@ -130,12 +130,9 @@ static pd_status place_tensors(struct writer *w, struct pd_catalog *wanted, stru
             bytes += pd_foreign_bytes(&wanted->tensors[t]);
         PD_TRY(pd_formats_path(w->directory, shard->name, path, err));
         PD_TRY(pd_catalog_add_file(wanted, path, bytes, &file, err));
-        struct pd_piece piece = {.file = file, .offset = shard->header_bytes};
-        for (uint32_t t = shard->begin; t < shard->end; t++) {
-            memcpy(piece.count, wanted->tensors[t].shape, sizeof piece.count);
-            PD_TRY(pd_catalog_add_piece(wanted, t, &piece, err));
-            piece.offset += pd_foreign_bytes(&wanted->tensors[t]);
-        }
+        uint64_t offset = shard->header_bytes;
+        for (uint32_t t = shard->begin; t < shard->end; offset += pd_foreign_bytes(&wanted->tensors[t++]))
+            PD_TRY(pd_catalog_place(wanted, t, file, offset, err));
     }
     return PD_OK;
 }

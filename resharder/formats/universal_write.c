@@ -51,7 +51,7 @@ static pd_status place(struct writer *w, uint32_t number, struct pd_error *err)
     const struct pd_foreign_tensor *t = &wanted->tensors[number];
     struct output *o = &w->outputs[number];
     char directory[PD_FORMATS_PATH_MAX], path[PD_FORMATS_PATH_MAX];
-    struct pd_piece piece = {0};
+    uint32_t file;
     if (t->element != PD_ELEMENT_F32)
         PD_FAIL(err, PD_UNSUPPORTED,
                 "universal checkpoints hold fp32 only, and DeepSpeed rounds them itself: leave out --dtype");
@@ -62,10 +62,8 @@ static pd_status place(struct writer *w, uint32_t number, struct pd_error *err)
     PD_TRY(pd_torch_plan(t, "param", &o->archive, err));
     o->path = strdup(path);
     if (!o->path) PD_FAIL(err, PD_NO_MEMORY, "no memory to write %s", path);
-    PD_TRY(pd_catalog_add_file(wanted, path, o->archive.bytes, &piece.file, err));
-    piece.offset = o->archive.data_offset;
-    memcpy(piece.count, t->shape, sizeof piece.count);
-    return pd_catalog_add_piece(wanted, number, &piece, err);
+    PD_TRY(pd_catalog_add_file(wanted, path, o->archive.bytes, &file, err));
+    return pd_catalog_place(wanted, number, file, o->archive.data_offset, err);
 }
 
 pd_status pd_universal_plan(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state, struct pd_error *err)

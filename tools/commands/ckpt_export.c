@@ -139,11 +139,9 @@ static pd_status link_whole(struct export *x, struct pd_error *err)
     PD_TRY(pd_model_foreign(x->model, x->dialect, PD_ELEMENT_F32, x->format->holds_moments, &x->whole, err));
     PD_TRY(pd_catalog_add_file(&x->whole, "all", UINT64_MAX, NULL, err));
     for (uint32_t t = 0; t < x->whole.tensor_count; t++) {
-        struct pd_piece piece = {0};
         if (x->whole.tensors[t].kind == PD_PARAM)
             x->whole.tensors[t].element = x->element_of(&x->whole.tensors[t], x->element);
-        memcpy(piece.count, x->whole.tensors[t].shape, sizeof piece.count);
-        PD_TRY(pd_catalog_add_piece(&x->whole, t, &piece, err));
+        PD_TRY(pd_catalog_place(&x->whole, t, 0, 0, err));
     }
     PD_TRY(pd_catalog_finish(&x->whole, err));
     return pd_model_links(x->model, x->dialect, &x->whole, x->format->holds_moments, &x->links, err);

@@ -35,7 +35,7 @@ struct reader {
 /* A member that is there and is not null. */
 static const struct pd_json_value *member(const struct pd_json_value *object, const char *key)
 {
-    const struct pd_json_value *value = object ? pd_json_member(object, key) : NULL;
+    const struct pd_json_value *value = pd_json_member(object, key);
     return value && pd_json_type(value) != PD_JSON_NULL ? value : NULL;
 }
 
@@ -83,17 +83,11 @@ static pd_status read_switch(const struct reader *r, const char *key, bool *ret,
     return PD_OK;
 }
 
-static const char *text_of(const struct pd_json_value *object, const char *key)
-{
-    const struct pd_json_value *value = member(object, key);
-    return value ? pd_json_text(value) : NULL;
-}
-
 static pd_status find_class(struct reader *r, struct pd_error *err)
 {
     const struct pd_json_value *list = member(r->root, "architectures");
     const char *name = list && pd_json_count(list) ? pd_json_text(pd_json_at(list, 0)) : NULL;
-    const char *type = text_of(r->root, "model_type");
+    const char *type = pd_json_member_text(r->root, "model_type");
     if (!name && !type)
         PD_FAIL(err, PD_CORRUPT, "%s: it has neither architectures nor model_type, so it is not a model's config.json",
                 r->name);
@@ -135,7 +129,7 @@ static pd_status read_sizes(const struct reader *r, struct pd_error *err)
 static pd_status check_activation(const struct reader *r, struct pd_error *err)
 {
     const char *const *known = activations[r->family->activation], *key = r->family->activation_key;
-    const char *name = text_of(r->root, key);
+    const char *name = pd_json_member_text(r->root, key);
     if (!name || strcmp(name, known[0]) == 0 || strcmp(name, known[1]) == 0) return PD_OK;
     PD_FAIL(err, PD_UNSUPPORTED, "%s: %s is %s, and this family has %s here", r->name, key, name, known[0]);
 }
@@ -226,7 +220,7 @@ static pd_status read_rope_of(const struct reader *r, const char *name, const st
         PD_FAIL(err, PD_UNSUPPORTED, "%s: rope_theta is %g, and %g in %s; keep the one that the model was trained with",
                 r->name, (double)outer, (double)c->rope_theta, name);
     if (!scaling) return PD_OK;
-    const char *type = text_of(scaling, "rope_type"), *old = text_of(scaling, "type");
+    const char *type = pd_json_member_text(scaling, "rope_type"), *old = pd_json_member_text(scaling, "type");
     if (type && old && strcmp(type, old) != 0)
         PD_FAIL(err, PD_UNSUPPORTED, "%s: rope_type of %s is %s, and type %s; keep the right one", r->name, name, type, old);
     if (!type) type = old ? old : "default";
