@@ -4,116 +4,35 @@
 #include <string.h>
 #include <zstd.h>
 #include <zstd_errors.h>
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
 
 /* ---- shuffle ---- */
 
-/* Elements [from, count) of a width known to the compiler. */
-static inline __attribute__((always_inline)) void shuffle_tail(unsigned char *dst, const unsigned char *src, uint64_t from,
-                                                               uint64_t count, uint32_t width)
+/* The compiler makes vectors of these loops, with -O3, where it knows the width. */
+static inline __attribute__((always_inline)) void shuffle(unsigned char *restrict dst, const unsigned char *restrict src,
+                                                          uint64_t count, uint32_t width)
 {
-    for (uint64_t i = from; i < count; i++)
+    for (uint64_t i = 0; i < count; i++)
         for (uint32_t b = 0; b < width; b++)
             dst[b * count + i] = src[i * width + b];
 }
 
-static inline __attribute__((always_inline)) void unshuffle_tail(unsigned char *dst, const unsigned char *src, uint64_t from,
-                                                                 uint64_t count, uint32_t width)
+static inline __attribute__((always_inline)) void unshuffle(unsigned char *restrict dst, const unsigned char *restrict src,
+                                                            uint64_t count, uint32_t width)
 {
-    for (uint64_t i = from; i < count; i++)
+    for (uint64_t i = 0; i < count; i++)
         for (uint32_t b = 0; b < width; b++)
             dst[i * width + b] = src[b * count + i];
 }
-
-#if defined(__SSE2__)
-/* Byte b of 16 words: narrowed twice, which is exact for values of 0 to 255. */
-static inline __m128i byte_of_words(const __m128i words[4], int b)
-{
-    const __m128i low = _mm_set1_epi32(0xff), count = _mm_cvtsi32_si128(8 * b);
-    __m128i first = _mm_packs_epi32(_mm_and_si128(_mm_srl_epi32(words[0], count), low),
-                                    _mm_and_si128(_mm_srl_epi32(words[1], count), low));
-    __m128i last = _mm_packs_epi32(_mm_and_si128(_mm_srl_epi32(words[2], count), low),
-                                   _mm_and_si128(_mm_srl_epi32(words[3], count), low));
-    return _mm_packus_epi16(first, last);
-}
-
-static uint64_t shuffle_4(unsigned char *dst, const unsigned char *src, uint64_t count)
-{
-    uint64_t i = 0;
-    for (; i + 16 <= count; i += 16) {
-        __m128i words[4];
-        for (int k = 0; k < 4; k++)
-            words[k] = _mm_loadu_si128((const __m128i *)(const void *)(src + 4 * i + 16 * k));
-        for (int b = 0; b < 4; b++)
-            _mm_storeu_si128((__m128i *)(void *)(dst + (uint64_t)b * count + i), byte_of_words(words, b));
-    }
-    return i;
-}
-
-static uint64_t unshuffle_4(unsigned char *dst, const unsigned char *src, uint64_t count)
-{
-    uint64_t i = 0;
-    for (; i + 16 <= count; i += 16) {
-        __m128i b[4];
-        for (int k = 0; k < 4; k++)
-            b[k] = _mm_loadu_si128((const __m128i *)(const void *)(src + (uint64_t)k * count + i));
-        const __m128i low[2] = {_mm_unpacklo_epi8(b[0], b[1]), _mm_unpackhi_epi8(b[0], b[1])};
-        const __m128i high[2] = {_mm_unpacklo_epi8(b[2], b[3]), _mm_unpackhi_epi8(b[2], b[3])};
-        for (int k = 0; k < 2; k++) {
-            _mm_storeu_si128((__m128i *)(void *)(dst + 4 * i + 32 * k), _mm_unpacklo_epi16(low[k], high[k]));
-            _mm_storeu_si128((__m128i *)(void *)(dst + 4 * i + 32 * k + 16), _mm_unpackhi_epi16(low[k], high[k]));
-        }
-    }
-    return i;
-}
-
-static uint64_t shuffle_2(unsigned char *dst, const unsigned char *src, uint64_t count)
-{
-    const __m128i low = _mm_set1_epi16(0xff);
-    uint64_t i = 0;
-    for (; i + 16 <= count; i += 16) {
-        __m128i a = _mm_loadu_si128((const __m128i *)(const void *)(src + 2 * i));
-        __m128i b = _mm_loadu_si128((const __m128i *)(const void *)(src + 2 * i + 16));
-        _mm_storeu_si128((__m128i *)(void *)(dst + i), _mm_packus_epi16(_mm_and_si128(a, low), _mm_and_si128(b, low)));
-        _mm_storeu_si128((__m128i *)(void *)(dst + count + i), _mm_packus_epi16(_mm_srli_epi16(a, 8), _mm_srli_epi16(b, 8)));
-    }
-    return i;
-}
-
-static uint64_t unshuffle_2(unsigned char *dst, const unsigned char *src, uint64_t count)
-{
-    uint64_t i = 0;
-    for (; i + 16 <= count; i += 16) {
-        __m128i low = _mm_loadu_si128((const __m128i *)(const void *)(src + i));
-        __m128i high = _mm_loadu_si128((const __m128i *)(const void *)(src + count + i));
-        _mm_storeu_si128((__m128i *)(void *)(dst + 2 * i), _mm_unpacklo_epi8(low, high));
-        _mm_storeu_si128((__m128i *)(void *)(dst + 2 * i + 16), _mm_unpackhi_epi8(low, high));
-    }
-    return i;
-}
-#else
-static uint64_t no_vectors(unsigned char *dst, const unsigned char *src, uint64_t count)
-{
-    (void)dst, (void)src, (void)count;
-    return 0;
-}
-#define shuffle_4 no_vectors
-#define unshuffle_4 no_vectors
-#define shuffle_2 no_vectors
-#define unshuffle_2 no_vectors
-#endif
 
 void pd_byte_shuffle(void *dst, const void *src, uint64_t bytes, uint32_t element_bytes)
 {
     const uint64_t count = bytes / element_bytes, whole = count * element_bytes;
     if (element_bytes == 4)
-        shuffle_tail(dst, src, shuffle_4(dst, src, count), count, 4);
+        shuffle(dst, src, count, 4);
     else if (element_bytes == 2)
-        shuffle_tail(dst, src, shuffle_2(dst, src, count), count, 2);
+        shuffle(dst, src, count, 2);
     else
-        shuffle_tail(dst, src, 0, count, element_bytes);
+        shuffle(dst, src, count, element_bytes);
     memcpy((char *)dst + whole, (const char *)src + whole, bytes - whole);
 }
 
@@ -121,11 +40,11 @@ void pd_byte_unshuffle(void *dst, const void *src, uint64_t bytes, uint32_t elem
 {
     const uint64_t count = bytes / element_bytes, whole = count * element_bytes;
     if (element_bytes == 4)
-        unshuffle_tail(dst, src, unshuffle_4(dst, src, count), count, 4);
+        unshuffle(dst, src, count, 4);
     else if (element_bytes == 2)
-        unshuffle_tail(dst, src, unshuffle_2(dst, src, count), count, 2);
+        unshuffle(dst, src, count, 2);
     else
-        unshuffle_tail(dst, src, 0, count, element_bytes);
+        unshuffle(dst, src, count, element_bytes);
     memcpy((char *)dst + whole, (const char *)src + whole, bytes - whole);
 }
 
