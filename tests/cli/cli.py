@@ -418,7 +418,7 @@ for arguments in (["verify", "run", "--step=6"], ["stats", "run"], ["diff", "run
 expect("ckpt-progress-off", ["ckpt", "verify", "run"], 0, ANY, environment={"PERDURE_PROGRESS": "off"})
 # reshard: the same state under another layout; what cannot be is refused before anything is made
 expect("ckpt-reshard", ["ckpt", "reshard", "run", "other", "--layout=dp=4,zero_shard=2"], 0,
-       re.compile(r"^/.*/other/step-000000000006-1: step 6 from perdure, under dp 4, tp 1, pp 1, sp 1, .* in 4 shards, .* s\n$"))
+       re.compile(r"^/.*/other/step-000000000006-1: step 6, under dp 4, tp 1, pp 1, sp 1, .* in 4 shards, .* s\n$"))
 expect("ckpt-reshard-verifies", ["ckpt", "verify", "other"], 0, re.compile(r"^ok: step-000000000006-1: .*, 0 findings\n$"))
 expect("ckpt-reshard-same-state", ["ckpt", "diff", "run", "other"], 0,
        re.compile(r"^step 6 under dp 2, tp 1, pp 1, sp 1 and step 6 under dp 4, tp 1, pp 1, sp 1\n0 of \d+ arrays differ\n$"))
