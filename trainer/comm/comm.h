@@ -1,14 +1,14 @@
-/* Communication of a step: the third table. local: ranks as threads of one process. mpi: processes; ranks of one host move
- * bytes through shared memory, others through MPI. nccl comes behind the same slots.
+/* Communicators: ranks exchange bytes during a training step, behind one table of functions. local: ranks are threads of a
+ * process. mpi: ranks are processes that use shared memory on a host and MPI between hosts. nccl: GPU to GPU.
  *
- * Operations are started and waited for. All ranks of a communicator start the same operations in the same order; they
- * complete in that order, on a thread of the communicator's own, while the caller computes. Floats are never summed here;
- * integers are, modulo 2^64, so the order of a sum is nobody's business.
+ * The caller starts an operation and waits for it later. All ranks of a communicator start the same operations in the same
+ * order. They complete in that order, on the communicator's own thread, while the caller computes. Only integers are summed
+ * here, modulo 2^64, so the order of a sum does not matter. Floats are never summed here.
  *
- *   errors   PD_PEER_LOST when a peer died or left; the message names it. After that every call on the communicator fails at
- *            once. Nobody gives up on a silent peer: that is the launcher's decision
- *   threads  one caller a communicator
- *   memory   pd_comm_bytes, requested at open and split; nothing is allocated later except the caller's own pd_comm_op
+ *   errors   PD_PEER_LOST if a peer died or left; the message names it. Every later call on the communicator then fails at
+ *            once. No rank gives up on a silent peer: the launcher decides that
+ *   threads  one caller per communicator
+ *   memory   pd_comm_bytes, requested at open and split; later nothing is allocated except the caller's own pd_comm_op
  */
 #pragma once
 
@@ -25,59 +25,58 @@ struct pd_comm_piece {
     uint64_t bytes;
 };
 
-/* How the bytes of pieces are reached where the host cannot: memory of a device. Pieces may then lie in either memory, and
- * both sides cut a message alike. Collectives of values (all_reduce, broadcast) and groups stay in the host's.
+/* Gives communicators access to device memory that the host cannot read. Pieces may then lie in host or device memory, and
+ * both sides must cut a message alike. Collectives of values (all_reduce, broadcast) and groups use host memory only.
  *   threads  ready: the caller's. copy: any, several at once */
 struct pd_comm_memory {
-    /* Before an operation starts: what the caller queued on its device has happened. */
+    /* Called before an operation starts. Waits for the work that the caller queued on its device. */
     pd_status (*ready)(void *context, struct pd_error *err);
-    /* Has happened on return. Either side is in the host's or the device's memory. */
+    /* Synchronous copy. Each side may be host or device memory. */
     pd_status (*copy)(void *context, void *dst, const void *src, uint64_t bytes, struct pd_error *err);
-    /* Memory of the host that copies will go through, until unlock; false: it stays as it is, and is not unlocked. From
-     * whichever thread carries out an operation. */
+    /* Pins host memory that copies will use, until unlock. Returns false if the memory is not pinned; then unlock is not
+     * called. May run on any thread that executes an operation. */
     bool (*lock)(void *context, void *data, uint64_t bytes);
     void (*unlock)(void *context, void *data, uint64_t bytes);
-    void *context; /* outlives the communicator, or is taken from it by pd_comm_use_memory */
+    void *context; /* must outlive the communicator, or be removed with pd_comm_use_memory */
 };
 
 enum pd_comm_kind { PD_COMM_EXCHANGE, PD_COMM_REDUCE_SCATTER, PD_COMM_ALL_GATHER };
 extern const char *const pd_comm_kind_names[];
 
-/* One operation: the caller's storage, untouched by the caller until waited for. In an exchange a message from a to b is cut
- * into pieces independently on both sides: only the concatenation of pieces must have equal length. With pd_comm_use_memory
- * the pieces themselves must have equal lengths, in order: NCCL, which such a communicator may become, knows no
- * concatenation. */
+/* One operation. The caller owns the storage and must not touch it until pd_comm_wait. In an exchange each side may cut a
+ * message into pieces in its own way; only the total lengths must agree. With pd_comm_use_memory the lengths of the pieces
+ * must agree too, in order, because NCCL, which may replace such a communicator, cannot join pieces. */
 struct pd_comm_op {
     const struct pd_comm_piece *sends, *recvs; /* borrowed */
     uint32_t send_count, recv_count;
-    const char *what; /* carries, for traces: a string constant, or NULL */
-    /* of the implementation; zero at the start */
+    const char *what; /* name of the payload, for traces: a string constant, or NULL */
+    /* private to the implementation; zero at the start */
     enum pd_comm_kind kind;
     uint8_t *parts; /* (size, part_bytes) of the collectives */
     uint64_t part_bytes;
     void *sum;
     struct pd_comm_op *next;
-    bool is_begun;                       /* its first exchange was carried out with the last one of the operation before */
-    const struct pd_comm_memory *memory; /* of the pieces; NULL: the host's */
+    bool is_begun; /* its first exchange already ran, together with the previous operation's last one */
+    const struct pd_comm_memory *memory; /* memory of the pieces; NULL: host */
     uint32_t ticket;
     pd_status status;
     struct pd_error error;
-    _Atomic int done; /* set last, under the communicator's lock; may be looked at to poll, wait is still due */
+    _Atomic int done; /* set last, under the communicator's lock; the caller may poll it but must still call wait */
 };
 
-/* Ranks of equal color form a new communicator, ordered by (key, rank). A link is one of two ranks, whose operations have
- * one sender and one receiver: who expects something may come to it long before the other. */
+/* Ranks of equal color form a new communicator, ordered by (key, rank). A link has two ranks, and each operation has one
+ * sender and one receiver; the receiver may arrive long before the sender. */
 struct pd_comm_part {
     uint32_t color, key;
     bool is_link;
 };
 
-/* What a rank sent over a communicator and all that were split from the same one, from its first operation on, heads of
- * messages and retransmissions left out. */
+/* Bytes this rank has sent on a communicator and on all splits of its root, since the first operation. Message headers and
+ * retransmissions are not counted. */
 struct pd_comm_traffic {
     uint64_t inside_bytes;  /* to other ranks of its host */
     uint64_t leaving_bytes; /* to other hosts */
-    uint64_t library_bytes; /* given to NCCL, which knows the way: what a ring sends of a collective */
+    uint64_t library_bytes; /* passed to NCCL, which chooses the route: what a ring sends for a collective */
 };
 
 struct pd_comm_ops {
@@ -85,7 +84,7 @@ struct pd_comm_ops {
     pd_status (*start)(struct pd_comm *, struct pd_comm_op *, struct pd_error *);
     pd_status (*wait)(struct pd_comm *, struct pd_comm_op *, struct pd_error *);
     pd_status (*exchange)(struct pd_comm *, struct pd_comm_op *,
-                          struct pd_error *); /* both, in the caller's thread; pieces in the host's memory */
+                          struct pd_error *); /* start and wait in the caller's thread; pieces in host memory */
     pd_status (*all_reduce)(struct pd_comm *, uint64_t *values, uint32_t count, enum pd_reduce, struct pd_error *);
     pd_status (*broadcast)(struct pd_comm *, uint32_t root, void *data, uint64_t bytes, struct pd_error *);
     pd_status (*gather)(struct pd_comm *, uint32_t root, const void *send, uint64_t bytes, void *recv, struct pd_error *);
@@ -102,35 +101,36 @@ struct pd_comm {
     const struct pd_comm_ops *ops;
     uint32_t rank, size;
     uint32_t host, host_count;
-    uint32_t rank_here, ranks_here; /* this rank's number among those of its host, and how many these are */
-    uint32_t ranks_here_max;        /* of any host */
-    bool is_background;             /* what waits in it holds up nobody: heartbeats leave it out */
-    uint64_t bytes;                 /* what this rank took for it */
+    uint32_t rank_here, ranks_here; /* this rank's index among the ranks of its host, and their number */
+    uint32_t ranks_here_max;        /* most ranks on any host */
+    bool is_background;             /* waiting in it delays nobody, so heartbeats ignore it */
+    uint64_t bytes;                 /* memory this rank allocated for it */
     struct pd_comm_memory memory;
 };
 
-/* Pieces from now on are reached through `memory`, which is copied and inherited by later splits; its functions NULL: they
- * are in the host's memory, as at first. All ranks say the same, between operations. */
+/* Later operations access their pieces through `memory`. It is copied, and later splits inherit it. NULL functions return to
+ * host memory. All ranks must make the same call, between operations. */
 void pd_comm_use_memory(struct pd_comm *comm, const struct pd_comm_memory *memory);
 
-/* Parts and sums of later operations lie in here, until the communicator is freed: a library may prepare for it (NCCL:
- * ncclCommRegister). Other memory does as well, and where preparing fails nothing but speed is lost. */
+/* Announces that parts and sums of later operations lie in this buffer, which stays valid until the communicator is freed.
+ * The library may then prepare it (NCCL: ncclCommRegister). This only affects speed: other memory works too. */
 void pd_comm_will_use(struct pd_comm *comm, void *memory, uint64_t bytes);
 
-/* PD_PEER_LOST: the rank that was found missing first, of the whole job; UINT32_MAX: none. Of a communicator of processes or
- * threads. */
+/* After PD_PEER_LOST: the rank, numbered in the whole job, that was found missing first, or UINT32_MAX. Only for
+ * communicators of processes or threads. */
 uint32_t pd_comm_missed(const struct pd_comm *comm);
 
 PD_MUST_USE pd_status pd_comm_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
-/* Collectives of many bytes, waited for by pd_comm_wait; all ranks give the same count or bytes. They set all of *op but
- * `what`. Until the wait parts and sum belong to the operation: peers may read `parts`, and the caller touches neither.
+/* Bulk collectives; finish them with pd_comm_wait. All ranks pass the same count or bytes. They set every field of *op but
+ * `what`. Until the wait, the caller must not touch parts or sum: peers may read `parts`.
  *
- *   reduce_scatter  parts (size, count) of each rank -> sum (count): of part number `rank` of all ranks,
- *                   modulo 2^64. sum may be the own part, parts + rank * count, and overlaps parts nowhere else. Parts are
- *                   used up: sums of others may be made in them
- *   all_gather      parts (size, bytes), of which the own is filled -> all of them, the same on every rank
+ *   reduce_scatter  parts (size, count) on each rank -> sum (count): the sum of part `rank` over all ranks, modulo 2^64. sum
+ *                   may be parts + rank * count, and must not overlap other parts. Overwrites parts: other sums may be
+ *                   formed there
+ *   all_gather      parts (size, bytes) with the own part filled -> all parts, the same on every rank
  *
- * (host_count - 1) / host_count of the parts leave a host once, however many ranks it has (trainer/comm/README.md). */
+ * Each host sends (host_count - 1) / host_count of the parts once, however many ranks it has (trainer/comm/README.md).
+ */
 PD_MUST_USE pd_status pd_comm_start_reduce_scatter(struct pd_comm *comm, struct pd_comm_op *op, uint64_t *parts,
                                                    uint64_t count, uint64_t *sum, struct pd_error *err);
 PD_MUST_USE pd_status pd_comm_start_all_gather(struct pd_comm *comm, struct pd_comm_op *op, void *parts, uint64_t bytes,
@@ -143,40 +143,40 @@ PD_MUST_USE pd_status pd_comm_broadcast(struct pd_comm *comm, uint32_t root, voi
 PD_MUST_USE pd_status pd_comm_barrier(struct pd_comm *comm, struct pd_error *err);
 PD_MUST_USE pd_status pd_comm_split(struct pd_comm *comm, uint32_t color, uint32_t key, struct pd_comm **ret_comm,
                                     struct pd_error *err);
-/* The same where the parts of all ranks are links or of one rank. */
+/* The same, if each rank's new communicator is a link or has one rank. */
 PD_MUST_USE pd_status pd_comm_split_links(struct pd_comm *comm, uint32_t color, uint32_t key, struct pd_comm **ret_comm,
                                           struct pd_error *err);
-/* Whether all peers that can be seen are still there, without waiting: PD_PEER_LOST names one that died, failed or left.
- * From any thread. */
+/* Checks without waiting whether all visible peers are alive. PD_PEER_LOST names one that died, failed or left. Callable
+ * from any thread. */
 PD_MUST_USE pd_status pd_comm_look(struct pd_comm *comm, struct pd_error *err);
-/* From any thread. */
+/* Callable from any thread. */
 void pd_comm_traffic(struct pd_comm *comm, struct pd_comm_traffic *ret_traffic);
-/* This rank gives up: its pending and later operations return PD_PEER_LOST at once, and so do those of its peers that need
- * it, on this communicator and, where it is the outermost, on those split from it. For the way out after a failure: pieces
- * of an operation that was started belong to it until it was waited for, and this makes that wait short. */
+/* This rank gives up. Its pending and later operations return PD_PEER_LOST at once, and so do those of peers that need it.
+ * If `comm` is the outermost communicator, this includes its splits. Use it to clean up after a failure: a started operation
+ * owns its pieces until pd_comm_wait, and abort makes that wait short. */
 void pd_comm_abort(struct pd_comm *comm); /* NULL is fine */
 void pd_comm_free(struct pd_comm *comm);  /* NULL is fine */
 
-/* Bytes that each rank of a communicator of `size` ranks takes, staging included: threads of a process, or processes on any
- * hosts of at most PD_COMM_RANKS_PER_HOST of its ranks each (more take some pages more). */
+/* Bytes that each rank of a communicator of `size` ranks allocates, staging included. Ranks are threads of one process, or
+ * processes with at most PD_COMM_RANKS_PER_HOST ranks on a host (more ranks need a few more pages). */
 #define PD_COMM_RANKS_PER_HOST 30u
 uint64_t pd_comm_bytes(uint32_t size, bool is_processes);
 
-/* A pd_group over a communicator, for ckpt/ and resharder/, whose pieces are in the host's memory always. Valid while the
+/* A pd_group over a communicator, for ckpt/ and resharder/. Its pieces are always in host memory. Valid while the
  * communicator lives; needs no release. */
 void pd_comm_group(struct pd_comm *comm, struct pd_group *ret_group);
 
-/* `size` ranks as threads of this process, on host_count pretended hosts (rank r lives on host r * host_count / size). A rank
- * whose rank_main fails is dead to the others. Returns the first failure in rank order, causes (any other status) before
- * consequences (PD_PEER_LOST); its message begins with the rank. */
+/* Runs `size` ranks as threads of this process, on host_count simulated hosts (rank r is on host r * host_count / size). If
+ * rank_main fails, the other ranks see that rank as dead. Returns the first failure in rank order; PD_PEER_LOST is returned
+ * only if there is no other. The message begins with the rank. */
 PD_MUST_USE pd_status pd_comm_run_local(uint32_t size, uint32_t host_count,
                                         pd_status (*rank_main)(struct pd_comm *, void *context, struct pd_error *),
                                         void *context, struct pd_error *err);
 
-/* Joins the MPI job this process was started in (MPI_Init included; MPI is finalised by pd_comm_free of this communicator,
- * which waits for the other ranks to come to it, after a failure for a moment only; where one does not come, MPI is left to
- * the end of the process). PD_UNSUPPORTED in builds without MPI. */
+/* Joins the MPI job that started this process; calls MPI_Init. pd_comm_free of this communicator finalises MPI. It waits for
+ * the other ranks to arrive, but only a moment after a failure; if one does not arrive, MPI is left open until the process
+ * ends. PD_UNSUPPORTED in builds without MPI. */
 PD_MUST_USE pd_status pd_comm_open_mpi(struct pd_comm **ret_comm, struct pd_error *err);
 
-/* All ranks came to pd_comm_free and MPI is finalised: whatever the status is, an exit code of 0 is honest to mpirun. */
+/* All ranks reached pd_comm_free and MPI is finalised: exit code 0 then tells mpirun the truth, whatever the status. */
 bool pd_comm_mpi_is_over(void);

@@ -1,5 +1,4 @@
-/* What the caller of NCCL is made of: nccl.c has its life, its failures and the thread that watches, nccl_launch.c gives
- * operations to the library. */
+/* Shared by nccl.c (lifetime, failures, the watcher thread) and nccl_launch.c (passes operations to NCCL). */
 #pragma once
 
 #include "ckpt/base/owner.h"
@@ -9,12 +8,12 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#define FLIGHTS 32u /* operations that the host may be ahead */
+#define FLIGHTS 32u /* operations that the host may run ahead of the stream */
 #define REGISTERED_MAX 4u
 
 struct flight {
     struct pd_event *ended;
-    bool is_open; /* started and not waited for */
+    bool is_open; /* started, not yet waited for */
     bool is_over; /* the stream has passed it */
 };
 
@@ -27,15 +26,15 @@ struct nccl_comm {
     bool is_launching, is_link, is_used;
     void *handle; /* NULL: one rank, or ended */
     struct pd_stream *stream;
-    const char *lane;       /* of spans */
-    struct pd_event *given; /* what the compute stream had before an operation */
-    /* Of flights and operations. "A launch" has them, in the caller's thread; at other times "the watcher" looks at them and
-     * notes what it saw. is_launching, which the family's lock guards, orders them. is_open is the caller's alone. */
+    const char *lane;       /* name in spans */
+    struct pd_event *given; /* marks the work on the compute stream before an operation */
+    /* Owner of flights and operations. During a launch the caller's thread has them; otherwise the watcher polls them and
+     * sets is_over. is_launching, guarded by the family's lock, orders the two. Only the caller uses is_open. */
     struct pd_owner flights_owner;
     struct flight flights[FLIGHTS];
     uint64_t operations;
-    struct pd_span greeting;          /* of a pair: a byte to the other, and its byte */
-    void *registered[REGISTERED_MAX]; /* what the library knows by pd_comm_will_use */
+    struct pd_span greeting;          /* link only: the byte sent to the peer, and the byte received */
+    void *registered[REGISTERED_MAX]; /* buffers registered by pd_comm_will_use */
     uint32_t registered_count;
     struct nccl_comm *next;
 };
@@ -44,11 +43,11 @@ struct family {
     const struct pd_nccl_library *nccl;
     struct pd_dev *dev;
     struct pd_stream *compute;
-    struct pd_device_spans *spans; /* NULL: nobody asks */
-    uint32_t named;                /* members that were given a lane */
-    struct pd_comm *control;       /* of the outermost */
-    _Atomic uint64_t sent_bytes;   /* by the library */
-    pthread_mutex_t lock;          /* guards what follows, and handles */
+    struct pd_device_spans *spans; /* NULL: not recorded */
+    uint32_t named;                /* members that have a lane */
+    struct pd_comm *control;       /* of the outermost communicator */
+    _Atomic uint64_t sent_bytes;   /* by NCCL */
+    pthread_mutex_t lock;          /* guards the fields below, and handles */
     pthread_cond_t wake;
     struct nccl_comm *members;
     bool is_closing, is_watched;
@@ -62,17 +61,17 @@ static inline struct nccl_comm *nccl_of(struct pd_comm *comm)
     return (struct nccl_comm *)comm;
 }
 
-/* The slots of pd_comm_ops that are the device's; pieces of the host's go over control. */
+/* The slots of pd_comm_ops for pieces in device memory; host pieces use control. */
 pd_status nccl_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
 pd_status nccl_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
-/* Gives it to the library, on the communicator's stream. Its handle is the caller's. */
+/* Passes the operation to NCCL on the communicator's stream. The caller must hold the handle. */
 PD_MUST_USE pd_status nccl_launch(struct nccl_comm *c, const struct pd_comm_op *op, struct pd_error *err);
 
 /* The family's failure, or PD_OK. */
 pd_status nccl_state_of(struct family *f, struct pd_error *err);
 void nccl_break_family(struct family *f, pd_status st, const struct pd_error *error);
-/* Between them the handle is the caller's; false: the family is broken. */
+/* Between begin and end the caller holds the handle. Returns false if the family is broken. */
 bool nccl_begin_launch(struct nccl_comm *c);
 void nccl_end_launch(struct nccl_comm *c);
-/* What the library answered at once, or says later. */
+/* Polls until the call that returned `code` has finished. */
 PD_MUST_USE pd_status nccl_poll_until_done(struct nccl_comm *c, int code, const char *what, struct pd_error *err);

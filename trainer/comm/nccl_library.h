@@ -1,5 +1,5 @@
-/* The entry points of libnccl that the trainer uses, found when they are asked for: linked, the library would be in the
- * memory of every process, and it is not everywhere. What is declared here is NCCL's own interface, of 2.19 and later. */
+/* The entry points of libnccl that the trainer uses, loaded on first use. Linking would map the library into every process,
+ * and not every machine has it. These are NCCL's own declarations, as of 2.19. */
 #pragma once
 
 #include "offload/device.h"
@@ -7,13 +7,13 @@
 
 enum { PD_NCCL_DONE = 0, PD_NCCL_IN_PROGRESS = 7 }; /* results; others are failures */
 enum { PD_NCCL_UINT8 = 1, PD_NCCL_UINT64 = 5, PD_NCCL_SUM = 0, PD_NCCL_VERSION_MIN = 21900 };
-enum { PD_NCCL_VERSION_GROUP_ABORT = 22200 }; /* from here on aborts may be one group */
+enum { PD_NCCL_VERSION_GROUP_ABORT = 22200 }; /* from this version on, several aborts may form one group */
 
 struct pd_nccl_id {
     char bytes[128];
 };
 
-/* As of 2.17; later ones fill in what a shorter one lacks. */
+/* The layout of NCCL 2.17; later versions fill in the fields that it lacks. */
 struct pd_nccl_config {
     size_t size;
     unsigned magic, version;
@@ -42,14 +42,14 @@ struct pd_nccl_library {
     int (*CommDeregister)(void *comm, void *handle);
 };
 
-/* Loaded once a process and never let go. PERDURE_NCCL names another file than libnccl.so.2, or says off.
- *   errors   PD_UNSUPPORTED: not there, switched off, or too old */
+/* Loads the library once per process and keeps it. PERDURE_NCCL names a file other than libnccl.so.2, or is "off".
+ *   errors   PD_UNSUPPORTED: not found, switched off, or too old */
 PD_MUST_USE pd_status pd_nccl_library_open(const struct pd_nccl_library **ret_library, struct pd_error *err);
 
-/* Collective: opened by all, none of whom shares its device with another.
- *   errors   PD_UNSUPPORTED on all ranks alike, with what the first is missing (nccl_agree.c); ret_is_meant: nccl.h */
+/* Collective: succeeds if every rank could open the library and no two ranks share a device.
+ *   errors   PD_UNSUPPORTED on all ranks alike, with what the first rank lacks (nccl_agree.c); ret_is_meant: nccl.h */
 PD_MUST_USE pd_status pd_nccl_agree(struct pd_comm *control, const struct pd_dev *dev,
                                     const struct pd_nccl_library **ret_library, bool *ret_is_meant, struct pd_error *err);
 
-/* As NCCL_CONFIG_INITIALIZER, calls that return at once. */
+/* NCCL_CONFIG_INITIALIZER with non-blocking calls. */
 struct pd_nccl_config pd_nccl_config(void);

@@ -1,9 +1,9 @@
-/* The channel between ranks that share memory: one stream of bytes a pair, staged in the sender's mailbox.
+/* The channel between ranks that share memory: one byte stream per pair, staged in the sender's mailbox.
  *
- *   mailbox of s   cut into one ring a receiver, of equal size (staging.h)
- *   stream         messages in the order of operations, each from a multiple of 8: a head (struct pipe_head), then the bytes
+ *   mailbox of s   divided into rings of equal size, one per receiver (staging.h)
+ *   stream         messages in the order of operations, each aligned to 8: a header (struct pipe_head), then the bytes
  *
- *   invariants  taken <= written <= taken + capacity; the sender alone writes `written`, the receiver alone `taken` */
+ *   invariants  taken <= written <= taken + capacity; only the sender writes `written`, only the receiver `taken` */
 #pragma once
 
 #include "trainer/comm/progress.h"
@@ -13,5 +13,5 @@ struct pd_pipe {
     alignas(PD_CACHE_LINE) _Atomic uint64_t taken;
 };
 
-/* Moves what can be moved without waiting. A ring holds copies only: after a failure nothing is to be taken back. */
+/* Moves as many bytes as it can without waiting. Rings hold only copies, so a failure needs no cleanup. */
 PD_MUST_USE pd_status pd_pipes_progress(struct pd_progress *engine, bool *ret_has_moved, struct pd_error *err);

@@ -1,13 +1,12 @@
-/* The progress engine that all transports share: a queue of operations, the thread that carries them out, and the loop of
- * one exchange.
- * Every collective is an exchange (collectives.c); a transport only moves bytes between two ranks (a channel).
+/* The progress engine that all transports share: a queue of operations, the thread that executes them, and the loop of one
+ * exchange. Every collective consists of exchanges (collectives.c); a transport only moves bytes between two ranks.
  *
- *   invariants  1. one operation is carried out at a time, in the order of starts: by the communicator's thread, or by the
- *                  caller itself when it would only wait for it anyway
+ *   invariants  1. one operation runs at a time, in the order of starts: on the communicator's thread, or in the caller if
+ *                  it would only wait for it
  *               2. an operation is done only when no peer reads from or writes to its pieces any more
- *               3. the first failure is final: it is kept, told to the peers, and returned by every later call
- *               4. communicators split from one another are a family: who gives up names to all of it the rank that the
- *                  first failure in the family found missing
+ *               3. the first failure is final: it is kept, sent to the peers, and returned by every later call
+ *               4. a communicator and its splits are a family: a rank that gives up reports to all of them the rank that the
+ *                  family's first failure found missing
  *   states      alive -> broken (failure, or abort by the caller) -> freed
  */
 #pragma once
@@ -20,30 +19,30 @@
 #include <pthread.h>
 
 #define PD_NO_SLOT UINT32_MAX
-#define PD_REDUCE_ROUND 64u   /* values of all_reduce in one exchange */
-#define PD_ROUND_PARTS 64u    /* of ranks on other hosts, in one exchange of a collective, unless a host has more */
-#define PD_FLAT_RANKS_MAX 16u /* up to here collectives go straight to everybody, then by trees */
+#define PD_REDUCE_ROUND 64u   /* values that all_reduce sends in one exchange */
+#define PD_ROUND_PARTS 64u    /* parts for other hosts in one exchange of a collective; more if a host has more ranks */
+#define PD_FLAT_RANKS_MAX 16u /* up to this size a collective sends directly to every rank; larger ones use trees */
 
 struct pd_progress;
 
-/* One peer during one operation. A channel sets left to 0 when that direction is finished. */
+/* One peer during one operation. When a direction is finished, the channel sets its left to 0. */
 struct pd_link {
-    uint32_t slot; /* of the peer in the shared segment; PD_NO_SLOT: its memory is not shared with this rank */
+    uint32_t slot; /* of the peer in the shared segment; PD_NO_SLOT: it shares no memory with this rank */
     struct pd_cursor send, recv;
-    bool is_named;                     /* it is one of the exchange's peers */
-    bool is_send_begun, is_recv_begun; /* the channel's own */
-    bool is_damaged;                   /* a test wants a bit of what arrives to be another */
-    bool awaits_claim;                 /* the peer's has not come */
+    bool is_named;                     /* a piece of the exchange names this peer */
+    bool is_send_begun, is_recv_begun; /* private to the channel */
+    bool is_damaged;                   /* a test asks for a flipped bit in the data received */
+    bool awaits_claim;                 /* the peer's header has not arrived */
 };
 
-/* The channel to ranks whose memory is not shared; pipes go to the others. */
+/* The channel to ranks that share no memory with this one; the others use pipes. */
 struct pd_remote_ops {
-    pd_status (*open)(struct pd_progress *, struct pd_error *); /* adds what it takes to comm.bytes */
+    pd_status (*open)(struct pd_progress *, struct pd_error *); /* adds its allocations to comm.bytes */
     void (*close)(struct pd_progress *);
     void (*begin)(struct pd_progress *);
-    /* Moves what can be moved without waiting. */
+    /* Moves as many bytes as it can without waiting. */
     pd_status (*progress)(struct pd_progress *, bool *ret_has_moved, struct pd_error *);
-    /* After this no peer touches the pieces of the operation, whether it succeeded or not. */
+    /* After this no peer touches the pieces of the operation, even if it failed. */
     void (*end)(struct pd_progress *);
 };
 
@@ -60,43 +59,43 @@ struct pd_member_info {
     uint32_t domain; /* members of one domain share memory */
 };
 
-/* What a rank says that a collective is, to each that it is with. Before the messages of an exchange each rank on another host
- * sends one and gets one; until the peer's has come no more than a window follows, since MPI would keep for a rank that has not
- * begun whatever it is sent. So messages go both ways, and all at once. */
+/* Header of a collective: the sender's view of what is being run. Before the messages of an exchange every pair of ranks on
+ * different hosts swaps headers. Until the peer's header arrives, this rank sends at most one window, because MPI would
+ * buffer data for a rank that has not started. So messages can flow both ways at once. */
 struct pd_claim {
     uint64_t kind, part_bytes;
 };
 
-/* What one exchange moves. Collectives of many bytes are several, one after the other (reduce_scatter.c, all_gather.c). */
+/* The messages of one exchange. A bulk collective runs several in sequence (reduce_scatter.c, all_gather.c). */
 struct pd_messages {
     const struct pd_comm_piece *sends, *recvs;
     uint32_t send_count, recv_count;
-    const struct pd_comm_memory *inner, *outer, *arriving; /* of what goes to ranks of this host, to others, of what comes;
-                                                              NULL: the host's */
-    bool adds;                    /* uint64 that arrive are added to what is there, in the host's memory */
-    const char *fault;            /* the place where a test damages a message; NULL: none */
-    const struct pd_claim *claim; /* NULL: all have agreed */
-    /* Called once nothing is left between ranks that share memory, which other ranks do not delay, and again when what it has
-     * added by pd_exchange_add is done. NULL: nothing is to be done then. */
+    const struct pd_comm_memory *inner, *outer, *arriving; /* memory of pieces sent inside the host, to other hosts,
+                                                            * received; NULL: host */
+    bool adds;                    /* adds received uint64 values to the destination, in host memory */
+    const char *fault;            /* fault point where a test damages a message; NULL: none */
+    const struct pd_claim *claim; /* NULL: all ranks have agreed already */
+    /* Called when the transfers between ranks that share memory are done (other ranks cannot delay them), and again when the
+     * exchange that it added with pd_exchange_add is done. NULL: not called. */
     pd_status (*inside_ended)(struct pd_progress *, void *context, struct pd_error *);
     void *context;
-    uint32_t remote_ahead; /* what is between hosts is of this many exchanges later */
+    uint32_t remote_ahead; /* transfers between hosts run ahead by this many exchanges */
 };
 
-/* The exchange being carried out: written by exchange.c, the cursors by channels as well. */
+/* The running exchange. exchange.c writes it; channels also move the cursors. */
 struct pd_exchange {
-    struct pd_link *links;    /* (size) those of other ranks than `peers` are empty */
-    uint32_t *peers, *active; /* (size) each: named by pieces, in the order of steps after this rank; not finished yet */
+    struct pd_link *links;    /* (size); empty for ranks not in `peers` */
+    uint32_t *peers, *active; /* (size) each: peers named by pieces, in step order after this rank; those not finished */
     uint32_t peer_count, active_count;
-    uint64_t sequence;            /* exchanges begun */
-    uint64_t remote_sequence;     /* the same of ranks on other hosts, where it may be ahead */
-    const struct pd_claim *claim; /* of the messages */
+    uint64_t sequence;            /* exchanges started */
+    uint64_t remote_sequence;     /* the same for ranks on other hosts, which may run ahead */
+    const struct pd_claim *claim; /* from the messages */
 };
 
-/* Written by the transport alone. */
+/* Written only by the transport. */
 struct pd_remote {
-    void *state;      /* of transport->remote; NULL: this rank shares the memory of all */
-    uint8_t *staging; /* (staging_bytes) of its own pages; NULL: none */
+    void *state;      /* of transport->remote; NULL: all ranks share memory with this one */
+    uint8_t *staging; /* (staging_bytes) in its own pages, or NULL */
     uint64_t staging_bytes;
 };
 
@@ -104,48 +103,48 @@ struct pd_progress {
     struct pd_comm comm; /* first: the public face */
     const struct pd_comm_transport *transport;
     struct pd_progress *root;
-    uint32_t id, next_id;           /* next_id: of the root; names communicators, equal on their members */
+    uint32_t id, next_id;           /* next_id: in the root; numbers communicators, the same on all members */
     struct pd_member_info *members; /* (size) */
     struct pd_segment *segment;
-    uint32_t slot;        /* mine */
+    uint32_t slot;        /* this rank's */
     uint32_t *slot_ranks; /* (slots of the segment) */
     struct pd_hosts hosts;
     struct pd_remote remote;
     struct pd_exchange exchange;
 
-    /* Staging: mailboxes of the segment, remote.staging, and room and pieces of the collectives of many bytes. Who carries the
-     * operation out has it, the communicator's thread or a caller that waits; `is_executing` orders them. Other
-     * processes read this rank's mailbox: written and taken of each ring (pipe.h) order that. The first operation with pieces of
-     * a device locks it. */
+    /* Owner of the staging memory: mailboxes, remote.staging, and the buffers and pieces of bulk collectives. Whoever
+     * executes the operation has it: the communicator's thread or a waiting caller; `is_executing` orders them. Other
+     * processes read this rank's mailbox, ordered by `written` and `taken` of each ring (pipe.h). The first operation with
+     * device pieces pins it. */
     struct pd_owner staging_owner;
-    struct pd_comm_memory locker; /* lock NULL: nobody was asked */
+    struct pd_comm_memory locker; /* the memory whose lock() pinned it; lock NULL: not pinned */
     bool is_mailbox_locked, is_remote_locked, is_room_locked;
-    uint8_t *room; /* (room_bytes) in pages of its own; NULL: one rank */
+    uint8_t *room; /* (room_bytes) in its own pages; NULL if the communicator has one rank */
     uint64_t room_bytes;
-    struct pd_comm_piece *sends, *recvs; /* of an exchange; (size) or (PD_ROUND_PARTS) or more */
+    struct pd_comm_piece *sends, *recvs; /* of one exchange: (size), or at least (PD_ROUND_PARTS) */
 
     /* scratch of the collectives */
     struct pd_comm_piece *scratch_pieces; /* (2, size) */
     uint64_t *scratch_values;             /* (at most PD_FLAT_RANKS_MAX, PD_REDUCE_ROUND) */
 
-    pthread_mutex_t lock;      /* guards what follows */
-    pthread_cond_t work, done; /* for the thread; for the caller */
+    pthread_mutex_t lock;      /* guards the fields below */
+    pthread_cond_t work, done; /* wake the thread; wake the caller */
     struct pd_comm_op *head, *tail;
-    struct pd_comm_op *current; /* is carried out and not done; NULL: none, or what begins the next one is left */
+    struct pd_comm_op *current; /* running operation; NULL: none, or only the early start of the next one remains */
     bool is_executing, is_closing, is_thread_running;
-    bool is_own_thread; /* carries it out, and not a caller that waits */
+    bool is_own_thread; /* the communicator's thread runs it, not a waiting caller */
     pd_status broken;
     struct pd_error broken_error;
     _Atomic uint32_t is_aborted;
-    _Atomic uint32_t blamed; /* of the root: rank of the world that was found missing first, plus 1; 0: none */
+    _Atomic uint32_t blamed; /* in the root: world rank found missing first, plus 1; 0: none */
     pthread_t thread;
 
-    /* Of the root: sent by this rank over all of the family, by whoever carries an operation out. */
+    /* In the root: bytes this rank sent in the whole family. Added to by whichever thread executes an operation. */
     _Atomic uint64_t inside_bytes, leaving_bytes;
     struct pd_progress *child, *sibling; /* communicators split from the root, guarded by the root's lock */
 };
 
-/* Whoever waits in a copy in the background says nothing of its rank. */
+/* False for background copies: their waits do not count as this rank's heartbeat. */
 static inline bool pd_progress_is_watched(const struct pd_progress *engine)
 {
     return !engine->comm.is_background;
@@ -156,17 +155,17 @@ static inline struct pd_progress *pd_progress_of(struct pd_comm *comm)
     return (struct pd_progress *)comm;
 }
 
-/* Memory of a rank's place in a communicator of `size` ranks, without the shared segment and what a transport adds. */
+/* Memory of one rank in a communicator of `size` ranks, without the shared segment and the transport's own. */
 uint64_t pd_progress_bytes(uint32_t size);
-/* The segment of `slots` of `size` members. */
+/* Shape of a segment that `slots` of `size` members share. */
 struct pd_segment_shape pd_progress_shape(const struct pd_comm_transport *transport, uint32_t size, uint32_t slots);
 
-/* members: (size) copied. segment and slot: this rank's place, owned by the engine afterwards (on success). root NULL: it
- * is its own root. */
+/* Copies members (size). On success the engine owns segment and slot, this rank's place. root NULL: the new engine is a
+ * root. */
 PD_MUST_USE pd_status pd_progress_new(const struct pd_comm_transport *transport, struct pd_progress *root, uint32_t id,
                                       uint32_t rank, uint32_t size, const struct pd_member_info *members,
                                       struct pd_segment *segment, struct pd_progress **ret_engine, struct pd_error *err);
-/* The slot of `rank` among the members that share its memory; slots are given in rank order. */
+/* The slot of `rank` among the members that share its memory. Slots follow rank order. */
 uint32_t pd_progress_slot_of(const struct pd_member_info *members, uint32_t size, uint32_t rank, uint32_t *ret_slots);
 
 /* The slots of pd_comm_ops that every transport uses. */
@@ -181,11 +180,11 @@ pd_status pd_progress_gather(struct pd_comm *comm, uint32_t root, const void *se
 pd_status pd_progress_split(struct pd_comm *comm, const struct pd_comm_part *part, struct pd_comm **ret_comm,
                             struct pd_error *err);
 pd_status pd_progress_look(struct pd_comm *comm, struct pd_error *err);
-/* This rank fails: pending operations end, peers get PD_PEER_LOST. With its splits when it is a root. */
+/* This rank fails: pending operations end and peers get PD_PEER_LOST. Includes the splits of a root. */
 void pd_progress_abort(struct pd_comm *comm);
-/* The same for a rank that is finished: who still needs it is told that it left. */
+/* The same for a rank that has finished: peers that still need it get an error that it left. */
 void pd_progress_leave(struct pd_comm *comm);
-/* After the last operation on pieces of the memory, or when no more of them is carried out. */
+/* Call after the last operation on device pieces, or when no more of them will run. */
 void pd_progress_unlock(struct pd_comm *comm);
 void pd_progress_traffic(struct pd_comm *comm, struct pd_comm_traffic *ret_traffic);
 #define PD_PROGRESS_SLOTS                                                                                           \
@@ -195,30 +194,30 @@ void pd_progress_traffic(struct pd_comm *comm, struct pd_comm_traffic *ret_traff
     .traffic = pd_progress_traffic
 void pd_progress_free(struct pd_comm *comm);
 
-/* The operation behind `op`, which is carried out, where that is of the same kind and memory and not empty: its first exchange
- * is begun with the last one of `op`. By the communicator's own thread alone: who waits for `op` shall not wait for more.
- * NULL: none. */
+/* Called with the running operation. Returns the next queued operation, or NULL, if it has the same kind and memory and is
+ * not empty: its first exchange then runs with the last one of `op`. Only for the communicator's thread: a caller that waits
+ * for `op` must not wait longer. */
 const struct pd_comm_op *pd_progress_begin_next(struct pd_progress *engine, const struct pd_comm_op *op);
-/* The one that is carried out is done, whatever becomes of the next one that was begun with its end. */
+/* Marks the running operation done, whatever happens to the next one that was started early. */
 void pd_progress_end_current(struct pd_progress *engine);
 
-/* Carry it out. Only the thread that holds engine->is_executing may call them. */
+/* Execute an operation. Only the thread that set engine->is_executing may call these. */
 PD_MUST_USE pd_status pd_exchange_run(struct pd_progress *engine, const struct pd_messages *messages, struct pd_error *err);
-/* Messages to and from ranks that share memory, of pieces in the host's, as one exchange more beside the one that is being
- * carried out. Called by inside_ended. */
+/* Adds a second exchange beside the running one, between ranks that share memory and with pieces in host memory. Called by
+ * inside_ended. */
 void pd_exchange_add(struct pd_progress *engine, const struct pd_messages *messages);
 PD_MUST_USE pd_status pd_reduce_scatter_run(struct pd_progress *engine, const struct pd_comm_op *op, struct pd_error *err);
 PD_MUST_USE pd_status pd_all_gather_run(struct pd_progress *engine, const struct pd_comm_op *op, struct pd_error *err);
-/* All have begun the same collective; otherwise PD_BUG on two ranks, which name one another. *ret_claim: goes with the first
- * exchange in which ranks on other hosts are, instead of an exchange of its own in which links would be idle; NULL: none does. */
+/* Checks that all ranks started the same collective; otherwise two ranks return PD_BUG and name each other. *ret_claim: send
+ * it with the first exchange between hosts, which saves an exchange with idle links; NULL: not needed. */
 PD_MUST_USE pd_status pd_collective_agree(struct pd_progress *engine, const struct pd_claim *claim,
                                           const struct pd_claim **ret_claim, struct pd_error *err);
 PD_MUST_USE pd_status pd_collective_compare(const struct pd_progress *engine, const struct pd_claim *own,
                                             const struct pd_claim *other, uint32_t peer, struct pd_error *err);
-/* PD_PEER_LOST where a peer's memory says that it is gone; its rank is then the one to blame. From any thread. */
+/* PD_PEER_LOST if a peer's shared state says that it is gone; that rank is then blamed. Callable from any thread. */
 PD_MUST_USE pd_status pd_exchange_look(struct pd_progress *engine, struct pd_error *err);
 
-/* Start and wait in one, of pieces in the host's memory; carried out by the caller when nothing is queued. */
+/* Start and wait in one call, pieces in host memory. The caller executes it if the queue is empty. */
 PD_MUST_USE pd_status pd_progress_run(struct pd_progress *engine, const struct pd_comm_piece *sends, uint32_t send_count,
                                       const struct pd_comm_piece *recvs, uint32_t recv_count, struct pd_error *err);
 

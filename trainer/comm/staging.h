@@ -1,10 +1,10 @@
-/* How the staging memory of one rank in one communicator is divided. It is a function of the communicator's
- * size alone, wherever its ranks run, so that a plan needs to know no hosts.
+/* Divides the staging memory of one rank in one communicator. The total depends only on the communicator's size, so the
+ * memory plan need not know the hosts.
  *
- *   units    one a peer, PD_STAGING_UNITS_MAX at most
+ *   units    one per peer, at most PD_STAGING_UNITS_MAX
  *   lanes    units for peers on other hosts, a window of transfers (mpi.c); peers on this host keep half of the units
- *   mailbox  the units that are left, rings to the peers on this host (pipe.h)
- *   room     half a unit a unit: sums for other hosts on the way there, and what a device's sums are made in
+ *   mailbox  the other units, as rings to the peers on this host (pipe.h)
+ *   room     half a unit per unit: sums on their way to other hosts, and a buffer to form sums of device memory
  *   threads  pure functions
  */
 #pragma once

@@ -1,12 +1,12 @@
-/* One rank's share of a run: state, activations, buffers and the training step over them.
+/* One rank's share of a run: state, activations, buffers and the training step.
  *
- * pd_engine_new is the recipe of all memory that a rank takes. On a dry arena it counts, and that count is the plan; on an
- * arena made from the plan it builds. step.c is a step from top to bottom:
+ * pd_engine_new allocates all memory of a rank. On a dry arena it only counts, and that count is the memory plan; on an
+ * arena sized by the plan it builds. step.c is a step from top to bottom:
  *
  *   for every action of the schedule
  *     forward:  micro-batch or the stage before -> embed, blocks -> the stage after
  *     backward: head (loss) or the stage after -> blocks backward -> gradients to their owners, to the stage before
- *   sums of tied tensors, global norm, clip, update of the boxes that are held
+ *   sums of tied tensors, global norm, clip, update of the boxes that this rank holds
  *
  *   threads  one caller
  */
@@ -25,13 +25,13 @@ struct pd_engine_options {
     const struct pd_model *model;   /* borrowed */
     uint32_t world, rank;
     uint32_t threads;                   /* of this rank */
-    const struct pd_laid_out *laid_out; /* NULL: what pd_lay_out_given makes of the configuration; read by new alone */
-    bool is_gpu;                        /* counted as on a GPU; on a real arena `device` is one */
+    const struct pd_laid_out *laid_out; /* NULL: use pd_lay_out_given of the configuration; only pd_engine_new reads it */
+    bool is_gpu;                        /* plan for a GPU; on a real arena `device` is one */
     struct pd_rank_device *device;      /* borrowed; NULL: the CPU */
 };
 
-/* A buffer between memory and drives. Whoever loads has it until the saver's thread starts; then that thread has it, from
- * its first write until it ends. */
+/* A buffer between memory and drives. The loading code uses it until the saver's thread starts. From then on it belongs to
+ * that thread, from its first write until it ends. */
 struct pd_staging {
     void *data; /* (bytes) aligned to PD_VFS_ALIGN */
     uint64_t bytes;
@@ -41,11 +41,11 @@ struct pd_staging {
 struct pd_engine_own;
 
 struct pd_engine {
-    /* Read by others, and set by pd_engine_new alone. */
+    /* Set only by pd_engine_new; others read them. */
     struct pd_engine_options options;
     struct pd_grid grid;   /* layout, place, communicators */
-    uint32_t slots;        /* micro-batches of this rank in a step, padding micro-batches included */
-    bool is_breadth_first; /* all micro-batches of a block before the next */
+    uint32_t slots;        /* micro-batches of this rank in a step, padding included */
+    bool is_breadth_first; /* runs all micro-batches of a block before the next block */
     const struct pd_data *data;
     struct pd_thread_pool *pool;
     struct pd_math *math;
@@ -54,33 +54,33 @@ struct pd_engine {
     struct pd_state *state; /* master parameters and moments */
     struct pd_staging staging;
 
-    /* Set by the caller, between steps. */
-    struct pd_identity next_identity; /* of the state that the next step makes, where it is in files */
-    double loss_scale;                /* fp16: on the loss of the next step, a power of two; 1 otherwise */
-    /* Asked between micro-batches (with pipeline stages: before the first): true to leave the step unfinished (state is that
-     * of the last update). May be NULL. */
+    /* The caller sets these between steps. */
+    struct pd_identity next_identity; /* identity of the state that the next step makes; used if state is in files */
+    double loss_scale;                /* fp16: factor of the next step's loss, a power of two; otherwise 1 */
+    /* Called between micro-batches (with pipeline stages: before the first). If it returns true, the step ends early and the
+     * state stays that of the last update. May be NULL. */
     bool (*should_leave)(void);
-    /* At the same places of a validation: where one rank should save all ranks call it, and go on. May be NULL. */
+    /* The same during validation. If one rank should save, all ranks call `save` and then continue. May be NULL. */
     bool (*should_save)(void);
     pd_status (*save)(void *context, struct pd_error *err);
     void *save_context;
-    /* Called before an update changes the state, after forward and backward: whoever reads the state has ended that when it
-     * returns. Not called when saves read a mirror (pd_state_is_mirrored). */
+    /* Called after forward and backward, before an update changes the state. It returns once no other thread reads the
+     * state. Not called if saves read a mirror (pd_state_is_mirrored). */
     struct pd_before_update before_update;
 
-    /* After PD_DEVICE_LOST: ranks came to different gradients of one micro-batch, and who computed wrongly. */
+    /* After PD_DEVICE_LOST: whether ranks got different gradients for one micro-batch, and which rank was wrong. */
     struct pd_disagreement {
         bool is_there;
-        uint32_t rank; /* UINT32_MAX: it could not be decided */
+        uint32_t rank; /* UINT32_MAX: undecided */
     } disagreement;
 
-    /* The first whose gradients of the last step were not finite; UINT32_MAX: none, or it is not known. */
+    /* The first rank whose gradients were not finite in the last step. UINT32_MAX: none, or unknown. */
     uint32_t not_finite_rank;
 
     struct pd_engine_own *own; /* trainer/engine/engine_internal.h */
 };
 
-/* Parts of a step, in their order. */
+/* Phases of a step, in order. */
 enum pd_step_stage { PD_STEP_FORWARD, PD_STEP_BACKWARD, PD_STEP_SUMS, PD_STEP_UPDATE, PD_STEP_STAGES };
 extern const char *const pd_step_stage_names[PD_STEP_STAGES];
 
@@ -89,54 +89,54 @@ struct pd_step_result {
     uint64_t tokens;      /* valid target tokens */
     double gradient_norm; /* before clipping */
     double learning_rate;
-    bool skipped;        /* a gradient or the loss was not finite; parameters and moments are as before */
-    bool compared;       /* a micro-batch of every rank came to the same integers elsewhere (guard.replay_every) */
-    uint32_t recomputed; /* times the step was computed again, since gradients arrived damaged */
-    uint32_t coarser;    /* and since finite gradients were out of range of their terms: times the quantum grew */
-    uint64_t sent_bytes, sent_between_hosts; /* by this rank; of these to other hosts, but for what NCCL routes by itself */
-    double bubble;                           /* share of the step that ranks waited for other stages, mean over ranks */
-    double bubble_theory;                    /* of the schedule with equal stages */
-    /* By the host's clock on this rank: on a GPU, which runs behind the host, what the host waited there. */
+    bool skipped;        /* a gradient or the loss was not finite; parameters and moments did not change */
+    bool compared;       /* another group got the same integers for a micro-batch of every rank (guard.replay_every) */
+    uint32_t recomputed; /* times the step was recomputed because gradients arrived damaged */
+    uint32_t coarser;    /* times it was recomputed with a larger quantum because finite gradients overflowed their terms */
+    uint64_t sent_bytes, sent_between_hosts; /* by this rank; the second to other hosts, without what NCCL routes itself */
+    double bubble;                           /* share of the step that ranks waited for other stages; mean over ranks */
+    double bubble_theory;                    /* of the schedule, if all stages took equal time */
+    /* Host time on this rank. A GPU runs behind the host, so there it is the time the host waited. */
     double stage_seconds[PD_STEP_STAGES];
 };
 
-/* Whether the linears asked for run on the GPU `name` of that compute capability (major * 10 + minor).
+/* Checks that the GPU `name` of that compute capability (major * 10 + minor) supports the configured linear layers.
  *   errors  PD_UNSUPPORTED */
 PD_MUST_USE pd_status pd_check_fp8(const struct pd_config *config, const char *name, uint32_t capability,
                                    struct pd_error *err);
 
-/* comm NULL for world 1. On a dry arena comm, data and pool may be NULL and nothing is touched. */
+/* comm: NULL for world 1. On a dry arena comm, data and pool may be NULL and nothing is touched. */
 PD_MUST_USE pd_status pd_engine_new(const struct pd_engine_options *options, struct pd_comm *comm,
                                     const struct pd_data *data, struct pd_thread_pool *pool, struct pd_arena *arena,
                                     struct pd_engine **ret_engine, struct pd_error *err);
 void pd_engine_free(struct pd_engine *engine);
-/* On a GPU, before the first step: the GEMM that tells its rate, as wide as the model, and its operands, which lie one behind
- * the other. */
+/* On a GPU, before the first step: a GEMM as wide as the model, used to measure the GPU's rate. Its operands are contiguous.
+ */
 struct pd_gemm pd_engine_gemm(const struct pd_engine *engine);
 
-/* Whether what is placed there leaves the device's memory. On a CPU its memory and the host's are the same. */
+/* Returns whether `place` is outside the device's memory. On a CPU, device and host memory are the same. */
 bool pd_leaves_device(const struct pd_engine_options *options, enum pd_place place);
-/* Whether copies or sums of blocks do: then an update asks zero for every box of theirs. */
+/* Whether a block's copies or sums leave the device. An update must then ask zero for each of its boxes. */
 bool pd_blocks_leave_device(const struct pd_engine_options *options);
 
-/* Lanes of a training step; of a record that knows none one a micro-batch. */
+/* Lanes of a training step. If the record has none: one per micro-batch. */
 struct pd_lanes pd_lanes_of(const struct pd_config *config, uint32_t dp);
 
-/* Bytes by category that a rank will take: the recipe on a dry arena. */
+/* Bytes per category that a rank will allocate, by running pd_engine_new on a dry arena. */
 PD_MUST_USE pd_status pd_engine_plan_of(const struct pd_engine_options *options, struct pd_memory_plan *ret_plan,
                                         struct pd_error *err);
 
-/* One step: an update, or in fp16 possibly none. first_sample: sequences consumed so far; updates: applied so far.
- *   errors  PD_STOPPED: should_leave said so, nothing changed; PD_DIVERGED: the loss is not finite, or the norm is not and
- *           precision is not fp16, nothing changed */
+/* Runs one step: one update; in fp16 possibly none. first_sample: sequences consumed so far. updates: applied so far.
+ *   errors  PD_STOPPED: should_leave returned true. PD_DIVERGED: the loss is not finite, or the norm is not and precision is
+ *           not fp16. In both cases nothing changed */
 PD_MUST_USE pd_status pd_engine_step(struct pd_engine *engine, uint64_t first_sample, uint64_t updates,
                                      struct pd_step_result *ret_result, struct pd_error *err);
-/* Mean loss over the first `sequences` validation samples.   errors  PD_STOPPED: should_leave said so */
+/* Mean loss over the first `sequences` validation samples. errors PD_STOPPED: should_leave returned true */
 PD_MUST_USE pd_status pd_engine_validate(struct pd_engine *engine, uint32_t sequences, double *ret_loss,
                                          struct pd_error *err);
 
 /* Linear warm-up to lr, cosine to min_lr (Loshchilov and Hutter 2017); `update` counts from 0. */
 double pd_learning_rate(const struct pd_config *config, uint64_t update);
 
-/* The way out after a failure: gives up every communicator and waits until nobody uses this rank's memory. */
+/* Cleans up after a failure: aborts every communicator and waits until nothing uses this rank's memory. */
 void pd_engine_abort(struct pd_engine *engine);

@@ -1,16 +1,16 @@
-/* What a rank computes on: the CPU, or a GPU with its streams.
+/* The device of a rank: the CPU, or a GPU with its streams.
  *
  *   compute       every operation of the math table, in the order of calls
- *   parameters    in and out, of blocks whose working copies are elsewhere (trainer/engine/scratch.c)
- *   gradients     likewise sums, activations likewise
- *   optimizer     gradients out to an update on the host, and what it made in (offload/crossing.h)
+ *   parameters    in and out: blocks whose working copies are off the device (trainer/engine/scratch.c)
+ *   gradients     likewise sums; activations likewise
+ *   optimizer     gradients out to an update on the host, updated copies in (offload/crossing.h)
  *   saves         the state for a checkpoint
- *   gathers       what the communicator of parameters moves, where it knows no device memory; exchanges: what others do
+ *   gathers       copies of the parameter communicator, if it cannot reach device memory; exchanges: of the others
  *
- * Each but compute is made when it is first asked for, so that no stream waits behind another's work, and is ordered with
- * the others by events.
+ * A stream except compute is created on first use, so no stream waits behind unrelated work. Events order the streams.
  *
- *   threads  opened, entered, asked for streams and closed by the rank's thread; a stream belongs to whoever its line names
+ *   threads  the rank's thread opens, enters and closes the device and requests streams; each stream belongs to the user its
+ *            line names
  */
 #pragma once
 
@@ -36,7 +36,7 @@ enum pd_rank_stream {
 
 struct pd_rank_device;
 
-/* What copies for communicators go by. */
+/* How communicators copy to and from the device. */
 struct pd_rank_way {
     struct pd_rank_device *device;
     struct pd_stream *stream;
@@ -44,44 +44,42 @@ struct pd_rank_way {
 };
 
 struct pd_rank_device {
-    struct pd_dev *dev; /* NULL: the CPU; then all else is NULL too */
+    struct pd_dev *dev; /* NULL: the CPU; all other fields are NULL too */
     struct pd_stream *compute;
-    struct pd_stream *streams[PD_STREAM_COUNT]; /* NULL: nobody asked for it */
-    struct pd_device_spans *spans;              /* where its time goes; NULL: nobody asks */
+    struct pd_stream *streams[PD_STREAM_COUNT]; /* NULL: not requested yet */
+    struct pd_device_spans *spans;              /* records where time goes; NULL: not recorded */
     struct pd_rank_way gathers, exchanges;
-    _Atomic bool has_refused; /* to pin what exchanges go through: said once */
+    _Atomic bool has_refused; /* pinning exchange buffers failed; logged once */
 };
 
-/* rank_here: the rank's number among those of its host; they take the GPUs in turn, but for those whose identity `left_out` has
- * (words between commas; NULL: none), unless that is all of them.
- *   errors  PD_UNSUPPORTED: a GPU was asked for and this process can open none; the message says why */
+/* rank_here: the rank's index on its host. Ranks take the host's GPUs in turn, except those whose identity is in `left_out`
+ * (comma-separated; NULL: none), unless it names all of them.
+ *   errors  PD_UNSUPPORTED: a GPU was requested and this process can open none; the message says why */
 PD_MUST_USE pd_status pd_rank_device_open(enum pd_device_choice choice, uint32_t rank_here, const char *left_out,
                                           struct pd_rank_device *ret_device, struct pd_error *err);
-/* Whether `ranks_here` ranks find as many GPUs as now when this one is left out as well, or none but this. */
+/* Whether `ranks_here` ranks get as many GPUs as now if this one is left out too, or this is the only one. */
 bool pd_rank_device_is_spare(const struct pd_rank_device *device, uint32_t ranks_here, const char *left_out);
-/* Borrowed, the same whenever it is asked for. */
+/* Borrowed; repeated calls return the same stream. */
 PD_MUST_USE pd_status pd_rank_device_stream(struct pd_rank_device *device, enum pd_rank_stream which,
                                             struct pd_stream **ret_stream, struct pd_error *err);
-/* Nothing of the rank uses it any more. */
+/* Call when the rank no longer uses it. */
 void pd_rank_device_close(struct pd_rank_device *device);
 
-/* From here on spans are noted: for traces and benchmarks. pd_engine_step collects them. */
+/* Starts recording spans, for traces and benchmarks. pd_engine_step collects them. */
 PD_MUST_USE pd_status pd_rank_device_watch(struct pd_rank_device *device, struct pd_error *err);
 
-/* Memory of its arenas: the device's, and pinned memory of the host. Borrows the device. */
+/* The source of the rank's arenas: device memory and pinned host memory. Borrows the device. */
 struct pd_arena_source pd_rank_device_source(struct pd_rank_device *device);
 
-/* Returns once all streams have passed what they were given, or failed: before memory that they use is freed, whatever the
- * reason. */
+/* Waits until all streams are idle or failed. Call before freeing memory that they use, on every path. */
 void pd_rank_device_quiet(struct pd_rank_device *device);
-/* How a communicator that knows no device memory reaches it, by PD_STREAM_GATHERS or PD_STREAM_EXCHANGES. Borrows the
- * device.
- */
+/* Lets a communicator that knows no device memory reach it, through PD_STREAM_GATHERS or PD_STREAM_EXCHANGES. Borrows the
+ * device. */
 PD_MUST_USE pd_status pd_rank_device_memory(struct pd_rank_device *device, enum pd_rank_stream which,
                                             struct pd_comm_memory *ret_memory, struct pd_error *err);
 
-/* What a rank ends with: of PD_DEVICE_LOST, which GPU that is, and where to look. Returns the status. */
+/* Adds to a final PD_DEVICE_LOST error which GPU it was and where to look. Returns the status. */
 pd_status pd_rank_device_explain_lost(const struct pd_rank_device *device, pd_status status, struct pd_error *err);
 
-/* Returns once everything on compute has happened. */
+/* Waits until compute is idle. */
 PD_MUST_USE pd_status pd_rank_device_sync(struct pd_rank_device *device, struct pd_error *err);

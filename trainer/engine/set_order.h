@@ -1,11 +1,11 @@
-/* Sets of parameters in the order in which a schedule reads them, worked out once: gathers run ahead along it. */
+/* The order in which a schedule reads parameter sets (layer buckets), computed once. Gathers run ahead along it. */
 #pragma once
 
 #include "trainer/parallel/grid.h"
 #include "trainer/parallel/schedule.h"
 
 struct pd_set_order {
-    uint32_t *sets; /* (count), one for each time that a set is read */
+    uint32_t *sets; /* (count), one per read of a set */
     uint32_t count;
 };
 

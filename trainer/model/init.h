@@ -1,4 +1,4 @@
-/* Counter-based random numbers: what pd_model_init_box is made of, and what tests look at. */
+/* Counter-based random numbers, for pd_model_init_box and tests. */
 #pragma once
 
 #include "trainer/model/model.h"
@@ -9,7 +9,7 @@ void pd_philox4x32(const uint32_t counter[4], uint64_t key, uint32_t ret_words[4
 struct pd_normal {
     uint64_t seed, stream;
     double std;
-    bool portable; /* without vector instructions: the same bits, for tests */
+    bool portable; /* without vector instructions: same bits, for tests */
 };
 
 /* The number of a tensor's stream: a hash of its name. */

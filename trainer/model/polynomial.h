@@ -1,7 +1,7 @@
-/* log, sine and cosine in fp64 from additions, multiplications, divisions and integer operations only, so that their bits
- * are the same with every compiler, C library and instruction set (no contraction: the build says -ffp-contract=off).
+/* log, sine and cosine in fp64 from additions, multiplications, divisions and integer operations only. Their bits are the
+ * same with every compiler, C library and instruction set (the build turns contraction off: -ffp-contract=off).
  *
- * Errors are a few units of the last place of fp64; every user rounds to fp32. Branch-free, so loops over them vectorise. */
+ * Errors are a few units in the last place of fp64; every caller rounds to fp32. No branches, so loops vectorise. */
 #pragma once
 
 #include <stdint.h>
@@ -24,7 +24,7 @@ PD_POLYNOMIAL_INLINE double pd_bits_double(uint64_t bits)
     return x;
 }
 
-/* The integer 0 <= n < 2^52 as a double, without a conversion instruction that AVX2 lacks. */
+/* Converts an integer 0 <= n < 2^52 to double without the conversion instruction, which AVX2 lacks. */
 PD_POLYNOMIAL_INLINE double pd_double_from_u52(uint64_t n)
 {
     return pd_bits_double(n | UINT64_C(0x4330000000000000)) - 0x1p52;
@@ -84,7 +84,7 @@ PD_POLYNOMIAL_INLINE double pd_polynomial_cos(double x)
     return 1.0 + z * p;
 }
 
-/* cos and sin of an angle whose reduced part x, |x| <= pi/4, lies `quarters` quarter turns on (any count modulo 4). */
+/* cos and sin of x plus `quarters` quarter turns (any count modulo 4), for |x| <= pi/4. */
 PD_POLYNOMIAL_INLINE void pd_polynomial_cos_sin(double x, uint64_t quarters, double *ret_cos, double *ret_sin)
 {
     uint64_t c = pd_double_bits(pd_polynomial_cos(x)), s = pd_double_bits(pd_polynomial_sin(x));

@@ -1,4 +1,4 @@
-/* Pieces of sequences on this rank, and those that travel between sequence-parallel ranks. */
+/* Pieces of sequences: those on this rank, and those sent between sequence-parallel ranks. */
 #pragma once
 
 #include "trainer/model/transfers.h"
@@ -8,30 +8,30 @@ struct pd_sequence_parallel {
     uint32_t pieces, total;        /* places of this rank; pieces of a sequence */
     uint64_t *row;                 /* (pieces + 1) first row of each place */
     uint64_t *rows;                /* (pieces) */
-    uint32_t *place;               /* (total) of a piece on this rank, or PD_NOT_HELD */
-    uint32_t *first, *last;        /* (sp) least and greatest piece of a rank */
+    uint32_t *place;               /* (total) place of each piece on this rank, or PD_NOT_HELD */
+    uint32_t *first, *last;        /* (sp) lowest and highest piece of each rank */
     bool by_parts;                 /* virtual_sp > 1 */
-    bool by_heads;                 /* attention has all rows of a rank's share of the heads: heads_exchange.c */
+    bool by_heads;                 /* attention gets all rows of this rank's share of heads (heads_exchange.c) */
     uint64_t largest;              /* rows of the largest piece */
-    float *acc, *acc2, *max, *sum; /* attention: (R, H*D) twice, (R, H) twice; by heads of a piece of own heads */
-    /* By heads. The exchange has what it sends and receives of packed, passing and all_first, by transfer[0], and attention has
-     * them between exchanges. */
+    float *acc, *acc2, *max, *sum; /* attention: (R, H*D) twice, (R, H) twice; if by_heads: own heads of a piece */
+    /* If by_heads. Between exchanges attention owns these; during one (transfer[0]) the exchange owns what it sends and
+     * receives of packed, passing and all_first. */
     char *packed, *passing; /* (R, H*D + 2*K*D) act */
     int32_t *all_first;     /* (rows of all ranks) */
-    /* Keys and values, or what belongs to queries, of one piece. Piece p arrives in arrived[p % 2] by transfer[p % 2], whose
-     * owner guards it: "the exchange" has it until `arrive` has waited, then "attention" until `leave`. */
+    /* Keys and values, or data of queries, of one piece. Piece p arrives in arrived[p % 2] by transfer[p % 2], whose owner
+     * guards it: "the exchange" has it until `arrive` has waited, then "attention" until `leave`. */
     char *arrived[2];
     struct pd_peer_transfer transfer[2];
 };
 
-/* Hands the gradient (n) that a piece made to the caller of the transformer. Does nothing where sequences are whole. */
+/* Passes the gradient (n) of a piece to the transformer's caller. Does nothing if sequences are whole. */
 PD_MUST_USE pd_status pd_take_piece(struct pd_transformer *t, const float *gradient, uint64_t n, struct pd_error *err);
-/* Gradients of parameters: `piece` writes dst (n) for each piece of this rank, and each is taken before the next is written. */
+/* Parameter gradients: `piece` writes dst (n) for each piece of this rank, consumed before the next is written. */
 typedef pd_status pd_piece_gradient(struct pd_transformer *t, void *context, uint32_t place, float *dst,
                                     struct pd_error *err);
 PD_MUST_USE pd_status pd_piece_gradients(struct pd_transformer *t, uint64_t n, pd_piece_gradient *piece, void *context,
                                          float *dst, struct pd_error *err);
-/* Likewise the gradient of a vector of parameters, overwritten or added to. */
+/* The same for a vector of parameters: overwritten or accumulated. */
 PD_MUST_USE pd_status pd_vector_gradient(struct pd_transformer *t, uint64_t n, pd_piece_gradient *piece, void *context,
                                          float *dst, struct pd_error *err);
 
@@ -39,6 +39,6 @@ struct pd_block_activations;
 /* ---- heads_exchange.c ---- */
 PD_MUST_USE pd_status pd_heads_forward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
                                        struct pd_block_activations *a, struct pd_error *err);
-/* From dattention and delta to dqkv. */
+/* Computes dqkv from dattention and delta. */
 PD_MUST_USE pd_status pd_heads_backward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
                                         struct pd_block_activations *a, struct pd_error *err);

@@ -1,27 +1,25 @@
 /* A decoder-only transformer as a sequence of pipeline units: embedding, L blocks, head. Forward, loss and backward of one
  * micro-batch.
  *
- * Words as in trainer/math/math.h: R = sequences * T rows, C hidden, H heads, K key-value heads, D head size, F ffn, V
- * vocabulary. Weights and gradients come as pointers in the order of the model's tensor table inside a unit
- * (trainer/model/model.h); q, k, v lie one behind the other, and so do their biases, and gate and up: (H*D + 2*K*D, C) and
- * (2F, C) are one matrix each.
+ * Letters as in trainer/math/math.h: R = sequences * T rows, C hidden, H heads, K key-value heads, D head size, F ffn, V
+ * vocabulary. Weights and gradients are pointers in the order of the model's tensor table inside a unit
+ * (trainer/model/model.h). q, k, v are contiguous, as are their biases, and gate and up: (H*D + 2*K*D, C) and (2F, C) are
+ * one matrix each.
  *
- * Gradients of parameters are those of the *sum* of token losses of the micro-batch, fp32, overwritten or added to what is
- * there (pd_transformer_set_adds): the division by the number of valid tokens of the whole batch is the optimizer's. What is
- * kept between forward and backward follows pd_recompute:
+ * Parameter gradients are of the *sum* of a micro-batch's token losses, in fp32. They overwrite or accumulate
+ * (pd_transformer_set_adds); the optimizer divides by the number of valid tokens of the whole batch. pd_recompute decides
+ * what is kept between forward and backward, for the first recompute_layers blocks of a rank; the others use none:
  *   none       every input of an operation of every block
- *   selective  what a matrix product or attention wrote; norms and activation functions are computed again
- *   full       the input of each block; the rest is computed again, with the same bits
- * for the first recompute_layers blocks of a rank, and none for the others.
+ *   selective  results of matrix products and attention; norms and activation functions are recomputed
+ *   full       the input of each block; the rest is recomputed, with the same bits
  *
- * A transformer holds the pipeline chunks of one rank. `slot` numbers the micro-batches of a step on this rank: between the
- * forward and the backward of a micro-batch at most depth[chunk] - 1 others of that chunk begin
- * (trainer/parallel/schedule.h), so slot s is kept in place s % depth[chunk]. With sequence parallelism a rank holds the rows
- * of its pieces (partition.h), R of them. With tensor parallelism a rank keeps its share of these rows of every residual
- * stream, while gradients of streams are whole on every tp rank, and all ranks make the same calls.
+ * A transformer holds the model chunks of one rank. `slot` numbers a rank's micro-batches in a step. Between forward and
+ * backward of a micro-batch at most depth[chunk] - 1 others of that chunk begin (trainer/parallel/schedule.h), so slot s
+ * uses place s % depth[chunk]. With sequence parallelism a rank holds the rows of its pieces (partition.h), R of them. With
+ * tensor parallelism a rank keeps its share of these rows of every residual stream, but every tp rank has whole gradients of
+ * streams; all ranks make the same calls.
  *
- * sources  GPT-2: Radford et al. 2019; Llama: Touvron et al. 2023; recomputation: Chen et al. 2016
- * threads  one caller
+ * sources GPT-2: Radford et al. 2019; Llama: Touvron et al. 2023; recomputation: Chen et al. 2016 threads one caller
  */
 #pragma once
 
@@ -29,79 +27,77 @@
 #include "trainer/math/math.h"
 #include "trainer/model/partition.h"
 
-/* Where sequences are cut every piece of them makes gradients of its own, in the place of the micro-batch's: they are taken
- * before the next piece makes its own. */
+/* If sequences are cut, every piece produces its own gradients, in the buffer for the micro-batch's. This consumes one
+ * before the next piece overwrites it. */
 typedef pd_status pd_piece_taker(void *context, const float *gradient, uint64_t elements, struct pd_error *err);
 
-/* Columns of logits that exist at once where not all do: part of the bits. */
+/* Columns of logits held at once, if not all are. The value affects the bits. */
 #define PD_LOGITS_COLUMNS 8192
 
 struct pd_transformer_options {
-    uint32_t sequences, length; /* of a micro-batch: m and T */
+    uint32_t sequences, length; /* of a micro-batch: sequences m, length T */
     enum pd_dtype dtype;        /* activations and weights */
-    bool fp8_linears;           /* operands of the linears of a block are rounded to fp8 */
-    bool keeps_codes;           /* codes of weights are made once between two pd_transformer_begin; nothing is cut */
+    bool fp8_linears;           /* rounds operands of a block's linear layers to fp8 */
+    bool keeps_codes;           /* keeps codes of weights between two pd_transformer_begin; requires that nothing is cut */
     enum pd_recompute recompute;
-    uint32_t recompute_layers;  /* of the first so many blocks of this rank; the others keep what none keeps */
-    bool separate_documents;    /* attention looks at `first` */
-    bool backward;              /* false: forward only (validation, sampling), less memory */
-    pd_piece_taker *take_piece; /* NULL where sequences are whole, or nothing goes backward */
+    uint32_t recompute_layers;  /* applies to this many blocks of the rank; later blocks use PD_RECOMPUTE_NONE */
+    bool separate_documents;    /* attention uses `first` */
+    bool backward;              /* false: forward only (validation, sampling), needs less memory */
+    pd_piece_taker *take_piece; /* NULL if sequences are whole or there is no backward */
     void *take_context;
-    bool may_add;                /* pd_transformer_set_adds may ask for it: sequences are whole here */
-    bool activations_in_files;   /* what is kept between forward and backward leaves memory meanwhile, */
-    uint64_t activations_budget; /* but for the last blocks of which so many bytes hold all */
-    uint32_t logits_columns;     /* of the head that exist at once; 0: all of this rank */
-    bool on_device;              /* math is a device's: what the arena gives is not the host's to touch (pd_arena_new_on) */
+    bool may_add;                /* pd_transformer_set_adds may be used; sequences are whole */
+    bool activations_in_files;   /* moves saved activations to files between forward and backward, */
+    uint64_t activations_budget; /* except the last blocks whose activations fit in this many bytes */
+    uint32_t logits_columns;     /* logits columns held at once; 0: all of this rank */
+    bool on_device;              /* math runs on a device: the host must not touch arena memory (pd_arena_new_on) */
     struct pd_partition partition;
-    struct pd_comm *tp, *sp;       /* of more than one rank, else NULL; borrowed */
-    uint32_t chunk_count;          /* pipeline chunks of this rank; 0: one chunk of everything, depth 1 */
-    const struct pd_stage *chunks; /* (chunk_count), read by new alone */
-    const uint32_t *depth;         /* (chunk_count), read by new alone */
+    struct pd_comm *tp, *sp;       /* NULL if of one rank; borrowed */
+    uint32_t chunk_count;          /* model chunks of this rank; 0: one chunk of everything, depth 1 */
+    const struct pd_stage *chunks; /* (chunk_count), only pd_transformer_new reads it */
+    const uint32_t *depth;         /* (chunk_count), only pd_transformer_new reads it */
 };
 
-/* Input of a micro-batch, host memory, filled by the caller before its forward on every rank; (R) each, rows as partition.h
- * orders them. positions and first count from the start of the sequence. */
+/* Input of a micro-batch in host memory. The caller fills it before forward, on every rank. (R) each, rows ordered as in
+ * partition.h. positions and first count from the start of the sequence. */
 struct pd_micro_batch_input {
     int32_t *tokens, *targets, *positions, *first;
 };
 
 struct pd_transformer;
 
-/* Takes all memory from the arena. On a dry arena nothing is touched and the object serves only to be freed. `math` may be
- * NULL there. Model and math are borrowed. Far: tp and sp know the memory (pd_comm_use_memory). */
+/* Allocates everything from the arena. On a dry arena it touches nothing, `math` may be NULL, and the result can only be
+ * freed. Borrows model and math. On a device, tp and sp must know the memory (pd_comm_use_memory). */
 PD_MUST_USE pd_status pd_transformer_new(const struct pd_model *model, struct pd_math *math,
                                          const struct pd_transformer_options *options, struct pd_arena *arena,
                                          struct pd_transformer **ret_transformer, struct pd_error *err);
-/* Waits for what is in flight, as sync does. */
+/* Waits for transfers in flight, like sync. */
 void pd_transformer_free(struct pd_transformer *transformer);
-/* Waits for every transfer in flight and forgets its outcome: the way out after a failure, once the communicators are
- * aborted. */
+/* Waits for every transfer in flight and ignores its result. Call after a failure, once the communicators are aborted. */
 void pd_transformer_sync(struct pd_transformer *transformer);
-uint64_t pd_transformer_rows(const struct pd_transformer *transformer); /* R of this rank */
-uint64_t
-pd_transformer_stream_bytes(const struct pd_transformer *transformer); /* of what a rank keeps of a residual stream */
-uint64_t pd_transformer_gradient_bytes(const struct pd_transformer *transformer); /* of its gradient (R,C) */
-/* Arrays to fill for the micro-batch of a slot. Waits until the device, where there is one, has copied what the slot held
- * before. */
+uint64_t pd_transformer_rows(const struct pd_transformer *transformer);           /* R of this rank */
+uint64_t pd_transformer_stream_bytes(const struct pd_transformer *transformer);   /* this rank's part of a residual stream */
+uint64_t pd_transformer_gradient_bytes(const struct pd_transformer *transformer); /* of a stream's gradient (R,C) */
+/* Returns the arrays for the micro-batch of a slot. Waits until the device, if any, has copied the slot's previous content.
+ */
 PD_MUST_USE pd_status pd_transformer_input_begin(struct pd_transformer *transformer, uint32_t slot,
                                                  struct pd_micro_batch_input *ret_input, struct pd_error *err);
-/* The arrays are filled: the device gets a copy. Before the first operation of the micro-batch. */
+/* Call when the arrays are filled, before the first operation of the micro-batch. Copies them to the device. */
 PD_MUST_USE pd_status pd_transformer_input_filled(struct pd_transformer *transformer, uint32_t slot, struct pd_error *err);
-/* What the slot holds, to be read; filled without begin and filled only where the math is the host's. */
+/* The slot's content, for reading. With host math it may also be filled here, without begin and filled. */
 struct pd_micro_batch_input *pd_transformer_input(struct pd_transformer *transformer, uint32_t slot);
-/* *sum += the losses of the micro-batch whose head came last, each row's, 0 where its target is negative. Memory of the
- * device; nobody waits. */
+/* Adds the losses of the last head's micro-batch to *sum, in device memory. Rows with a negative target add 0. Does not
+ * wait. */
 PD_MUST_USE pd_status pd_transformer_add_losses(struct pd_transformer *transformer, struct pd_superaccumulator *sum,
                                                 struct pd_error *err);
-/* The same losses (R), in host memory; waits for the device. */
+/* Copies the same losses (R) to host memory; waits for the device. */
 PD_MUST_USE pd_status pd_transformer_losses(struct pd_transformer *transformer, float *ret_losses, struct pd_error *err);
-/* The input of a block this rank holds, or of the head (block = layers): where embed, the block before, or a transfer from
- * the stage before writes it: the rows that this rank keeps.   pd_transformer_stream_bytes, act */
+/* Input of a block on this rank, or of the head (block = layers): the rows that this rank keeps. Written by embed, the block
+ * before, or a transfer from the stage before. pd_transformer_stream_bytes, act */
 PD_MUST_USE pd_status pd_transformer_stream(struct pd_transformer *transformer, uint32_t slot, uint32_t block,
                                             void **ret_stream, struct pd_error *err);
 
-/* A gradient of a residual stream on its way between stages is the rows that a rank keeps, pd_transformer_stream_bytes. `whole`
- * from the rows of all tensor-parallel ranks; and the rows of `whole`. With one such rank rows and whole are the same memory. */
+/* Between stages the gradient of a residual stream is sent as the rows a rank keeps, pd_transformer_stream_bytes. gather
+ * makes `whole` from the rows of all tp ranks; keep extracts this rank's rows. With one rank both are the same memory. */
 PD_MUST_USE pd_status pd_transformer_gather_rows(struct pd_transformer *transformer, void *rows, void *whole,
                                                  struct pd_error *err);
 PD_MUST_USE pd_status pd_transformer_keep_rows(struct pd_transformer *transformer, void *whole, void *rows,
@@ -110,38 +106,38 @@ PD_MUST_USE pd_status pd_transformer_keep_rows(struct pd_transformer *transforme
 /* ---- activations in files ---- */
 
 struct pd_spill;
-/* Spans for offload/spill.h; then a spill made of them, borrowed, before the first forward. */
+/* Spans for offload/spill.h. Create a spill from them and attach it (borrowed) before the first forward. */
 uint32_t pd_transformer_span_count(const struct pd_transformer *transformer);
 void pd_transformer_spans(const struct pd_transformer *transformer, uint64_t *ret_bytes);
-/* That leave for the micro-batches of `slots`, and come back. */
+/* Bytes that leave memory, and return, for the micro-batches of `slots`. */
 uint64_t pd_transformer_away_bytes(const struct pd_transformer *transformer, uint32_t slots);
 void pd_transformer_attach_files(struct pd_transformer *transformer, struct pd_spill *spill);
-/* Before a step (learns) or a validation: weights may have changed, and change no more until the next. */
+/* Call before a step (learns) or validation. Weights may have changed, and must not change until the next call. */
 void pd_transformer_begin(struct pd_transformer *transformer, bool learns);
-/* The block's backward comes soon, behind at most one other. */
+/* Announces that the block's backward comes soon, after at most one other. */
 PD_MUST_USE pd_status pd_transformer_prefetch(struct pd_transformer *transformer, uint32_t slot, uint32_t block,
                                               struct pd_error *err);
 
 /* weights: unit 0. Writes stream(slot, 0). */
 PD_MUST_USE pd_status pd_transformer_embed(struct pd_transformer *transformer, uint32_t slot, void *const *weights,
                                            struct pd_error *err);
-/* Reads stream(slot, block); writes `out`, or stream(slot, block + 1) when out is NULL. */
+/* Reads stream(slot, block). Writes `out`, or stream(slot, block + 1) if out is NULL. */
 PD_MUST_USE pd_status pd_transformer_block_forward(struct pd_transformer *transformer, uint32_t slot, uint32_t block,
                                                    void *const *weights, void *out, struct pd_error *err);
-/* From here on the gradients of a micro-batch, each made alone, are added to what lies where they are asked for: the bits of
- * gradients that are overwritten and then added up in fp32, without the memory and the way there. */
+/* From now on the gradients of each micro-batch are added to the destination. The bits are as if they were written apart and
+ * then added in fp32, without the extra memory and copy. */
 void pd_transformer_set_adds(struct pd_transformer *transformer, bool adds);
-/* Final norm, logits, loss. weights: final norm tensors, then the output matrix (V,C) (the token table when tied).
- * gradients NULL: loss only; otherwise dstream (R,C) is the gradient of the residual stream, and all gradients are
- * multiplied by `scale` (fp16's loss scale, a power of two; 1 otherwise). */
+/* Final norm, logits, loss. weights: final norm tensors, then the output matrix (V,C) (the token table when tied). gradients
+ * NULL: loss only. Otherwise writes the residual stream's gradient to dstream (R,C), and multiplies all gradients by `scale`
+ * (fp16's loss scale, a power of two; 1 otherwise). */
 PD_MUST_USE pd_status pd_transformer_head(struct pd_transformer *transformer, uint32_t slot, void *const *weights,
                                           float *const *gradients, float scale, void *dstream, struct pd_error *err);
-/* dstream: in, the gradient of the block's output; out, that of its input. */
+/* dstream: in, gradient of the block's output; out, gradient of its input. */
 PD_MUST_USE pd_status pd_transformer_block_backward(struct pd_transformer *transformer, uint32_t slot, uint32_t block,
                                                     void *const *weights, float *const *gradients, void *dstream,
                                                     struct pd_error *err);
 PD_MUST_USE pd_status pd_transformer_embed_backward(struct pd_transformer *transformer, uint32_t slot,
                                                     float *const *gradients, void *dstream, struct pd_error *err);
-/* Logits of one row after all blocks ran forward (sampling).   ret_logits (V) fp32 */
+/* Logits of one row, after forward of all blocks (sampling). ret_logits (V) fp32 */
 PD_MUST_USE pd_status pd_transformer_row_logits(struct pd_transformer *transformer, void *const *head_weights, uint64_t row,
                                                 float *ret_logits, struct pd_error *err);

@@ -1,42 +1,42 @@
-/* The directories that a configuration names: each is made, and spoken of, under its key. */
+/* Creates and checks the directories of a configuration. Messages name the key of each. */
 #pragma once
 
 #include "trainer/config/config.h"
 
 #define PD_DIRECTORY_KEY_MAX 48u
 
-/* Makes a directory with those above it and syncs their names; the message names the key, and what to do. Warns where one of
- * them is made in the root directory: its drive may not be mounted. */
+/* Creates a directory and its parents, and syncs their entries. The error names the key and what to do. Warns if it creates
+ * one in the root directory: the drive may not be mounted. */
 PD_MUST_USE pd_status pd_directories_make(const char *key, const char *path, struct pd_error *err);
-/* No directory of checkpoints is another one, or lies inside another one, symbolic links included: as this host sees it.
- * errors  PD_INVALID: both keys */
+/* Checks that no checkpoint directory equals or is inside another one, as seen by this host with symbolic links resolved.
+ * errors PD_INVALID: both keys */
 PD_MUST_USE pd_status pd_directories_check(const struct pd_config *config, struct pd_error *err);
-/* Warns of tiers that lie on the file system of one before them, since they protect from nothing. Looks at those that are
- * there, on this host. */
+/* Warns about tiers on the same file system as an earlier tier, since they add no protection. Looks only at existing
+ * directories of this host. */
 void pd_directories_warn_shared(const struct pd_config *config);
 
-/* The directories of a run's tiers, before they are opened: which are there, which can be made, which may hold something.
+/* State of a run's tier directories before they are opened: which exist, which can be created, which may hold checkpoints.
  *
- * A directory that is absent and cannot be made ends a start where it may hold the newest checkpoint. It may not where it
- * would lie in memory, which is lost with it, and where the record of the run (events.h) knows of no checkpoint in it. */
+ * If a directory is absent and cannot be created, the start fails if that directory may hold the newest checkpoint. It
+ * cannot hold it if it would be in memory, which loses it, and the run's record (events.h) has no checkpoint there. */
 struct pd_tier_places {
     const struct pd_config *config; /* borrowed */
     uint32_t rank;
-    uint64_t used, absent; /* bits of tiers: had a checkpoint; rank 0 did not find it when the launch began */
+    uint64_t used, absent; /* bit per tier: had a checkpoint; rank 0 did not find it at launch */
     char causes[PD_TIERS_MAX][700];
     struct {
-        uint64_t device, inode; /* 0: not known */
-    } parents[PD_TIERS_MAX];    /* the directories that hold them */
+        uint64_t device, inode; /* 0: unknown */
+    } parents[PD_TIERS_MAX];    /* their parent directories */
 };
 
-/* Rank 0 looks, before any rank makes anything. */
+/* Rank 0 looks, before any rank creates anything. */
 PD_MUST_USE pd_status pd_tier_places_find(struct pd_tier_places *places, const struct pd_config *config,
                                           struct pd_group *group, const struct pd_tiers_options *options,
                                           struct pd_error *err);
-/* Makes those that are absent; where there are several and one cannot be made, fills in `missing` of that tier.
- *   errors  where there is one; PD_INVALID: something else lies there */
+/* Creates absent directories. If there are several tiers and one cannot be created, sets `missing` of that tier.
+ *   errors  if there is only one; PD_INVALID: the path is not a directory */
 PD_MUST_USE pd_status pd_tier_places_make(struct pd_tier_places *places, struct pd_vfs *vfs,
                                           struct pd_tiers_options *options, struct pd_error *err);
-/* Whether this rank sees all of them removed: the name is gone from the directory that held it. A file system that was
- * unmounted takes that directory along, or leaves the name. */
+/* Whether this rank sees that all were removed: the parent directory no longer has the name. Unmounting a file system
+ * removes the parent too, or keeps the name. */
 bool pd_tier_places_are_removed(const struct pd_tier_places *places);

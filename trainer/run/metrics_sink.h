@@ -1,15 +1,15 @@
-/* Where metrics go: a sink is a table of functions in a file of its own and a row in metrics.c. */
+/* Metrics sinks: each is a table of functions in its own file, and a row in metrics.c. */
 #pragma once
 
 #include "trainer/run/metrics.h"
 
-/* Since this start; steps that were not handed to a sink (run.log_every) count too. */
+/* Totals of this start, including steps that sinks did not get (run.log_every). */
 struct pd_metrics_totals {
     uint64_t steps, tokens, saves;
     double seconds, save_seconds, stall_seconds, stage_seconds[PD_STEP_STAGES];
 };
 
-/* A step with what follows from it. */
+/* A step with derived values. */
 struct pd_metrics_line {
     double time; /* seconds since 1970, for people */
     struct pd_metrics_step step;
@@ -22,9 +22,9 @@ struct pd_metrics_line {
 
 struct pd_metrics_sink {
     const char *name;
-    bool is_record; /* of the run, which does not begin without it */
+    bool is_record; /* the run's record: the run does not start without it */
     bool (*is_wanted)(const struct pd_config *config);
-    /* options: until close. */
+    /* options stay valid until close. */
     pd_status (*open)(const struct pd_metrics_options *options, void **ret_sink, struct pd_error *err);
     pd_status (*write)(void *sink, const struct pd_metrics_line *line, struct pd_error *err);
     void (*close)(void *sink);

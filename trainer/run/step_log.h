@@ -1,20 +1,19 @@
-/* The last step of a run, in `<run.dir>/last-steps` of each of its hosts. Whoever goes on when some of them are lost, the
- * launcher's own too, learns from any other how many steps are lost, and does not go on from an older step than hosts that
- * are away hold.
+/* The last step of a run, in `<run.dir>/last-steps` on each of its hosts. If some hosts are lost, even the launcher's, any
+ * other shows how many steps are lost, and no start resumes from an older step than absent hosts hold.
  *
- *   file     two lines of 88 bytes, of even and odd steps: run, fence, step, kept, seconds since 1970
- *   who      the first rank of each host; where others see the file of rank 0, it alone
- *   when     behind every step, into the page cache: nobody waits for a disk, and the end of a process loses nothing
+ *   file     two lines of 88 bytes, for even and odd steps: run, fence, step, kept, seconds since 1970
+ *   who      the first rank of each host; only rank 0 if the others see its file
+ *   when     after every step, into the page cache: no wait for a disk, and a killed process loses nothing
  *   threads  the rank's own */
 #pragma once
 
 #include "ckpt/group/group.h"
 
 struct pd_step_line {
-    uint64_t run;         /* half of its id; 0: there is no such line */
-    uint64_t fence, step; /* of equal runs the highest fence is the newest, of equal fences the highest step */
-    uint64_t kept; /* newest that is whole without any one host: copied to another, or, without replicas, saved; 0: none */
-    double time;   /* when it was computed; 0: not known */
+    uint64_t run;         /* half of its id; 0: no such line */
+    uint64_t fence, step; /* of one run, the highest fence is newest; of one fence, the highest step */
+    uint64_t kept; /* newest step that survives losing any one host: replicated, or, without replicas, saved; 0: none */
+    double time;   /* when it was computed; 0: unknown */
 };
 
 struct pd_step_log {
@@ -23,15 +22,15 @@ struct pd_step_log {
     struct pd_step_line line; /* the newest */
 };
 
-/* The newest line on any host, before the run knows which it is: of the run that was there last. Collective.
+/* The newest line on any host, of the last run there; called before this run knows its id. Collective.
  *   run_dir  NULL: another rank reads it for this host */
 PD_MUST_USE pd_status pd_step_log_newest(struct pd_group *group, const char *run_dir, struct pd_step_line *ret_line,
                                          struct pd_error *err);
 
-/* Begins with `first`, on rank 0 and then on the others that are the first of their host. A file that cannot be written is logged
- * by rank 0; the run goes on without. Collective. */
+/* Writes `first`, on rank 0 and then on the first rank of each other host. If a file cannot be written, rank 0 logs it and
+ * the run goes on without. Collective. */
 PD_MUST_USE pd_status pd_step_log_open(struct pd_group *group, const char *run_dir, const struct pd_step_line *first,
                                        struct pd_step_log *ret_log, struct pd_error *err);
-/* Not open: fine. */
+/* Does nothing if not open. */
 void pd_step_log_write(const struct pd_step_log *log);
 void pd_step_log_close(struct pd_step_log *log);

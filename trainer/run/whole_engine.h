@@ -1,5 +1,4 @@
-/* An engine and all that it stands on, made from a configuration: for benches and tests. A worker's has a life of its own.
- */
+/* An engine with everything it needs, built from a configuration, for benchmarks and tests. Workers do not use it. */
 #pragma once
 
 #include "trainer/engine/engine.h"
@@ -12,12 +11,12 @@ struct pd_whole_engine {
     struct pd_thread_pool *pool;
     struct pd_arena *arena;
     struct pd_engine *engine;
-    struct pd_scratch *scratch; /* on a GPU, what offload.* puts on the host; NULL: nothing */
-    struct pd_memory_plan plan; /* what the arena was made from */
+    struct pd_scratch *scratch; /* host memory for offload.* on a GPU; NULL: none */
+    struct pd_memory_plan plan; /* the arena's size came from this */
 };
 
-/* config, comm (NULL: alone) and device (its dev NULL, or NULL: the CPU) are borrowed. There is no state yet. What is
- * on nvme the caller opens. What could not be opened is closed all the same. */
+/* Borrows config, comm (NULL: one rank) and device (NULL, or its dev NULL: the CPU). The state is not initialised. The
+ * caller opens what is on nvme. If opening fails, everything is closed. */
 PD_MUST_USE pd_status pd_whole_engine_open(const struct pd_config *config, struct pd_comm *comm,
                                            struct pd_rank_device *device, uint32_t threads,
                                            struct pd_whole_engine *ret_whole, struct pd_error *err);
