@@ -1,4 +1,4 @@
-/* AdamW as an update rule: what its kernels (offload/cpu_adam.h, the math table's) take, out of the step of a rule. */
+/* AdamW as an update rule: turns a rule's step into arguments of its kernels (offload/cpu_adam.h, the math table). */
 #pragma once
 
 #include "offload/cpu_adam.h"

@@ -5,13 +5,13 @@
  *     m = beta1 * m + (1 - beta1) * g
  *     v = beta2 * v + ((1 - beta2) * g) * g
  *     p = (1 - rate * weight_decay) * p  -  (rate / (1 - beta1^t)) * (m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon))
- *   evaluated in fp32 in exactly this order, left to right, every operation rounded once and none fused; factors that are
- * the same for all elements are worked out in double and rounded once (struct pd_adam_step).
+ *   evaluated in fp32 in exactly this order, left to right, every operation rounded once and none fused. Factors shared by
+ * all elements are computed in double and rounded once (struct pd_adam_step).
  *
- * Moments in bf16 are widened, and p is made of m and v in fp32, before they are rounded at random (ckpt/base/random_bits.h):
- * on average each is what fp32 would hold. Rounded to nearest, v would stand still: an update changes it by (1 - beta2) of
- * itself or less, and half a unit of bf16 is 2^-9 to 2^-8. The random bits are of (seed, t, tensor, element); their low half
- * rounds m, the high half v. README.md has the error.
+ * Moments in bf16 are widened; p is computed from m and v in fp32 before they are rounded stochastically
+ * (ckpt/base/random_bits.h), so on average they match fp32. Rounded to nearest, v would never change: an update changes
+ * it by (1 - beta2) of itself or less, and half a unit of bf16 is 2^-9 to 2^-8. The random bits depend on (seed, t,
+ * tensor, element); their low half rounds m, the high half v. README.md has the error.
  *
  *   invariant  bits depend on the element alone: not on instruction set, threads, or how a range is cut into calls
  */
@@ -29,6 +29,6 @@ struct pd_adam_step {
 
 struct pd_adam_step pd_adam_step_make(const struct pd_update_config *config);
 
-/* isa resolved; pool NULL: the caller alone.   threads  one caller per pool */
+/* isa resolved; pool NULL: runs in the caller alone. threads one caller per pool */
 void pd_cpu_adam(struct pd_thread_pool *pool, enum pd_isa isa, const struct pd_adam_step *step,
                  const struct pd_update_range *range);

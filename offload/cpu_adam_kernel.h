@@ -1,4 +1,4 @@
-/* The inner loop of AdamW, built from cpu_adam_kernel.c for each instruction set; the caller has flushed denormals. */
+/* The inner loop of AdamW, cpu_adam_kernel.c built for each instruction set. The caller has enabled flush-to-zero. */
 #pragma once
 
 #include "offload/cpu_adam.h"

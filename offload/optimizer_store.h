@@ -1,17 +1,16 @@
-/* Optimizer state of one rank in files: fp32 master, exp_avg and exp_avg_sq (both fp32 or both bf16) of its boxes,
+/* One rank's optimizer state in files: fp32 master, exp_avg and exp_avg_sq (both fp32 or both bf16) of its boxes,
  * generation after generation.
  *
- * A generation is a shard file in the making (ckpt/shard/shard.h). An update reads
- * generation g, verifies every block against what was hashed when it was written, and writes g+1 out of place with its own
- * checksums. A checkpoint finishes the file of the newest one (metadata, tables, fdatasync) and links it; no byte of state
- * is written twice.
+ * A generation is a shard file in the making (ckpt/shard/shard.h). An update reads generation g, verifies every block
+ * against its checksum, and writes g+1 out of place with its own checksums. A checkpoint finishes the file of the newest
+ * generation (metadata, tables, fdatasync) and links it; no byte of state is written twice.
  *
  *   invariants  1. bits equal those of pd_update over the same elements in memory
- *               2. an update that fails leaves the generation before it as it was, and current
- *               3. boxes of less than PD_SHARD_BLOCK_BYTES stay in memory and are written when a generation is finished
+ *               2. a failed update leaves the previous generation unchanged and current
+ *               3. boxes of less than PD_SHARD_BLOCK_BYTES are resident and are written when a generation is finished
  *               4. 12 bytes read and 12 written an element (8 and 8 with moments in bf16); checksums and tables are under
  *                  0.1% on top
- *   memory      the ring's buffers; boxes that stay, twice; two writers (8 bytes a block and metadata pages each):
+ *   memory      the ring's buffers; resident boxes, twice; two writers (8 bytes a block and metadata pages each):
  *               pd_optimizer_store_most_bytes
  *   threads     one caller
  */
@@ -25,7 +24,7 @@ struct pd_optimizer_store;
 
 struct pd_optimizer_store_options {
     struct pd_vfs *vfs;
-    struct pd_store *store; /* where generations lie: its pool. NULL: files of their own in `directory` */
+    struct pd_store *store; /* keeps generations in its pool; NULL: files of their own in `directory` */
     const char *directory;
     const struct pd_tensor_table *tensors;
     /* (box_count) of this rank's shard, all three kinds: pd_layout_shard_boxes */
@@ -33,67 +32,67 @@ struct pd_optimizer_store_options {
     uint32_t box_count, rank;
     struct pd_thread_pool *pool;
     enum pd_isa isa;
-    void *buffers; /* (buffer_bytes) of the ring, aligned to PD_VFS_ALIGN; PD_OPTIMIZER_STORE_BUFFERS_MIN or more */
+    void *buffers; /* (buffer_bytes) of the ring, aligned to PD_VFS_ALIGN; at least PD_OPTIMIZER_STORE_BUFFERS_MIN */
     uint64_t buffer_bytes;
-    /* (kept_bytes, aligned to PD_VFS_ALIGN) state that stays here beside its files: read by the first update alone, written
-     * by every one. NULL: none */
+    /* (kept_bytes, aligned to PD_VFS_ALIGN) keeps some state in memory as well as in its files: only the first update
+     * reads it, every update writes it. NULL: none */
     void *kept;
     uint64_t kept_bytes;
 };
 #define PD_OPTIMIZER_STORE_BUFFERS_MIN (UINT64_C(4) << 20)
 #define PD_OPTIMIZER_STORE_BUFFERS_FAST (UINT64_C(192) << 20)
 
-/* Everything is borrowed for its life. */
+/* All pointers in `options` are borrowed for its life. */
 PD_MUST_USE pd_status pd_optimizer_store_new(const struct pd_optimizer_store_options *options,
                                              struct pd_optimizer_store **ret_store, struct pd_error *err);
 void pd_optimizer_store_free(struct pd_optimizer_store *store);
-/* Bytes of one generation's file, for plans. Computes the file's metadata once. */
+/* Returns the file size of one generation, for plans. Computes the file's metadata once. */
 PD_MUST_USE pd_status pd_optimizer_store_plan(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
                                               uint32_t box_count, uint64_t *ret_file_bytes, struct pd_error *err);
-/* Heap beyond the ring's buffers: a sum over boxes, and never less than what new takes (it checks). */
+/* Upper bound on the heap that new takes beyond the ring's buffers (new checks it): a sum over boxes. */
 uint64_t pd_optimizer_store_most_bytes(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
                                        uint32_t box_count, uint64_t buffer_bytes);
-/* Bytes of `kept` that a store over these boxes makes use of, of a budget: what an update does not read. */
+/* Returns how many bytes of `budget` a store over these boxes can use as `kept`, and so need not read. */
 PD_MUST_USE pd_status pd_optimizer_store_kept_bytes(const struct pd_tensor_table *tensors, const struct pd_shard_box *boxes,
                                                     uint32_t box_count, uint64_t budget, uint64_t *ret_bytes,
                                                     struct pd_error *err);
-/* Of one generation. */
+/* File size of one generation. */
 uint64_t pd_optimizer_store_file_bytes(const struct pd_optimizer_store *store);
 
-/* The first generation, or one that replaces all: begin, every element of every box put once, end. `box` counts in
- * options.boxes. Ranges of a box come in ascending order and, but for its last, in multiples of a block.
- *   data (elements) fp32, or bf16 where the box's kind is kept so */
+/* Writes the first generation, or replaces all: begin, put every element of every box once, end. `box` indexes
+ * options.boxes. Put ranges of a box in ascending order and, except for its last, in multiples of a block.
+ *   data (elements) fp32, or bf16 if the box's kind is stored so */
 PD_MUST_USE pd_status pd_optimizer_store_begin(struct pd_optimizer_store *store, const struct pd_identity *identity,
                                                struct pd_error *err);
 PD_MUST_USE pd_status pd_optimizer_store_put(struct pd_optimizer_store *store, uint32_t box, uint64_t first_element,
                                              const void *data, uint64_t elements, struct pd_error *err);
 PD_MUST_USE pd_status pd_optimizer_store_end(struct pd_optimizer_store *store, struct pd_error *err);
 
-/* What an update needs of elements [first, first + n) of a `param` box: the summed gradient, and where the new parameter
- * goes rounded to copy_dtype (NULL: nowhere). Asked once for every element, by the caller's thread, in the order of tensors;
- * not asked for when there is no update. What was given is used until the first range is asked for that lies in another
- * extent: with by_unit, in another pipeline unit at the latest. */
+/* Supplies an update. meet returns, for elements [first, first + n) of a `param` box, the summed gradient and the buffer
+ * for the new parameter rounded to copy_dtype (NULL: none). It is called once for every element, in the caller's thread,
+ * in the order of tensors, and not at all without an update. The store uses both buffers until it meets a range in
+ * another extent; with by_unit, in another pipeline unit at the latest. */
 struct pd_optimizer_store_step {
     struct pd_identity identity;         /* of the new generation */
-    const struct pd_update_step *update; /* NULL: no update, the state as it is under another identity (a skipped step) */
+    const struct pd_update_step *update; /* NULL: no update; keep the state under a new identity (a skipped step) */
     enum pd_dtype copy_dtype;
     void *context;
-    bool by_unit; /* extents hold parts of one pipeline unit only */
+    bool by_unit; /* an extent holds parts of one pipeline unit only */
     pd_status (*meet)(void *context, uint32_t box, uint64_t first, uint64_t n, const float **ret_gradient, void **ret_copy,
                       struct pd_error *err);
-    /* NULL, or both, for gradients that come from afar. expect: a part that will be asked for, in that order, while the
-     * extent before its own is worked on; `begins` an extent. left: all that was asked for since the last call is updated.
-     * Boxes that stay in memory are not expected, and left one by one. */
+    /* Set both for gradients that must be fetched, else NULL. expect announces a part that will be met, in that order,
+     * while the previous extent is in work; `begins` an extent. left: everything met since the last call is updated.
+     * Resident boxes are not expected, and left one by one. */
     pd_status (*expect)(void *context, uint32_t box, uint64_t first, uint64_t n, bool begins, struct pd_error *err);
     pd_status (*left)(void *context, struct pd_error *err);
 };
-/* Elements of an extent at most, each part of it rounded up to pages of a kind. */
+/* Most elements of an extent, each part rounded up to pages of a kind. */
 uint64_t pd_optimizer_store_extent_elements(uint64_t buffer_bytes, enum pd_dtype moments);
 PD_MUST_USE pd_status pd_optimizer_store_update(struct pd_optimizer_store *store, const struct pd_optimizer_store_step *step,
                                                 struct pd_ring_report *ret_report, struct pd_error *err);
-/* The same in two, for factors that are worked out while the first reads are on their way: begin takes a copy of the step
- * but for `update`, which end is given. Nothing else of the store is called between. After a begin that succeeded comes end,
- * or abandon: the state is as it was, nothing is in flight. Abandon without a begin is fine. */
+/* The same in two calls, so that reads start while the factors are still being computed: begin copies the step except
+ * `update`, which end takes. Call nothing else of the store in between. After a successful begin call end or abandon,
+ * which keeps the state and leaves nothing in flight. abandon without a begin is fine. */
 PD_MUST_USE pd_status pd_optimizer_store_update_begin(struct pd_optimizer_store *store,
                                                       const struct pd_optimizer_store_step *step, struct pd_error *err);
 PD_MUST_USE pd_status pd_optimizer_store_update_end(struct pd_optimizer_store *store, const struct pd_update_step *update,
@@ -102,11 +101,11 @@ void pd_optimizer_store_update_abandon(struct pd_optimizer_store *store);
 
 /* Identity of the current generation. */
 const struct pd_identity *pd_optimizer_store_identity(const struct pd_optimizer_store *store);
-const char *pd_optimizer_store_path(const struct pd_optimizer_store *store); /* of its file */
-/* What of the current generation is not in its file yet, but for metadata and tables; once, later calls return the same. A
- * failure makes the file worthless for checkpoints; state goes on. */
+const char *pd_optimizer_store_path(const struct pd_optimizer_store *store); /* of the current generation's file */
+/* Writes what the current generation's file still lacks, except metadata and tables. Once: later calls return the same
+ * result. A failure makes the file useless for checkpoints; training goes on. */
 PD_MUST_USE pd_status pd_optimizer_store_complete(struct pd_optimizer_store *store, struct pd_error *err);
-/* Completes that file: metadata, tables, fdatasync; once, as above. pd_store_begin_generation takes *ret_slot. After
- * pd_optimizer_store_complete this may run in another thread, while nobody else calls anything of this store. */
+/* Completes that file: metadata, tables, fdatasync; once, as above. Pass *ret_slot to pd_store_begin_generation. After
+ * pd_optimizer_store_complete it may run in another thread, while nobody else calls this store. */
 PD_MUST_USE pd_status pd_optimizer_store_finish(struct pd_optimizer_store *store, struct pd_shard_summary *ret_summary,
                                                 uint32_t *ret_slot, struct pd_error *err);

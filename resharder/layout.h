@@ -1,10 +1,10 @@
 /* The layout function: (tensor, degrees, rank) -> boxes. Pure arithmetic, no state, the same on every rank and in every
  * tool.
  *
- * The TP dimension is cut into virtual_tp chunks of whole units (ceil; the last may be short or empty); a rank owns a
- * contiguous run of chunks. A tensor split on dimension 1 is stored as one box a chunk, so any tp reads whole boxes.
- * Dimension 0 of what is left is cut into zero_shard parts of ceil(rows / parts) rows. A tensor so small that a part would
- * be under small_bytes is not cut: one rank owns it, owners taken in turn. Replicas have one owner.
+ * The TP dimension is cut into virtual_tp tp chunks of whole units (ceil; the last may be short or empty); a rank owns a
+ * contiguous run of them. A tensor split on dimension 1 is stored as one box a tp chunk, so any tp reads whole boxes.
+ * Dimension 0 of the rest is cut into zero_shard shards of ceil(rows / zero_shard) rows. If those would be under
+ * small_bytes, the tensor is not cut: one rank owns it, chosen round robin. Of replicas only one rank is the owner.
  *
  * rank = ((pp_index * dp + dp_index) * sp + sp_index) * tp + tp_index.
  */
@@ -13,7 +13,7 @@
 #include "ckpt/store/commit.h"
 
 #define PD_LAYOUT_SMALL_BYTES 65536u
-#define PD_LAYOUT_CHUNKS_MAX 256u /* virtual_tp, and so boxes of one tensor and kind in a shard */
+#define PD_LAYOUT_CHUNKS_MAX 256u /* bounds virtual_tp, and so the boxes of one tensor and kind in a shard */
 
 struct pd_rank_place {
     uint32_t dp, tp, pp, sp;
@@ -22,10 +22,10 @@ struct pd_rank_place {
 uint32_t pd_layout_world(const struct pd_layout *layout);
 struct pd_rank_place pd_layout_place(const struct pd_layout *layout, uint32_t rank);
 uint32_t pd_layout_rank(const struct pd_layout *layout, struct pd_rank_place place);
-/* dp ranks, everything else 1, ZeRO-3 over all of dp. */
+/* dp ranks, all other degrees 1, ZeRO-3 over all of dp. */
 void pd_layout_init_dp(struct pd_layout *ret_layout, uint32_t dp);
 
-/* Pipeline rank that holds a unit: stages go round the pp ranks when interleaved. */
+/* Returns the pipeline rank that holds a unit: stages go round the pp ranks when interleaved. */
 uint32_t pd_layout_unit_pp(const struct pd_layout *layout, uint32_t unit);
 
 /* What one tensor-parallel rank of a tensor's stage holds of it, and how dimension 0 of that is cut: part i has part_rows
@@ -33,12 +33,12 @@ uint32_t pd_layout_unit_pp(const struct pd_layout *layout, uint32_t unit);
 struct pd_layout_cut {
     uint64_t row_begin, row_end, part_rows;
     uint32_t q_first, part_count;
-    uint32_t chunk_begin, chunk_end; /* of dimension 1, some may be empty; one pretended chunk when it is not split */
+    uint32_t chunk_begin, chunk_end; /* tp chunks of dimension 1, some may be empty; one dummy chunk if it is not split */
 };
-/* False when the tensor-parallel rank holds nothing of it. */
+/* False if the tensor-parallel rank holds nothing of it. */
 bool pd_layout_cut_of(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
                       uint32_t tp_rank, struct pd_layout_cut *ret_cut);
-/* Columns [*ret_begin, *ret_end) of a chunk of a cut; empty when equal. */
+/* Returns columns [*ret_begin, *ret_end) of a tp chunk of a cut; empty when equal. */
 void pd_layout_chunk_columns(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t chunk,
                              uint64_t *ret_begin, uint64_t *ret_end);
 
@@ -46,19 +46,19 @@ void pd_layout_chunk_columns(const struct pd_layout *layout, const struct pd_ten
 struct pd_owner_run {
     uint32_t first, stride, count;
 };
-/* The ranks that own something of `part`, found by arithmetic: a run for each tensor-parallel rank concerned. Returns the
- * count of runs, at most PD_LAYOUT_CHUNKS_MAX. */
+/* Computes the ranks that own something of `part`: a run for each tensor-parallel rank involved. Returns the number of
+ * runs, at most PD_LAYOUT_CHUNKS_MAX. */
 uint32_t pd_layout_owners(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
                           const struct pd_box *part, struct pd_owner_run ret_runs[PD_LAYOUT_CHUNKS_MAX]);
 
-/* Boxes of `tensor` (number `tensor_index` of the table: owners of small tensors are taken in turn) that `rank` owns,
- * ascending. Returns the count; writes at most `capacity`. capacity 0 only counts. */
+/* Returns the boxes of `tensor` that `rank` owns, ascending. `tensor_index` is its table index, which selects the owner
+ * of a small tensor. Returns the count and writes at most `capacity`; capacity 0 only counts. */
 uint32_t pd_layout_owned_boxes(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
                                uint32_t rank, struct pd_box *ret_boxes, uint32_t capacity);
-/* Boxes of all tensors and kinds in the shard of a rank, in table order: for tensor, for kind, for box. malloc'ed. */
+/* Returns the boxes in a rank's shard, in table order: for tensor, for kind, for box. malloc'ed. */
 PD_MUST_USE pd_status pd_layout_shard_boxes(const struct pd_layout *layout, const struct pd_tensor_table *tensors,
                                             uint32_t rank, struct pd_shard_box **ret_boxes, uint32_t *ret_count,
                                             struct pd_error *err);
-/* index.h5 over the shards of all ranks; *ret_index stays NULL where these have more than `boxes_max` boxes. malloc'ed. */
+/* Builds index.h5 over the shards of all ranks. *ret_index stays NULL above `boxes_max` boxes. malloc'ed. */
 PD_MUST_USE pd_status pd_layout_build_index(const struct pd_layout *layout, const struct pd_tensor_table *tensors,
                                             uint64_t boxes_max, void **ret_index, uint64_t *ret_bytes, struct pd_error *err);

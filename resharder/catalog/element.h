@@ -17,7 +17,7 @@ enum pd_element {
     PD_ELEMENT_BOOL,
     PD_ELEMENT_F8_E4M3, /* without infinities */
     PD_ELEMENT_F8_E5M2,
-    PD_ELEMENT_Q8_0, /* GGUF's blocks from here on */
+    PD_ELEMENT_Q8_0, /* from here on GGUF's blocks */
     PD_ELEMENT_Q4_0,
     PD_ELEMENT_Q4_1,
     PD_ELEMENT_Q5_0,
@@ -29,13 +29,12 @@ enum pd_element {
 
 struct pd_element_row {
     const char *name;        /* "fp32", "bf16", "q4_k" */
-    uint32_t block_elements; /* 1 of plain types */
+    uint32_t block_elements; /* 1 for plain types */
     uint32_t block_bytes;
-    bool is_float; /* weights can be of it; others are counters and masks */
-    /* Whole blocks, at any address.   stored (blocks * block_bytes), values (blocks * block_elements) */
+    bool is_float; /* usable for weights; the others are counters and masks */
+    /* Converts whole blocks, at any address. stored (blocks * block_bytes), values (blocks * block_elements) */
     void (*to_f32)(const void *stored, uint64_t blocks, float *values);
-    /* Rounded once, to nearest even; of quantised types as GGML's reference does. Nothing is written as types of which this
-     * is a bug. */
+    /* Rounds once, to nearest even; quantises as GGML's reference does. Types that are never written PD_CHECK here. */
     void (*from_f32)(const float *values, uint64_t blocks, void *stored);
 };
 extern const struct pd_element_row pd_elements[PD_ELEMENT_COUNT];

@@ -1,17 +1,17 @@
-/* Families of models are rows of one table, families.c, which the trainer and the formats read: what a family computes, the names
- * of its tensors here and in other programs, and the keys of its configuration there. To add a family, add a row; an operation in
- * trainer/math only if it computes something new. To add a model that is shaped like a family we have, add a line to its classes.
- * tests/cli/family.py trains and converts a family that is nothing but a row. */
+/* Model families are rows of one table, families.c, which trainer and formats read: what a family computes, the names of
+ * its tensors here and in other programs, and the keys of its configuration there. To add a family, add a row; add an
+ * operation to trainer/math only if it computes something new. To add a model shaped like an existing family, add a line
+ * to its classes. tests/cli/family.py trains and converts a family that consists of a row alone. */
 #pragma once
 
 #include <stdbool.h>
 #include <stdint.h>
 
 enum pd_norm_kind { PD_NORM_RMS, PD_NORM_LAYER };                /* layer norm has a mean, and a bias */
-enum pd_positions { PD_POSITIONS_ROPE, PD_POSITIONS_LEARNED };   /* learned: a row of a table for each place */
+enum pd_positions { PD_POSITIONS_ROPE, PD_POSITIONS_LEARNED };   /* learned: a table with a row for each position */
 enum pd_activation { PD_ACTIVATION_SWIGLU, PD_ACTIVATION_GELU }; /* of the MLP */
 
-/* What a tensor is in its model. A bias has the role of its weight. */
+/* The role of a tensor in its model. A bias has the role of its weight. */
 enum pd_role {
     PD_ROLE_TOKENS,
     PD_ROLE_POSITIONS,
@@ -31,23 +31,23 @@ enum pd_role {
     PD_ROLE_COUNT
 };
 
-/* How a tensor of the model lies in the tensor of another program; some go together. */
+/* How a tensor of the model is stored in another program's tensor; some can be combined. */
 enum {
     PD_ACROSS = 1,      /* the matrix is [in, out] */
-    PD_THIRDS = 2,      /* rows of q, then of k, then of v: k and v need no name of their own */
-    PD_BY_KV_HEAD = 4,  /* for each key-value head the rows of its q heads, its k, its v; likewise */
-    PD_HALVES = 8,      /* rows of gate, where there is one, then of up */
-    PD_NEIGHBOURS = 16, /* Meta's order of the rows of a head, where the class has it */
-    PD_LONGER = 32,     /* there may be more rows: a vocabulary that its system pads */
-    PD_OUTSIDE = 64,    /* stands beside the base model: lm_head */
+    PD_THIRDS = 2,      /* rows of q, k, v in this order: k and v have no names of their own */
+    PD_BY_KV_HEAD = 4,  /* for each key-value head the rows of its q heads, k and v; no names for k and v either */
+    PD_HALVES = 8,      /* rows of gate, if there is one, then of up */
+    PD_NEIGHBOURS = 16, /* Meta's row order within a head, if the class has it */
+    PD_LONGER = 32,     /* may have more rows: a vocabulary padded by its system */
+    PD_OUTSIDE = 64,    /* outside the base model: lm_head */
 };
 
-/* Names of a tensor: %u stands for the layer, a * at the end for "weight" or "bias". */
+/* Names of a tensor: %u is the layer, a final * is "weight" or "bias". */
 struct pd_source {
-    const char *name; /* NULL: our own name where the dialect has_own_names; else the dialect has none */
+    const char *name; /* NULL: our own name if the dialect has has_own_names; else the dialect lacks it */
     unsigned how;
     const char *other; /* of another version, or NULL */
-    const char *fused; /* a third name, and how the tensor lies there; only read */
+    const char *fused; /* a third name, and its layout; only read */
     unsigned fused_how;
 };
 
@@ -55,14 +55,14 @@ struct pd_source {
 struct pd_dialect {
     const char *name;
     const char *base;    /* written before names of the base model */
-    const char *ends[2]; /* what * stands for in a weight, in a bias; NULL: "weight" and "bias" */
+    const char *ends[2]; /* replacements for * in a weight, in a bias; NULL: "weight" and "bias" */
     bool has_own_names;  /* most names are ours */
-    bool is_stacked;     /* it may stack layers on a leading axis, with no number in the name; we write that */
+    bool is_stacked;     /* it may stack layers on a leading axis, with no number in the name; we write it so */
     struct pd_source sources[PD_ROLE_COUNT];
 };
 
-/* What a configuration says, by its keys in config.json, in GGUF (behind the architecture) and in Megatron's arguments.
- * Those before PD_NUMBER_EPSILON are whole numbers. */
+/* Numbers of a configuration, with their keys in config.json, GGUF (after the architecture) and Megatron's arguments.
+ * Those before PD_NUMBER_EPSILON are integers. */
 enum pd_number {
     PD_NUMBER_VOCAB,
     PD_NUMBER_CONTEXT,
@@ -77,23 +77,23 @@ enum pd_number {
     PD_NUMBER_COUNT
 };
 struct pd_number_keys {
-    const char *config, *gguf, *megatron; /* NULL: there is none */
+    const char *config, *gguf, *megatron; /* NULL: no such key */
     bool is_required;                     /* in config.json */
 };
 
-/* A class of transformers. The first one that a configuration fits is what we write. */
+/* A class of transformers. We write the first one that fits the configuration. */
 struct pd_model_class {
     const char *name, *type; /* `architectures` and `model_type` of config.json */
     const char *gguf;        /* general.architecture */
     bool qkv_bias;
-    bool has_meta_order;     /* where a dialect rotates neighbours (links.h), this class does so there */
-    bool has_attention_bias; /* the key, which means q, k, v and o */
+    bool has_meta_order;     /* uses Meta's row order in a dialect that rotates neighbours (links.h) */
+    bool has_attention_bias; /* has the key attention_bias, which means q, k, v and o */
     /* Defaults of config.json. */
     double epsilon;
     uint32_t context, kv_heads, head_size;
     bool is_tied;
-    uint32_t window;        /* sliding_window; 0: attention has none */
-    uint32_t window_layers; /* max_window_layers; 0: the window is in force in every block, without use_sliding_window */
+    uint32_t window;        /* sliding_window; 0: none */
+    uint32_t window_layers; /* max_window_layers; 0: every block uses the window, without use_sliding_window */
 };
 
 struct pd_family {
@@ -101,20 +101,20 @@ struct pd_family {
     enum pd_positions positions;
     enum pd_activation activation;
     uint32_t up_matrices;             /* 2: a gate lies before what it gates */
-    bool has_linear_biases;           /* of every linear of a block; without, model.qkv_bias says it of q, k and v */
-    bool has_head_norms;              /* an RMS norm of each head of q and k, in front of RoPE, one weight for all heads */
-    bool heads_make_hidden;           /* heads * head_size is hidden, and each head has keys and values of its own */
-    const char *block;                /* before the names of a block's tensors; %u: its number */
-    const char *names[PD_ROLE_COUNT]; /* as in transformers, without .weight or .bias; NULL: none */
-    const struct pd_dialect *dialects[8]; /* ended by NULL */
-    const struct pd_number_keys *keys;    /* (PD_NUMBER_COUNT) */
+    bool has_linear_biases;           /* 2: a gate comes before what it gates */
+    bool has_head_norms;              /* every linear of a block has one; if false, model.qkv_bias decides for q, k and v */
+    bool heads_make_hidden;           /* an RMS norm of each head of q and k before RoPE, one weight for all heads */
+    const char *block;                /* heads * head_size equals hidden, and each head has its own keys and values */
+    const char *names[PD_ROLE_COUNT]; /* prefix of a block's tensor names; %u: its number */
+    const struct pd_dialect *dialects[8]; /* as in transformers, without .weight or .bias; NULL: not in this family */
+    const struct pd_number_keys *keys;    /* NULL-terminated */
     const char *activation_key;           /* of config.json */
-    const char *other_keys;               /* further ones that are read, a blank before and behind each */
-    const char *zero_keys[4];             /* numbers that are written as 0: rates of dropout; ended by NULL */
-    const struct pd_model_class *classes; /* ended by one without a name */
+    const char *other_keys;               /* key in config.json */
+    const char *zero_keys[4];             /* other keys that are read, each with a blank before and after */
+    const struct pd_model_class *classes; /* numbers written as 0: dropout rates; NULL-terminated */
 };
 
-/* What comes first of the matrices up. */
+/* ends with one without a name */
 static inline enum pd_role pd_up_role(const struct pd_family *family)
 {
     return family->up_matrices == 2 ? PD_ROLE_GATE : PD_ROLE_UP;

@@ -1,4 +1,4 @@
-/* Strided views: which elements of a foreign tensor are a tensor of the model, and in which order.
+/* Strided views: select the elements of a foreign tensor that form a tensor of the model, and their order.
  *
  * Element (i0, i1, ..) of a view lies at offset + i0 * stride[0] + i1 * stride[1] + .. in the row-major order of the foreign
  * tensor. Read row by row a view gives the model's tensor, so the product of its counts is the tensor's element count.
@@ -21,9 +21,9 @@ struct pd_view {
     uint64_t count[PD_VIEW_DIMS_MAX], stride[PD_VIEW_DIMS_MAX];
 };
 
-/* A tensor of the model and where it is to be found. The same link serves import and export. */
+/* Maps a tensor of the model to its place in a foreign tensor. The same link serves import and export. */
 struct pd_link {
-    uint32_t tensor; /* of the model's table */
+    uint32_t tensor; /* index in the model's table */
     enum pd_kind kind;
     char *name; /* of the foreign tensor; owned */
     struct pd_view view;
@@ -33,31 +33,31 @@ struct pd_links {
     uint32_t count;
 };
 void pd_links_deinit(struct pd_links *links);
-/* A copy of `link`, its name included.   errors  PD_NO_MEMORY */
+/* Adds a copy of `link`, its name included. errors PD_NO_MEMORY */
 PD_MUST_USE pd_status pd_links_add(struct pd_links *links, const struct pd_link *link, struct pd_error *err);
 
 struct pd_view pd_view_of_shape(const uint64_t *shape, uint32_t ndim); /* as it is */
 struct pd_view pd_view_dense(const struct pd_tensor *tensor);
 uint64_t pd_view_elements(const struct pd_view *view);
-/* Whether every element lies in [0, elements) of the foreign tensor; false also where the arithmetic would overflow. */
+/* True if every element lies in [0, elements) of the foreign tensor; false also if the arithmetic would overflow. */
 bool pd_view_is_inside(const struct pd_view *view, uint64_t elements);
-/* Elements [first, first + *count) of the view's row-major order lie one behind the other from *ret_offset on; *count is
- * lowered to where that ends. */
+/* Returns the offset of element `first` of the view's row-major order, and lowers *count to the number of elements that
+ * are contiguous from there. */
 uint64_t pd_view_run(const struct pd_view *view, uint64_t first, uint64_t *count);
-/* The part of a view that is elements [first, first + count) of its row-major order, as views. Returns how many. */
+/* Splits elements [first, first + count) of the view's row-major order into views. Returns their number. */
 #define PD_VIEW_PARTS_MAX (2 * PD_VIEW_DIMS_MAX)
 uint32_t pd_view_cut(const struct pd_view *view, uint64_t first, uint64_t count,
                      struct pd_view ret_parts[PD_VIEW_PARTS_MAX]);
-/* Makes the view its part `part` of `parts` equal ones of dimension d. False: there are no such. */
+/* Reduces the view to part `part` of `parts` equal parts of dimension d. False if it does not divide so. */
 bool pd_view_cut_dimension(struct pd_view *view, uint32_t d, uint64_t part, uint64_t parts);
-/* Columns [begin, end) of a view of a matrix with `columns` columns. False where they are several dimensions of the view. */
+/* Columns [begin, end) of a view of a matrix with `columns` columns. False if they span several dimensions of the view. */
 bool pd_view_columns(const struct pd_view *view, uint64_t columns, uint64_t begin, uint64_t end, struct pd_view *ret_view);
-/* The same elements in the order in which they lie in the foreign tensor: dimensions by stride, descending. `inner` has the
- * dense strides of the view itself, so it is the view that turns the model's tensor into that order. */
+/* Sorts a view's dimensions by descending stride: same elements, in the order of the foreign tensor. `inner` has the
+ * view's own dense strides, so it is the view that turns the model's tensor into that order. */
 void pd_view_sort(const struct pd_view *view, struct pd_view *ret_sorted, struct pd_view *ret_inner);
-/* Two views of one tensor, cut into dimensions that both have, in the order in which `to` lies in its tensor. False: the
+/* Splits two views of one tensor into common dimensions, in the order in which `to` lies in its tensor. False if the
  * counts of the two do not divide each other, or that takes more than PD_VIEW_DIMS_MAX dimensions. */
 bool pd_view_pair(const struct pd_view *to, const struct pd_view *from, struct pd_view *ret_to, struct pd_view *ret_from);
 
-/* Whether strides never grow from one dimension to the next: the view then reads its tensor forward. */
+/* True if strides never grow from one dimension to the next: the view then reads its tensor forward. */
 bool pd_view_is_sorted(const struct pd_view *view);

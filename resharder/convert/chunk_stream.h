@@ -1,20 +1,20 @@
-/* Chunk streams: a stream is the bytes of (tensor, kind, chunk), row after row. Two layouts with the same virtual_tp cut a
- * stream at different rows and nowhere else. A cursor walks all streams in file order and yields the stretches that neither
- * layout cuts. */
+/* A chunk stream is the bytes of one (tensor, kind, tp chunk), row after row. Two layouts with the same virtual_tp differ
+ * only in the rows at which they cut a stream. A cursor walks all streams in file order and yields the ranges that
+ * neither layout cuts. */
 #pragma once
 
 #include "resharder/layout.h"
 
-/* A stretch as one of the two layouts sees it. */
+/* Place of a range in one of the two layouts. */
 struct pd_stretch_end {
     uint32_t shard;
-    uint64_t offset, box_bytes; /* of the stretch in its box; of the whole box */
+    uint64_t offset, box_bytes; /* offset of the range in its box; size of the whole box */
 };
 
 struct pd_stretch {
     uint32_t tensor;
     enum pd_kind kind;
-    uint64_t column; /* where the chunk begins: with shard, tensor and kind it names a box */
+    uint64_t column; /* first column of the tp chunk: with shard, tensor and kind it identifies a box */
     uint64_t bytes;
     struct pd_stretch_end source, target;
 };
@@ -22,10 +22,10 @@ struct pd_stretch {
 struct pd_chunk_stream_cursor {
     const struct pd_tensor_table *tensors;
     const struct pd_layout *source, *target;
-    uint32_t shard_begin, shard_end; /* only what these target shards hold */
+    uint32_t shard_begin, shard_end; /* restricts the walk to these target shards */
     uint32_t tensor, kind, chunk;
     uint64_t row;
 };
 
-/* False at the end. */
+/* Returns false at the end. */
 bool pd_chunk_stream_next(struct pd_chunk_stream_cursor *cursor, struct pd_stretch *ret_stretch);

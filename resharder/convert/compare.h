@@ -1,4 +1,4 @@
-/* Tensors of catalogs, whatever their formats: the difference of two, and statistics of one. In bounded memory.
+/* Compares the tensors of two catalogs of any formats, or computes statistics of one. In bounded memory.
  *   errors   PD_CORRUPT, PD_IO: name file and tensor; PD_NO_MEMORY */
 #pragma once
 
@@ -10,8 +10,8 @@
 
 struct pd_tensor_report { /* of one tensor and kind */
     uint64_t elements;
-    uint64_t digest;               /* pd_tensor_digest of its values as fp32: the same in every layout and format */
-    uint64_t nan_count, inf_count; /* left out of what follows */
+    uint64_t digest;               /* pd_tensor_digest of its values as fp32: equal in every layout and format */
+    uint64_t nan_count, inf_count; /* excluded from the following statistics */
     double min, max, mean, rms;    /* over finite elements; 0 when there are none */
 };
 
@@ -23,8 +23,8 @@ struct pd_diff_row { /* of one tensor and kind */
     enum pd_difference difference;
     uint64_t elements;
     uint64_t differing; /* elements whose bits differ */
-    double max_abs;     /* largest |left - right| among those; infinity with NaN or infinity on one side */
-    uint64_t first;     /* row-major index of the first differing element; meaningless when there is none */
+    double max_abs;     /* largest |left - right| among them; infinity if one side is NaN or infinite */
+    uint64_t first;     /* row-major index of the first differing element; undefined if there is none */
     double left, right; /* its values */
 };
 
@@ -37,7 +37,7 @@ void pd_diff_deinit(struct pd_diff *diff);
 
 struct pd_compare_side {
     const struct pd_catalog *catalog; /* finished */
-    const struct pd_links *links;     /* of the model's tensors; NULL: tensors are known by their names */
+    const struct pd_links *links;     /* of the model's tensors; NULL: match tensors by name */
 };
 struct pd_compare_request {
     struct pd_compare_side left, right;
@@ -48,16 +48,16 @@ struct pd_compare_request {
     int *bad_side; /* set when reading fails: 0 left, 1 right; may be NULL */
 };
 
-/* Element by element, as fp32. With links a row is a tensor of the model, otherwise a name. The rows' order is that of the
- * model, or of left and then what only right has. */
+/* Compares element by element, as fp32. With links there is a row for each tensor of the model, in its order; without,
+ * one for each name: those of left, then those that only right has. */
 PD_MUST_USE pd_status pd_compare(struct pd_vfs *vfs, const struct pd_compare_request *request, struct pd_diff *ret_diff,
                                  struct pd_error *err);
 
-/* Of every tensor of left.catalog alone: ret_reports (tensor_count). wanted (tensor_count): those that are read; NULL: all.
- *   ret_bytes_read  may be NULL */
+/* Reports on each tensor of left.catalog: ret_reports (tensor_count). wanted (tensor_count): which ones to read; NULL:
+ * all. ret_bytes_read may be NULL. */
 PD_MUST_USE pd_status pd_compare_report(struct pd_vfs *vfs, const struct pd_compare_request *request, const bool *wanted,
                                         struct pd_tensor_report *ret_reports, uint64_t *ret_bytes_read,
                                         struct pd_error *err);
-/* pd_state_digest of a checkpoint of ours, by the reports of all its tensors. */
+/* Computes pd_state_digest of one of our checkpoints from the reports of all its tensors. */
 PD_MUST_USE pd_status pd_compare_state_digest(const struct pd_catalog *catalog, const struct pd_tensor_report *reports,
                                               uint64_t *ret_digest, struct pd_error *err);

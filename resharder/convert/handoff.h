@@ -1,15 +1,15 @@
-/* A thread that reads a catalog into slots, which its caller takes in the same order. Whoever fails first ends both.
+/* A thread reads a catalog into slots, and its caller takes them in the same order. If one of them fails, both end.
  *
  *        handoff_free          handoff_fill          handoff_next          (the next handoff_next)
  *   free ────────────▶ filling ────────────▶ filled ────────────▶ taken ───────────────────────▶ free
  *
- *   threads  free, fill: the one that reads; the others: the caller */
+ *   threads  free, fill: the reading thread; the others: the caller */
 #pragma once
 
 #include "resharder/catalog/read.h"
 #include <pthread.h>
 
-/* What the thread does: fills slots until nothing is left, or handoff_free says that nobody takes any more. */
+/* Body of the thread: fills slots until it is done or handoff_free returns false. */
 typedef pd_status (*handoff_read)(void *context, struct pd_reader *reader, struct pd_error *err);
 
 struct handoff {
@@ -19,12 +19,12 @@ struct handoff {
     uint64_t buffer_bytes;
     handoff_read read;
     void *context;
-    uint64_t bytes_read; /* by all readers so far; set when a thread has ended */
+    uint64_t bytes_read; /* by all threads so far; updated when one ends */
     uint32_t slots;
 
     pthread_t thread;
     bool runs;
-    pthread_mutex_t mutex; /* guards what follows */
+    pthread_mutex_t mutex; /* guards the members below */
     pthread_cond_t changed;
     uint64_t filled, taken;
     bool holds_slot; /* the caller has slot `taken` */
@@ -33,12 +33,12 @@ struct handoff {
     struct pd_error error;
 };
 
-/* The first eight are set. */
+/* The caller has set the first eight members. */
 PD_MUST_USE pd_status handoff_start(struct handoff *handoff, struct pd_error *err);
-/* Waits for a slot to fill. False: nobody takes any more. */
+/* Waits for a slot to fill. False: the caller has stopped taking. */
 bool handoff_free(struct handoff *handoff, uint32_t *ret_slot);
 void handoff_fill(struct handoff *handoff);
-/* Waits for a filled slot, and gives the one before back. *ret_has_one false: that was all.   errors  of the thread */
+/* Waits for a filled slot, and returns the previous one. *ret_has_one false: no more. errors of the thread */
 PD_MUST_USE pd_status handoff_next(struct handoff *handoff, uint32_t *ret_slot, bool *ret_has_one, struct pd_error *err);
-/* Ends the thread; fine where it was not started. */
+/* Ends the thread; fine if it was not started. */
 void handoff_stop(struct handoff *handoff);

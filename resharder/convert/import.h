@@ -1,5 +1,5 @@
-/* A checkpoint, foreign or of ours, is written under any layout, in bounded memory: read and converted by one thread, hashed
- * and written by another, read back and verified where its source has no checksums, then committed. */
+/* Writes a checkpoint, foreign or ours, under any layout, in bounded memory. One thread reads and converts, another
+ * hashes and writes. Data whose source has no checksums is read back and verified. Then it commits. */
 #pragma once
 
 #include "ckpt/base/stop.h"
@@ -9,17 +9,17 @@
 #include "resharder/layout.h"
 
 #define PD_IMPORT_BUFFER_BYTES (UINT64_C(164) << 20)
-#define PD_RESHARD_BUFFER_BYTES (UINT64_C(98) << 20) /* of ours: there are no tensors to turn */
+#define PD_RESHARD_BUFFER_BYTES (UINT64_C(98) << 20) /* for our own checkpoints, which need no transposing */
 
 struct pd_import_request {
-    const char *source;                    /* what messages call it */
+    const char *source;                    /* its name in messages */
     const struct pd_catalog *catalog;      /* finished */
     const struct pd_links *links;          /* of the tensors below */
     const struct pd_tensor_table *tensors; /* of the model */
-    bool fresh_optimizer;                  /* moments without a link are zeros; otherwise each must have one */
+    bool fresh_optimizer;                  /* moments without a link become zeros; otherwise each needs one */
     const struct pd_layout *layout;
-    const struct pd_run_state *state; /* to be; its layout is not looked at */
-    const struct pd_commit *ours;     /* the record of a checkpoint of ours, whose blocks are verified as they are read */
+    const struct pd_run_state *state; /* state to commit; its layout is ignored */
+    const struct pd_commit *ours;     /* record of a checkpoint of ours, whose blocks are verified while reading */
     struct pd_shard_codec codec;
     struct pd_store *target; /* writable, of this process alone */
     void *buffers;           /* (PD_IMPORT_BUFFER_BYTES, or PD_RESHARD_BUFFER_BYTES) on PD_VFS_ALIGN */
@@ -31,14 +31,14 @@ struct pd_import_request {
 struct pd_import_report {
     uint64_t bytes_read, bytes_written, bytes_read_back;
     uint32_t shards;
-    uint32_t zeroed; /* arrays that began at zero */
-    bool has_index;  /* index.h5 is left out where it would outgrow the memory */
+    uint32_t zeroed; /* arrays initialised to zero */
+    bool has_index;  /* false: index.h5 was too large for the memory */
 };
 
-/* Every tensor and kind has one link to a tensor of the catalog that its view lies in, of an element type that weights may have,
- * and the layout can cut it.   errors  PD_INVALID: by name */
+/* Checks that every tensor and kind has one link to a catalog tensor that contains its view, with an element type for
+ * weights, and that the layout can cut it. errors PD_INVALID: by name */
 PD_MUST_USE pd_status pd_import_check(const struct pd_import_request *request, struct pd_error *err);
-/*   errors  as check; PD_CORRUPT, PD_IO: of the source, by file and tensor; PD_NO_SPACE, PD_STOPPED. The target store is then as
- *           before. */
+/*   errors  as check; PD_CORRUPT, PD_IO: of the source, by file and tensor; PD_NO_SPACE, PD_STOPPED. The target store is
+ *           unchanged then. */
 PD_MUST_USE pd_status pd_import(struct pd_vfs *vfs, const struct pd_import_request *request,
                                 struct pd_import_report *ret_report, struct pd_error *err);

@@ -1,4 +1,4 @@
-/* DeepSpeed's checkpoints as rows of the table of formats: see format.h. Those of ZeRO are read, not written. */
+/* DeepSpeed's checkpoints as rows of the format table: see format.h. ZeRO checkpoints are read, not written. */
 #pragma once
 
 #include "resharder/formats/format.h"
@@ -6,7 +6,7 @@
 extern const struct pd_format pd_format_deepspeed; /* ZeRO, stages 1 to 3 */
 extern const struct pd_format pd_format_universal; /* universal.c */
 
-/* universal_write.c: slots of the second. */
+/* universal_write.c: writing slots of pd_format_universal. */
 PD_MUST_USE pd_status pd_universal_plan(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state,
                                         struct pd_error *err);
 void pd_universal_observe(void *state, uint32_t tensor, const void *data, uint64_t bytes);

@@ -1,10 +1,10 @@
-/* What the reader and the writer of GGUF share: types of values and elements, factors of RoPE. */
+/* Shared by the reader and the writer of GGUF: types of values and elements, factors of RoPE. */
 #pragma once
 
 #include "resharder/catalog/element.h"
 
 #define PD_GGUF_VERSION 3u
-#define PD_GGUF_ALIGNMENT 32u /* where general.alignment does not say another */
+#define PD_GGUF_ALIGNMENT 32u /* unless general.alignment gives another */
 #define PD_GGUF_ROPE_FACTORS "rope_freqs.weight"
 #define PD_GGUF_ROPE_FACTORS_MAX 1024u
 
@@ -25,7 +25,7 @@ enum pd_gguf_type {
     PD_GGUF_TYPES
 };
 
-/* Element types by ggml's number. */
+/* Maps ggml's type numbers to elements. */
 struct pd_gguf_element {
     uint32_t type;
     enum pd_element element;
@@ -33,8 +33,8 @@ struct pd_gguf_element {
 extern const struct pd_gguf_element pd_gguf_elements[]; /* (pd_gguf_element_count) */
 extern const uint32_t pd_gguf_element_count;
 
-/* Llama 3.1 and later: GGUF has no parameters of the scaling but a factor for each of `count` frequencies, by which it is divided
- * (Llama 3's apply_scaling). We write the parameters too, under keys of our own, which others pass over. */
+/* Llama 3.1 and later: GGUF stores no scaling parameters but a divisor for each of `count` frequencies (Llama 3's
+ * apply_scaling). We also write the parameters, under keys of our own, which other readers skip. */
 struct pd_gguf_rope {
     double theta, factor, low, high, original;
 };

@@ -1,8 +1,8 @@
-/* A checkpoint of ours as a format among the others: read, so that export, diff, show and stats know one kind of source. Its
- * bytes are verified block by block; boxes in chunks are decompressed. The catalog has the configuration as "config.yaml". */
+/* Our own checkpoints as a format, so that export, diff, show and stats handle one kind of source. Bytes are verified
+ * block by block; chunked boxes are decompressed. The catalog holds the configuration as "config.yaml". */
 #pragma once
 
 #include "resharder/formats/format.h"
 
-/* Reads a directory with a commit.h5. Written by import, not through the table. */
+/* Reads a directory with a commit.h5. Import writes them, not this table. */
 extern const struct pd_format pd_format_perdure;

@@ -1,10 +1,10 @@
-/* safetensors, single or in shards, alone or in the directory of a model of transformers.
+/* safetensors, single or in shards, alone or in a model directory of transformers.
  *
  *   u64 N, N bytes of JSON, data: {"name": {"dtype": "BF16", "shape": [..], "data_offsets": [begin, end]},
  *   "__metadata__": {string: string}}; offsets count from the end of the JSON
  *
- * Checked beside what every catalog is: N is at most 100 MB, tensors fill the data without holes and overlaps, an index names
- * files of its own directory and tensors that are in them.
+ * Checks beyond those of every catalog: N is at most 100 MB, tensors fill the data without holes and overlaps, and an
+ * index names files of its own directory and tensors that are in them.
  *
  *   sources  the format's specification and its Rust reader (huggingface/safetensors, lib.rs); transformers' shards and index */
 #pragma once
@@ -13,7 +13,7 @@
 
 extern const struct pd_format pd_format_safetensors;
 
-/* The header of one file: adds its tensors. `file` is its number in the catalog, whose bytes are known.
+/* Adds the tensors in the header of one file. `file` is its number in the catalog, which knows its size.
  *   text  (bytes) the JSON, which begins at byte 8 */
 PD_MUST_USE pd_status pd_safetensors_header(struct pd_catalog *catalog, uint32_t file, const char *text, uint64_t bytes,
                                             struct pd_error *err);
@@ -24,4 +24,4 @@ pd_status pd_safetensors_finish(void *state, pd_status mine, struct pd_error *er
 
 #define PD_SAFETENSORS_HEADER_MAX UINT64_C(100000000)
 #define PD_SAFETENSORS_INDEX "model.safetensors.index.json"
-extern const char *const pd_safetensors_dtypes[PD_ELEMENT_COUNT]; /* "BF16"; NULL: the format has none */
+extern const char *const pd_safetensors_dtypes[PD_ELEMENT_COUNT]; /* "BF16"; NULL: not in the format */

@@ -1,4 +1,4 @@
-/* What torch.save(model.state_dict()) wrote, as a row of the table of formats: see format.h. */
+/* Files of torch.save(model.state_dict()), as a row of the format table: see format.h. */
 #pragma once
 
 #include "resharder/formats/format.h"

@@ -1,6 +1,6 @@
-/* What the files of a load share: rounds, windows and exchange (load.c), boxes in chunks (chunks.c), which host can open
- * what (hosts.c). One thread runs a load; only chunks.c uses others, which end before it returns. The caller's buffers belong
- * to the queue while a transfer of their window is in flight (in_flight), and to that thread otherwise. */
+/* Shared by the files of a load: rounds, windows and exchange (load.c), chunked boxes (chunks.c), which host can open
+ * which shard (hosts.c). One thread runs a load; only chunks.c uses others, which end before it returns. The queue owns
+ * the buffers of a window while it has transfers in flight (in_flight), that thread otherwise. */
 #pragma once
 
 #include "ckpt/base/owner.h"
@@ -8,11 +8,11 @@
 #include "resharder/plan.h"
 #include "resharder/stored.h"
 
-/* Of one transfer. A piece that the block layer has to split because its pages are scattered is started only when it is
- * waited for; in huge pages 2 MiB are not split, and larger ones are not faster. */
+/* Most bytes of one transfer. If the block layer has to split a read because its pages are scattered, the read starts
+ * only when waited for. In huge pages 2 MiB are not split, and larger reads are not faster. */
 #define LOAD_READ_BYTES_MAX (UINT64_C(2) << 20)
 
-/* Rounds that have a place in memory; all but one of them on their way. */
+/* Rounds in memory at once; all but one of them in flight. */
 #define LOAD_WINDOWS 8u
 
 #define LOAD_NO_SHARD UINT32_MAX
@@ -29,8 +29,8 @@ struct load_window {
     struct pd_transfer *transfers; /* (window_transfers) */
     uint64_t begin, end;           /* items of its round */
     uint32_t sent, in_flight;
-    const struct pd_transfer *failed; /* the first one that did */
-    /* Of its memory: "reads" write it while in_flight, then its "round" reads it until the exchange is over. */
+    const struct pd_transfer *failed; /* the first that failed */
+    /* Of the window's memory: "reads" write it while in_flight, then its "round" reads it until the exchange is over. */
     struct pd_owner owner;
 };
 
@@ -40,15 +40,15 @@ struct loader {
     const struct pd_load_request *request;
     struct pd_plan *plan;
     struct pd_queue *queue;
-    struct pd_shard **shards; /* (stored shards) those this rank reads */
+    struct pd_shard **shards; /* (stored shards) NULL unless this rank reads it */
     struct load_window windows[LOAD_WINDOWS];
     uint64_t window_bytes, window_transfers;
     struct load_chunks *chunks;
-    uint64_t next_item;    /* first that is not sent for */
-    uint64_t next_coming;  /* first of the plan's that has not come */
-    uint8_t *host_has;     /* as the plan wants them; NULL when every rank sees every shard */
+    uint64_t next_item;    /* first item not submitted yet */
+    uint64_t next_coming;  /* first incoming item of the plan that has not arrived */
+    uint8_t *host_has;     /* as the plan takes it; NULL if every rank sees every shard */
     uint32_t *reader_host; /* (ranks) */
-    uint32_t blamed;       /* shard that could not be read or is damaged where this rank read it */
+    uint32_t blamed;       /* shard that was unreadable or damaged when this rank read it */
     char blame[400];       /* why */
     uint32_t next_round;
     struct load_pieces sends, recvs;
@@ -60,8 +60,8 @@ static inline bool load_is_in_chunks(const struct loader *l, const struct pd_rea
     return pd_shard_box_is_in_chunks(l->shards[item->shard], item->box);
 }
 
-/* Pages of the file that a box in one piece takes: boxes of a page and more begin on one; smaller ones lie anywhere and come
- * with the pages around them. */
+/* Bytes from the start of its first page to an unchunked box: boxes of a page or more begin on a page; smaller ones lie
+ * anywhere and are read with the pages around them. */
 static inline uint64_t load_item_skip(const struct loader *l, const struct pd_read_item *item)
 {
     return pd_shard_box_offset(l->shards[item->shard], item->box) % PD_VFS_ALIGN;
@@ -71,29 +71,29 @@ static inline uint64_t load_item_skip(const struct loader *l, const struct pd_re
 
 /* Fills host_has and reader_host, unless every rank sees every shard. */
 PD_MUST_USE pd_status load_find_shards(struct loader *l, struct pd_error *err);
-/* Notes the first shard whose bytes or file this rank could not use; returns `st`. */
+/* Records the first shard that this rank could not read or use; returns `st`. */
 pd_status load_blame(struct loader *l, uint32_t shard, pd_status st, const struct pd_error *err);
-/* Collective, after a failure: hosts where a shard was blamed count as without it. *ret_again: another attempt finds all
- * that was blamed elsewhere. */
+/* Collective, after a failure: treats blamed shards as absent on their hosts. *ret_again: other hosts have all of them,
+ * so another attempt can succeed. */
 PD_MUST_USE pd_status load_turn_to_replicas(struct loader *l, bool *ret_again, struct pd_error *err);
 
 /* ---- chunks.c ---- */
 
-/* Sends for a transfer of a window. */
+/* Submits a transfer of a window. */
 PD_MUST_USE pd_status load_send(struct loader *l, struct load_window *w, const struct pd_transfer *transfer,
                                 struct pd_error *err);
 
-/* l->chunks, l->window_transfers and l->queue. */
+/* Sets l->chunks, l->window_transfers and l->queue. */
 PD_MUST_USE pd_status load_chunks_new(struct loader *l, struct pd_error *err);
 void load_chunks_free(struct load_chunks *chunks); /* NULL is fine */
-/* Whether there is room to send for a round now. The one after those that are done always has. */
+/* Whether there is space to submit a round now. The round after the finished ones always fits. */
 bool load_chunks_fit(const struct loader *l, uint32_t round);
 PD_MUST_USE pd_status load_chunks_submit(struct loader *l, struct load_window *w, const struct pd_read_item *item,
                                          struct pd_error *err);
-/* The last item of the round was submitted. */
+/* Call after the last item of the round was submitted. */
 PD_MUST_USE pd_status load_chunks_submit_rest(struct loader *l, struct load_window *w, uint32_t round, struct pd_error *err);
-/* What came of a round is decompressed to where load_chunks_data says, not verified block by block. */
+/* Decompresses the data of a round to where load_chunks_data says, without verifying blocks. */
 PD_MUST_USE pd_status load_chunks_decompress(struct loader *l, uint32_t round, struct pd_error *err);
-/* Its memory may be used again. */
+/* The round's memory may be reused. */
 void load_chunks_done(struct loader *l, uint32_t round);
 char *load_chunks_data(const struct loader *l, const struct pd_read_item *item);
