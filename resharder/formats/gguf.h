@@ -16,7 +16,7 @@ extern const struct pd_format pd_format_gguf;
  * stay fp32, and a matrix whose rows are not whole blocks becomes fp16. */
 enum pd_element pd_gguf_element(const struct pd_foreign_tensor *tensor, enum pd_element wanted);
 
-/* Returns the N of "model-00002-of-0000N.gguf", 0 for other names. *prefix_bytes: length of "model". */
+/* Returns the N of "model-00002-of-0000N.gguf", 0 for other names. *prefix_bytes: bytes before "-00002". */
 uint32_t pd_gguf_parts_of(const char *path, size_t *prefix_bytes);
 /* Finds the model in a directory: its file, or any part if it has several.
  *   ret_path  (PD_FORMATS_PATH_MAX); empty if there is none
