@@ -1,5 +1,5 @@
-/* perdure bench: a candidate and its ceiling, alternated in one run on one machine, as a ratio. Absolute times are shown and
- * prove nothing on a shared machine. Each bench has its own options. */
+/* perdure bench: alternates a candidate and its ceiling in one run on one machine and reports their ratio. It also shows
+ * absolute times, which prove nothing on a shared machine. Each bench has its own options. */
 #pragma once
 
 #include "ckpt/io/vfs.h"
@@ -11,7 +11,7 @@
 
 #define PD_BENCH_PAIRS_MAX 99
 
-/* Pairs of measurements taken alternately. */
+/* Pairs of alternating measurements. */
 struct pd_pairs {
     double candidate_s[PD_BENCH_PAIRS_MAX], ceiling_s[PD_BENCH_PAIRS_MAX];
     uint32_t count;
@@ -24,33 +24,33 @@ struct pd_pairs_summary {
 };
 
 void pd_pairs_add(struct pd_pairs *pairs, double candidate_s, double ceiling_s);
-/* One side of a pair: does its work and says how long it took. */
+/* One side of a pair: does its work and returns how long it took. */
 typedef pd_status pd_bench_side(void *bench, double *ret_seconds, struct pd_error *err);
-/* Measures a pair. Who goes first changes from pair to pair, so that neither profits from what the other left in a cache. */
+/* Measures a pair. The side that goes first alternates, so that neither profits from what the other left in a cache. */
 PD_MUST_USE pd_status pd_pairs_measure(struct pd_pairs *pairs, void *bench, pd_bench_side *candidate, pd_bench_side *ceiling,
                                        struct pd_error *err);
 struct pd_pairs_summary pd_pairs_summarise(const struct pd_pairs *pairs);
-/* The same pairs by throughput: ratio = ceiling / candidate, 1 is the ceiling. */
+/* Summarises the pairs by throughput: ratio = ceiling / candidate; 1 equals the ceiling. */
 struct pd_pairs_summary pd_pairs_summarise_throughput(const struct pd_pairs *pairs);
 void pd_bench_report_ratio(struct pd_report *report, const char *key, const struct pd_pairs_summary *summary);
-/* Nearest rank: the smallest value that at least `share` of them do not exceed. Sorts them. */
+/* Nearest-rank quantile: the smallest value such that at least `share` of them are <= it. Sorts them. */
 double pd_bench_quantile(double *values, uint32_t count, double share);
 
-/* Memory on huge pages where the kernel gives them, touched; it goes with the process. */
+/* Maps memory on huge pages if the kernel has them, and touches it; freed at process exit. */
 PD_MUST_USE pd_status pd_bench_map(uint64_t bytes, void **ret_data, struct pd_error *err);
-/* Numbers between 0 and 1/2, the same ones for the same seed. */
+/* Fills with numbers between 0 and 1/2, determined by the seed. */
 void pd_bench_fill(float *data, uint64_t count, uint64_t seed);
-/* Of all threads of this process. Other programs do not show in it. */
+/* CPU time of all threads of this process; other programs do not affect it. */
 double pd_bench_processor_seconds(void);
 
-/* ---- where benches of the disk work: a directory of their own on a real disk, gone at the end whatever happened ---- */
+/* ---- disk benches work in a directory of their own on a real disk, removed at the end in any case ---- */
 
 struct pd_bench_options {
-    const char *dir;       /* the room is made inside; "." by default */
+    const char *dir;       /* the work directory is created inside; "." by default */
     uint64_t bytes, pairs; /* defaults are the caller's */
     bool json;
-    uint64_t threads;        /* of offload */
-    uint64_t every;          /* of ckpt, with what follows: 0, no run but one save after the other */
+    uint64_t threads;        /* for bench offload */
+    uint64_t every;          /* for bench ckpt, like those below: 0: no training, one save after the other */
     unsigned state_in_files; /* --state: 0 memory, 1 nvme */
     enum pd_device_choice device;
     uint64_t steps; /* 0: not given */
@@ -69,34 +69,34 @@ struct pd_bench_room {
     char path[3072];
 };
 
-/* Signals that ask to leave are caught from here on, so that gigabytes do not stay behind.
- *   on_disk  a `dir` in memory, which measures no disk, is refused (PD_INVALID)
+/* From here on catches the signals that ask to stop, so that gigabytes are not left behind.
+ *   on_disk  refuses a `dir` in a memory file system, which measures no disk (PD_INVALID)
  *   errors   PD_NO_SPACE: fewer than `bytes` are free */
 PD_MUST_USE pd_status pd_bench_room_open(const char *dir, uint64_t bytes, bool on_disk, struct pd_bench_room *ret_room,
                                          struct pd_error *err);
-/* Removes everything in it. */
+/* Removes the directory and everything in it. */
 void pd_bench_room_close(struct pd_bench_room *room);
-/* ret_path has room for 4096 bytes. */
+/* ret_path holds 4096 bytes. */
 void pd_bench_room_path(const struct pd_bench_room *room, const char *name, char *ret_path);
-/* Removes `name` and all below; nothing there is fine. */
+/* Removes `name` and everything below; it may be absent. */
 PD_MUST_USE pd_status pd_bench_room_remove(const struct pd_bench_room *room, const char *name, struct pd_error *err);
-/* Call before each measurement: what was written or deleted before must not be paid by it.
- *   errors  PD_STOPPED: a signal asked to leave */
+/* Call before each measurement: syncs earlier writes and deletions, so that they do not slow it down.
+ *   errors  PD_STOPPED: a signal asked to stop */
 PD_MUST_USE pd_status pd_bench_room_settle(const struct pd_bench_room *room, struct pd_error *err);
 
-/* Whether a signal asked to leave, for an engine's should_leave: pd_bench_room_settle then says so. */
+/* True if a signal asked to stop, for an engine's should_leave; pd_bench_room_settle then returns PD_STOPPED. */
 bool pd_bench_should_leave(void);
 
 /* bench ckpt --every: tools/bench/every.c. */
 PD_MUST_USE pd_status pd_bench_every(const struct pd_bench_options *options, struct pd_error *err);
 
-/* ---- a run: one rank, whole training steps on random tokens; and states of a size that was asked for ---- */
+/* ---- a run: one rank, whole training steps on random tokens; and states of a given size ---- */
 
 #define PD_BENCH_STATE_BYTES_A_PARAMETER 12u /* fp32 master and two moments */
 
 struct pd_bench_run_options {
-    const char *model;                        /* keys of the section: "preset: gpt2-124m" */
-    const char *tokens;                       /* path of pd_bench_write_tokens */
+    const char *model;                        /* keys of the model section: "preset: gpt2-124m" */
+    const char *tokens;                       /* file from pd_bench_write_tokens */
     uint64_t sequences, micro_batch, context; /* of a step */
     const char *sections;                     /* YAML of other sections */
     const char *const *overrides;             /* (override_count) section.key=value, last */
@@ -106,50 +106,50 @@ struct pd_bench_run_options {
 
 struct pd_bench_run {
     struct pd_config config;
-    struct pd_comm *comm;         /* borrowed, set before it is opened; NULL: one rank */
-    struct pd_rank_device device; /* of the caller's pd_rank_device_open; without one: the CPU */
+    struct pd_comm *comm;         /* borrowed, set before open; NULL: one rank */
+    struct pd_rank_device device; /* set by the caller's pd_rank_device_open; else the CPU */
     struct pd_whole_engine whole;
 };
 
-/* Fills the configuration in, again too. */
+/* Fills in the configuration. May be called again. */
 PD_MUST_USE pd_status pd_bench_run_configure(struct pd_bench_run *run, const struct pd_bench_run_options *options,
                                              struct pd_error *err);
-/* The engine of the configuration, its state initialised unless that lies in files, which the caller opens
- * (trainer/engine/state_files.h). A run that could not be opened is closed all the same. */
+/* Creates the engine and initialises its state, unless that lies in files, which the caller opens
+ * (trainer/engine/state_files.h). Close the run even if open failed. */
 PD_MUST_USE pd_status pd_bench_run_open(struct pd_bench_run *run, uint32_t threads, struct pd_error *err);
 void pd_bench_run_close(struct pd_bench_run *run);
-/* Step `i` of such steps, until everything that it asked of the device has happened. ret_loss: may be NULL. */
+/* Runs step `i` and waits until the device has finished it. ret_loss may be NULL. */
 PD_MUST_USE pd_status pd_bench_run_step(struct pd_bench_run *run, uint64_t i, double *ret_seconds, double *ret_loss,
                                         struct pd_error *err);
 uint64_t pd_bench_run_state_bytes(const struct pd_bench_run *run);
 
-/* Numbers up to `words` as text has them, the n-th commonest with a share of 1 / n; or evenly, so that all rows of an
- * embedding are touched alike. In nanoGPT's format. */
+/* Writes token numbers below `words`: distributed as in text, the n-th commonest with a share of 1 / n, or evenly, so
+ * that all rows of an embedding are used alike. In nanoGPT's format. */
 PD_MUST_USE pd_status pd_bench_write_tokens(const char *path, uint64_t count, uint64_t words, bool evenly,
                                             struct pd_error *err);
-/* An empty file below $TMPDIR or /tmp.   ret_path  (4096) */
+/* Creates an empty file in $TMPDIR or /tmp. ret_path (4096) */
 PD_MUST_USE pd_status pd_bench_temporary(char *ret_path, struct pd_error *err);
 
-/* GPT-2 of width 768 (256 for a state below 512 MiB) with as many layers as fit and positions for the rest; the vocabulary
- * takes at most a third. */
+/* Makes a GPT-2 of width 768 (256 for a state below 512 MiB) with as many layers as fit, positions for the rest, and a
+ * vocabulary of at most a third. */
 PD_MUST_USE pd_status pd_bench_model_of_bytes(uint64_t state_bytes, struct pd_model **ret_model, struct pd_error *err);
 
-/* Memory of one rank for its boxes under a layout, touched, each box on a page of its own. */
+/* One rank's memory for its boxes under a layout, touched, each box on its own page. */
 struct pd_bench_memory {
-    struct pd_shard_box *boxes; /* owned, as the offsets */
+    struct pd_shard_box *boxes; /* owned, like the offsets */
     uint64_t *offsets;          /* (box_count) into data */
     uint32_t box_count;
-    void *data, *io_buffers; /* they go with the process */
+    void *data, *io_buffers; /* freed at process exit */
     uint64_t bytes;
 };
 
-#define PD_BENCH_IO_BYTES (UINT64_C(64) << 20) /* of io_buffers: what a run takes */
+#define PD_BENCH_IO_BYTES (UINT64_C(64) << 20) /* size of io_buffers, as in a run */
 
-/* Free it after a failure, too. */
+/* Free it even after a failure. */
 PD_MUST_USE pd_status pd_bench_memory_new(const struct pd_layout *layout, const struct pd_tensor_table *tensors,
                                           uint32_t rank, struct pd_bench_memory *ret_memory, struct pd_error *err);
 void pd_bench_memory_deinit(struct pd_bench_memory *memory);
-/* Where a load puts a box: struct pd_load_request, context is the memory. */
+/* Implements pd_load_request.destination; context is the memory. */
 void *pd_bench_memory_box(void *memory, uint32_t tensor, enum pd_kind kind, uint32_t box);
 
 pd_status pd_bench_attention(int argc, char **argv, struct pd_error *err);

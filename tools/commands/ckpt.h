@@ -14,45 +14,45 @@ struct pd_ckpt_options {
     uint64_t step;           /* UINT64_MAX: the newest */
     const char *tensor;      /* part of a name, or NULL */
     const char *layout;      /* "dp=4,tp=2", or NULL */
-    const char *compression; /* "none", "zstd:3", or NULL: as the source is */
+    const char *compression; /* "none", "zstd:3", or NULL: as in the source */
     bool config, json, quiet;
-    const char *format, *dtype, *only, *config_file, *prefix; /* of import and export, or NULL */
+    const char *format, *dtype, *only, *config_file, *prefix; /* for import and export, or NULL */
     bool dry_run, fresh_optimizer;
     uint32_t keep_last;
     uint64_t keep_every;
 };
 
-/* Every byte, of one checkpoint or of all: ckpt_verify.c. */
+/* Checks every byte of one checkpoint or of all: ckpt_verify.c. */
 pd_status pd_ckpt_verify(const struct pd_ckpt_options *options, struct pd_error *err);
-/* The record: ckpt_show.c. */
+/* Shows the record: ckpt_show.c. */
 pd_status pd_ckpt_show(const struct pd_ckpt_options *options, struct pd_error *err);
 /* Tensors: ckpt_tensors.c. */
 pd_status pd_ckpt_diff(const struct pd_ckpt_options *options, struct pd_error *err);
 pd_status pd_ckpt_stats(const struct pd_ckpt_options *options, struct pd_error *err);
-/* Of the state of one of ours. */
+/* Digest of the state of one of our checkpoints. */
 PD_MUST_USE pd_status pd_ckpt_state_digest(const char *path, uint64_t *ret_digest, struct pd_error *err);
 
 /* Other systems: ckpt_import.c, ckpt_export.c. */
 pd_status pd_ckpt_import(const struct pd_ckpt_options *options, struct pd_error *err);
 struct pd_config;
-/* With init.from, takes the model from the newest checkpoint of the run, or else from init.from (pd_ckpt_import_model), which
- * may be gone when the run goes on. Call it after loading a configuration to train or to plan. */
+/* With init.from, takes the model from the run's newest checkpoint, or else from init.from (pd_ckpt_import_model), which
+ * may be gone when the run continues. Call it after loading a configuration for training or planning. */
 pd_status pd_ckpt_take_model(struct pd_config *config, struct pd_error *err);
-/* The model of init.from, with batch.context no longer than it allows. */
+/* Takes the model of init.from, and limits batch.context to what it allows. */
 pd_status pd_ckpt_import_model(struct pd_config *config, struct pd_error *err);
-/* The checkpoint of init.from into the empty directory of a tier. Moments that are not there begin at zero. */
+/* Imports the checkpoint of init.from into the empty directory of a tier. Missing moments begin at zero. */
 pd_status pd_ckpt_import_for_run(const struct pd_config *config, const char *directory, pd_should_stop should_stop,
                                  struct pd_error *err);
 pd_status pd_ckpt_export(const struct pd_ckpt_options *options, struct pd_error *err);
 
-/* Another layout: ckpt_reshard.c, with what import shares with it. */
+/* Another layout: ckpt_reshard.c, with the code shared with import. */
 struct pd_ckpt_rewrite {
     struct pd_ckpt_target target;
-    struct pd_shard_codec codec; /* its pool is made by the rewrite; the caller frees it */
+    struct pd_shard_codec codec; /* the rewrite creates its pool; the caller frees it */
     struct pd_import_report report;
     double seconds;
 };
-/* --compression; NULL: *codec stays. */
+/* Parses --compression; NULL leaves *codec unchanged. */
 PD_MUST_USE pd_status pd_ckpt_rewrite_codec(const char *text, struct pd_shard_codec *codec, struct pd_error *err);
 /* The request needs no buffers, codec, target or progress. */
 PD_MUST_USE pd_status pd_ckpt_rewrite(struct pd_ckpt_rewrite *rewrite, struct pd_import_request request,
@@ -61,10 +61,10 @@ PD_MUST_USE pd_status pd_ckpt_rewrite_print(const struct pd_ckpt_rewrite *rewrit
                                             const struct pd_layout *layout, bool is_json, struct pd_error *err);
 pd_status pd_ckpt_reshard(const struct pd_ckpt_options *options, struct pd_error *err);
 struct pd_json_writer;
-/* A layout as an object of the JSON that show, import and reshard print. */
+/* Writes a layout as a JSON object, for show, import and reshard. */
 void pd_ckpt_json_layout(struct pd_json_writer *writer, const struct pd_layout *layout);
 
-/* A directory of a command's own below TMPDIR, and in it a checkpoint of ours made of another program's, for sample and eval. */
+/* For sample and eval: a temporary directory below TMPDIR with another program's checkpoint, converted to ours. */
 /* --precision of both, an index into pd_precisions. */
 #define PD_PRECISION_ROW(place)                                                                                  \
     {                                                                                                            \
@@ -74,13 +74,13 @@ void pd_ckpt_json_layout(struct pd_json_writer *writer, const struct pd_layout *
 extern const enum pd_dtype pd_precisions[4];
 
 struct pd_temporary {
-    char folder[4000], checkpoints[4100]; /* folder "": none was made */
+    char folder[4000], checkpoints[4100]; /* folder "": none exists */
 };
 
-/* Zeroed or made already. The command then leaves on TERM, and says so. */
+/* `temporary` is zeroed or already made. From here on the command stops cleanly on TERM. */
 PD_MUST_USE pd_status pd_temporary_make(struct pd_temporary *temporary, struct pd_error *err);
-/* PATH of another program becomes the one checkpoint in `checkpoints`, with the texts beside it, as init.from begins a run, but
- * computing in the type that its weights have. */
+/* Converts PATH of another program to the one checkpoint in `checkpoints`, with its texts beside it, as init.from does,
+ * but computes in the type of its weights. */
 PD_MUST_USE pd_status pd_temporary_import(struct pd_temporary *temporary, const char *path, struct pd_error *err);
-/* Removes it all. Returns `mine`. */
+/* Removes the directory. Returns `mine`. */
 pd_status pd_temporary_remove(struct pd_temporary *temporary, pd_status mine, struct pd_error *err);

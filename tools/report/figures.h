@@ -1,4 +1,4 @@
-/* The charts of a report: which columns of which runs are drawn how. */
+/* The charts of a report: which columns of which runs are drawn, and how. */
 #pragma once
 
 #include "tools/report/chart.h"
@@ -14,7 +14,7 @@ struct pd_figures {
     struct pd_lane lanes[PD_REPORT_RUNS_MAX];
     double lanes_end; /* seconds */
 
-    /* What the charts borrow, owned. */
+    /* Arrays that the charts borrow, owned. */
     struct pd_chart_mark *marks;
     uint64_t mark_count;
     void **arrays;
@@ -22,9 +22,9 @@ struct pd_figures {
     char (*labels)[112];
 };
 
-/* Charts without data are left out. The histories are borrowed. */
+/* Leaves out charts without data. The histories are borrowed. */
 PD_MUST_USE pd_status pd_figures_make(const struct pd_history *histories, uint32_t count, struct pd_figures *ret_figures,
                                       struct pd_error *err);
 void pd_figures_deinit(struct pd_figures *figures);
-/* "2 ranks, dp 2": what distinguishes the layouts of starts. */
+/* "2 ranks, dp 2": short text for the layout of a start. */
 void pd_figures_layout(const struct pd_history_start *start, char *ret_text, size_t room);

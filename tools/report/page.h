@@ -1,4 +1,4 @@
-/* A report of runs: one HTML file without scripts or anything from elsewhere, or JSON. */
+/* Writes a report of runs: one HTML file without scripts or external resources, or JSON. */
 #pragma once
 
 #include "ckpt/base/words.h"
@@ -15,8 +15,8 @@ struct pd_report_run {
     struct pd_history_life life;
     struct pd_report_checkpoint *checkpoints; /* (checkpoint_count), newest first, tier by tier; owned */
     uint64_t checkpoint_count;
-    char store_note[512]; /* why the store could not be looked at; "": it could */
-    char *config;         /* config.yaml, owned; NULL: there is none */
+    char store_note[512]; /* why the store could not be read; "": it could */
+    char *config;         /* config.yaml, owned; NULL: none */
 };
 
 struct pd_report_difference {
@@ -28,7 +28,7 @@ struct pd_report_data {
     uint32_t count;
     struct pd_report_run *runs; /* (count) */
     uint32_t difference_count;
-    const struct pd_report_difference *differences; /* of configurations, where there are several runs */
+    const struct pd_report_difference *differences; /* between configurations, if there are several runs */
 };
 
 PD_MUST_USE pd_status pd_page_write(const struct pd_report_data *report, const char *path, struct pd_error *err);
@@ -36,7 +36,7 @@ void pd_report_json(const struct pd_report_data *report, struct pd_json_writer *
 
 /* ---- parts ---- */
 
-/* A run in a few rows: a name, a number and what belongs to it. For the top of a page and the screen of watch. */
+/* A run in a few rows: a name, a number and details. For the top of a page and the screen of watch. */
 #define PD_SUMMARY_ROWS 6u
 struct pd_summary {
     uint32_t count;
@@ -46,7 +46,7 @@ struct pd_summary {
 };
 void pd_summary_make(const struct pd_history *history, const struct pd_history_life *life, struct pd_summary *ret_summary);
 
-/* tables.c: what is not drawn. */
+/* tables.c: everything but charts. */
 void pd_tables_summary(FILE *out, const struct pd_report_data *report);
 void pd_tables_rest(FILE *out, const struct pd_report_data *report);
 /* "60 lines could not be read" */

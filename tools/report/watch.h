@@ -1,4 +1,4 @@
-/* perdure watch: a run as its files say it now, on a terminal's screen or as lines. */
+/* perdure watch: shows the current state of a run from its files, as a screen or as lines. */
 #pragma once
 
 #include "tools/report/history.h"
@@ -16,23 +16,23 @@ enum pd_watch_state {
     PD_WATCH_STATES
 };
 
-/* What is looked at, at one moment. */
+/* A snapshot of the run. */
 struct pd_watch {
     struct pd_history history;
-    uint64_t steps; /* run.steps; 0: not known */
-    double step;    /* the newest; NaN: none */
+    uint64_t steps; /* run.steps; 0: unknown */
+    double step;    /* newest; NaN: none */
     double now;
     enum pd_watch_state state;
-    bool is_here; /* the launcher's host, where processes of ranks can be looked at */
+    bool is_here; /* this is the launcher's host, so processes of ranks can be examined */
 
-    struct stat directory, config; /* run.dir when it was opened, config.yaml when it was read */
+    struct stat directory, config; /* run.dir when opened, config.yaml when read */
 };
 
 PD_MUST_USE pd_status pd_watch_open(const char *dir, struct pd_watch *ret_watch, struct pd_error *err);
 PD_MUST_USE pd_status pd_watch_look(struct pd_watch *watch, struct pd_error *err);
 void pd_watch_close(struct pd_watch *watch);
 
-/* The screen: at most `rows` lines of at most `columns` characters, each behind an escape that clears its line.  malloc'ed */
+/* Renders at most `rows` lines of at most `columns` characters, each after an escape that clears its line. malloc'ed */
 PD_MUST_USE pd_status pd_watch_screen(const struct pd_watch *watch, unsigned columns, unsigned rows, char **ret_text,
                                       struct pd_error *err);
 /* "training", "training; rank 1 is stopped".   ret_text (room) */
@@ -40,5 +40,5 @@ void pd_watch_state(const struct pd_watch *watch, char *ret_text, size_t room);
 /* One line: "step 60/120 loss 5.0874 ... 2 ranks, dp 2, training".   ret_text (room) */
 void pd_watch_line(const struct pd_watch *watch, char *ret_text, size_t room);
 void pd_watch_json(const struct pd_watch *watch, struct pd_json_writer *writer); /* the same, as an object */
-/* What happened to start `number`, of the events `first` and later, a line each, on `out`. Returns how many there are now. */
+/* Prints the run's events from index `first` on, a line each. Returns their number so far. */
 uint64_t pd_watch_events(const struct pd_watch *watch, uint64_t first, FILE *out);
