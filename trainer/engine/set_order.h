@@ -9,11 +9,11 @@ struct pd_set_order {
     uint32_t count;
 };
 
-/* Units of the model that an action runs on its chunk: set u is what unit u reads. learns: the head runs with the backward,
- * where its gradients are made with the loss. */
+/* The model units that an action runs on its chunk; unit u reads set u. learns: the head runs with the backward, which
+ * computes its gradients with the loss. */
 struct pd_range pd_action_units(const struct pd_action *action, const struct pd_stage *chunk, bool learns);
 
-/* chunks: of this rank; learns: with backward. */
+/* chunks: of this rank. learns: with backward. */
 PD_MUST_USE pd_status pd_set_order_new(const struct pd_schedule *schedule, const struct pd_stage *chunks, bool learns,
                                        struct pd_set_order *ret_order, struct pd_error *err);
 void pd_set_order_deinit(struct pd_set_order *order);

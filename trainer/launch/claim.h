@@ -1,13 +1,13 @@
-/* One launch owns a run: from pd_launch_claim until its process ends nobody else trains in the same run.dir, whatever
- * their directories of checkpoints are. The claim is a lock on the directory itself, so nothing is left behind, and the
- * kernel gives it up when the process dies, however it dies. */
+/* Locks a run for one launch. From pd_launch_claim until the process ends no other launch trains in the same run.dir, even
+ * with other checkpoint directories. The lock is on the directory itself, so it leaves no file behind, and the kernel
+ * releases it however the process dies. */
 #pragma once
 
 #include "ckpt/base/status.h"
 
-/* Where another launch has the run: says at once whom it waits for, and waits `wait_ms` at most. File systems that lock no
- * directories (NFS) have no such claim: there the claim of each directory of checkpoints (ckpt/store) keeps launches apart.
- *   errors   PD_BUSY: the other launch, by its process; PD_STOPPED: a signal asked to leave meanwhile
+/* If another launch has the run, logs at once which one, and waits at most `wait_ms`. Some file systems (NFS) cannot lock
+ * directories: there only the locks of checkpoint directories (ckpt/store) keep launches apart.
+ *   errors   PD_BUSY: names the other launch's process; PD_STOPPED: a signal asked to leave while waiting
  *   signals  those of hold.h are blocked */
 PD_MUST_USE pd_status pd_launch_claim(const char *run_dir, uint32_t wait_ms, int *ret_claim, struct pd_error *err);
-void pd_launch_claim_drop(int claim); /* below 0: there is none */
+void pd_launch_claim_drop(int claim); /* below 0: does nothing */

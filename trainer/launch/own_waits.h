@@ -1,5 +1,5 @@
-/* A launcher that waits for storage itself (data, checkpoints, run.dir) does nothing else: a thread says so in the log. */
+/* While the launcher itself waits for storage (data, checkpoints, run.dir) it can do nothing else. A thread logs that. */
 #pragma once
 
-/* Once a process, before it has threads. The thread runs as long as the process; if it cannot be made, nothing is logged. */
+/* Call once per process, before it has threads. The thread lives as long as the process; without it nothing is logged. */
 void pd_launch_own_waits_report(void);

@@ -1,4 +1,4 @@
-/* What signals and the hosts ask of a launch. */
+/* Requests to a launch from signals and from its hosts. */
 #pragma once
 
 #include "ckpt/base/log.h"
@@ -8,22 +8,22 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What the user asked for so far; lives as long as the launch. */
+/* The user's requests so far; kept for the whole launch. */
 struct pd_launch_requests {
     int signals;                          /* signalfd */
-    atomic_bool wants_leave, wants_abort; /* these two and `saves`: a thread of the job sets them while a start runs */
+    atomic_bool wants_leave, wants_abort; /* these two and `saves` are set by a thread of the job while a start runs */
     _Atomic uint32_t saves;
     uint32_t interrupts;
-    /* Ranks save and leave for a start with more of them; `has_grown`, called at every tick, says when. NULL: never. */
+    /* Ranks save and leave for a larger start once `has_grown`, called at every tick, returns true. NULL: never. */
     bool wants_regroup;
     bool (*has_grown)(void *context);
-    void (*has_lost)(void *context); /* the first rank of a start is gone without a word; NULL: nobody asks */
-    /* Hosts are gone without a sign; called at every tick. NULL: nobody looks. */
+    void (*has_lost)(void *context); /* called when the first rank of a start disappears; may be NULL */
+    /* Returns whether hosts disappeared; called at every tick. NULL: not checked. */
     bool (*has_silent)(void *context, char *ret_names, size_t bytes);
     void *context;
 };
 
-/* Whoever passes a request on logs it afterwards: the log may lie on storage that does not answer. */
+/* A request that was forwarded; logged afterwards, because the log's storage may hang. */
 struct pd_launch_heard {
     enum pd_log_level level;
     char text[80]; /* "": nothing new */
@@ -31,5 +31,5 @@ struct pd_launch_heard {
 struct pd_launch_heard pd_launch_requests_hear(struct pd_launch_requests *requests, int number);
 void pd_launch_heard_log(const struct pd_launch_heard *heard);
 
-/* Reads signals that arrived, waiting for one up to `timeout_ms`, and logs what they ask. */
+/* Reads pending signals, waiting up to `timeout_ms` for one, and logs their requests. */
 void pd_launch_requests_poll(struct pd_launch_requests *requests, int timeout_ms);

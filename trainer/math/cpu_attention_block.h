@@ -1,11 +1,11 @@
-/* What forward and backward attention share: blocks of 64 positions of one head, brought to fp32 once, and who sees whom.
+/* Shared by forward and backward attention: fp32 blocks of 64 positions of one head, and which queries see which keys.
  *
- *   "rows"  a block as (64, D'), D' = D rounded up to 16, zeros in the padding
+ *   "rows"  a block as (64, D'), D' = D rounded up to 16, zero-padded
  *   "lanes" a block transposed to (D, 64): positions are vector lanes; zeros beyond the sequence
  *
- * Blocks are counted from where a part of the sequence begins, separately for queries and keys; a whole sequence is one
- * part. Block 64 is part of the forward bits (the running maximum advances by blocks of keys); backward does not depend on
- * it. */
+ * Blocks are counted from the start of a part of the sequence, separately for queries and keys; a whole sequence is one
+ * part. The block size 64 affects the forward bits (the running maximum advances by blocks of keys), not the backward bits.
+ */
 #pragma once
 
 #include "trainer/math/cpu_attention_product.h"
@@ -17,7 +17,7 @@
 #define BLOCK 64u
 #define D_MAX PD_CPU_HEAD_SIZE_MAX
 
-/* Rows of one sequence in an array: positions [start, start + length) lie in rows `row` and after. */
+/* Rows of one sequence in an array: positions [start, start + length) are in rows from `row` on. */
 struct span {
     uint64_t row;
     uint32_t start, length, blocks;
@@ -45,7 +45,7 @@ V16_INLINE uint32_t block_last(const struct span *s, uint32_t b)
     return block_start(s, b) + block_count(s, b) - 1;
 }
 
-/* The block that holds `position`; 0 for what comes before the span, `blocks` for what comes after it. */
+/* The block that holds `position`; 0 if it is before the span, `blocks` if after. */
 V16_INLINE uint32_t block_holding(const struct span *s, uint32_t position)
 {
     if (position <= s->start) return 0;
@@ -108,13 +108,13 @@ V16_INLINE uint64_t row_at(const struct head *h, uint32_t qb)
     return ((uint64_t)h->sequence * h->a->heads + h->index) * h->a->length + (uint64_t)qb * BLOCK;
 }
 
-/* Of query `r` of this call's span. */
+/* First key visible to query `r` of this call's span. */
 V16_INLINE uint32_t first_visible(const struct head *h, uint32_t r)
 {
     return h->a->first ? (uint32_t)h->a->first[h->queries.row + r] : 0;
 }
 
-/* Blocks of keys that some query of block qb sees, [begin, end): `first` ascends. */
+/* Key blocks that some query of block qb sees, [begin, end); `first` ascends. */
 V16_INLINE uint32_t keys_begin(const struct head *h, uint32_t qb)
 {
     return block_holding(&h->keys, first_visible(h, qb * BLOCK));
@@ -128,7 +128,7 @@ V16_INLINE uint32_t keys_end(const struct head *h, uint32_t qb)
     return b < h->keys.blocks ? b + 1 : b;
 }
 
-/* Whether some query of block qb does not see some key of block kb. */
+/* Whether some query of block qb cannot see some key of block kb. */
 V16_INLINE bool block_is_cut(const struct head *h, uint32_t qb, uint32_t kb)
 {
     if (block_last(&h->keys, kb) > block_start(&h->queries, qb)) return true;

@@ -1,4 +1,4 @@
-/* The small matrix product that attention is made of: every element is one chain of fused multiply-adds in ascending k. */
+/* The small matrix product used by attention: every element is one chain of fused multiply-adds in ascending k. */
 #pragma once
 
 #include "trainer/math/simd.h"
@@ -15,7 +15,7 @@ struct product {
     bool add;
 };
 
-/* As many rows as there are registers for sums. Plain C has none to offer, and a fused multiply-add may be a call there. */
+/* As many rows as fit in registers. In plain C a fused multiply-add may be a function call, so it uses few. */
 #if PD_ISA_LEVEL == 2
 #define TILE_ROWS 12u
 #elif PD_ISA_LEVEL == 1

@@ -1,12 +1,12 @@
-/* Sums of dK and dV over query heads as a binary tree over keyed places, whatever places there are.
+/* Sums dK and dV over query heads in a binary tree with keyed places; not every place need have a term.
  *
- * A term is (place of its chunk, query head inside the chunk); the pair read as one number is a micro-batch of one aligned
- * binary tree, whose lower half orders heads inside a chunk and whose upper half orders chunks. A node with one child is
- * that child. So a rank that holds an aligned run of chunks holds a node of the tree, and adds exactly what one rank alone
- * would add.
+ * A term's key is (place of its chunk, query head inside the chunk), read as one number: a leaf of one aligned binary tree.
+ * The lower half of the tree orders heads inside a chunk, the upper half orders chunks. A node with one child is that child.
+ * So a rank that holds an aligned run of chunks holds a node of the tree, and does exactly the additions that one rank alone
+ * would do.
  *
- *   invariant  of neighbours in the stack, the pair below meets higher up in the tree than the pair above, so a
- *              stack is as deep as the tree (tree_levels) */
+ *   invariant  of neighbours in the stack, the lower pair meets higher up in the tree than the upper pair, so the stack is
+ *              as deep as the tree (tree_levels) */
 #pragma once
 
 #include "trainer/math/cpu_attention_block.h"
@@ -17,7 +17,7 @@ _Static_assert(PD_CPU_HEAD_GROUP_MAX <= 1u << (LEVELS_MAX - 2), "a tree fits its
 struct tree {
     float *entries;
     uint64_t entry;           /* floats, a multiple of 16: dK then dV */
-    uint64_t key[LEVELS_MAX]; /* some micro-batch of each entry */
+    uint64_t key[LEVELS_MAX]; /* some leaf of each entry */
     uint32_t depth;
 };
 
@@ -29,7 +29,7 @@ static inline void tree_merge_top(struct tree *t)
     t->depth--;
 }
 
-/* A new term, zeroed. Keys ascend; what no later key can come between is added up first. */
+/* Pushes a new zeroed term. Keys must ascend. First adds up all entries that no later key can come between. */
 static inline float *tree_push(struct tree *t, uint64_t key)
 {
     while (t->depth > 1 && (t->key[t->depth - 2] ^ t->key[t->depth - 1]) < (t->key[t->depth - 1] ^ key))
@@ -41,7 +41,7 @@ static inline float *tree_push(struct tree *t, uint64_t key)
     return entry;
 }
 
-/* Everything, in `entries`. */
+/* Adds up everything; the result is in `entries`. */
 static inline void tree_finish(struct tree *t)
 {
     while (t->depth > 1)
@@ -56,8 +56,7 @@ V16_INLINE uint64_t tree_key(const struct pd_attention *a, uint32_t kv, uint32_t
     return (uint64_t)place << 32 | (index - first);
 }
 
-/* Entries that any key-value head needs: floor(log2(heads)) + 1, and one more where its heads lie across a border of
- * chunks. */
+/* Most entries that a key-value head needs: floor(log2(heads)) + 1, and one more if its heads cross a chunk border. */
 static inline uint32_t tree_levels(const struct pd_attention *a)
 {
     uint32_t levels = a->head_chunk < a->heads ? 1 : 0;

@@ -1,4 +1,4 @@
-/* The slots of one instruction set, for the files that are compiled once for each. */
+/* The slots of one instruction set, for files that are compiled once per instruction set. */
 #pragma once
 
 #include "trainer/math/math_cpu.h"

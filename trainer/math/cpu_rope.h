@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-/* Of one position; whole vectors may be loaded behind the last. */
+/* cos and sin of one position; readable up to a whole vector past the end. */
 struct pd_cpu_turn {
     float cosines[PD_CPU_HEAD_SIZE_MAX / 2 + 16], sines[PD_CPU_HEAD_SIZE_MAX / 2 + 16];
 };
@@ -30,7 +30,7 @@ V16_INLINE void pd_cpu_turn_put(enum pd_dtype dtype, const struct pd_cpu_turn *t
     v16_put_part(dtype, to, at + half + i, w, v16_fma(a, s, v16_mul(b, c)));
 }
 
-/* The head at element `at` of `from`, which may be `to`. */
+/* Rotates the head at element `at` of `from`, which may be `to`. */
 V16_INLINE void pd_cpu_turn_head(enum pd_dtype dtype, const struct pd_cpu_turn *turn, const void *from, void *to,
                                  uint64_t at, uint64_t half)
 {

@@ -1,16 +1,16 @@
-/* Numbers of eight bits, by integers alone but for one exact addition, so that C, every instruction set and a GPU give the
- * same bits (Micikevicius et al. 2022, "FP8 formats for deep learning").
+/* 8-bit floating point, computed with integers except for one exact addition, so that C, every instruction set and a GPU
+ * give the same bits (Micikevicius et al. 2022, "FP8 formats for deep learning").
  *
  *             exponent  mantissa  largest  smallest  infinity  NaN
  *   E4M3      4         3         448      2^-9      none      0x7f, 0xff
  *   E5M2      5         2         57344    2^-16     0x7c      0x7d to 0x7f
  *
- * Finite numbers round to nearest even and stop at the largest; what is not finite stays that: infinity becomes NaN where
- * the format has none.
+ * Finite numbers round to nearest even and saturate at the largest. Infinity and NaN stay; infinity becomes NaN in a format
+ * without it.
  *
- * A scale is a power of two. Then scaling rounds nothing, a code times its scale is a bf16 number, a product of codes is
- * scaled afterwards without an error, and the grid does not move when the largest element does a little. An exact
- * 448 / largest would put at most one more binade to use at the small end. */
+ * A scale is a power of two. So scaling does not round, a code times its scale is a bf16 number, products of codes can be
+ * scaled afterwards without error, and the grid stays when the largest element changes a little. An exact 448 / largest
+ * would gain at most one binade at the small end. */
 #pragma once
 
 #include <stdint.h>
@@ -67,8 +67,8 @@ PD_FP8_INLINE float pd_f32_of_fp8(enum pd_fp8 format, uint8_t code)
     return pd_fp8_float(sign | bits);
 }
 
-/* What codes are multiplied by, from the bits of the largest absolute value. Not below 2^-63, so that the product of two
- * scales is a normal number; 1 where there is nothing, or nothing finite, to scale. */
+/* The factor of codes, from the bits of the largest absolute value. At least 2^-63, so that the product of two scales is a
+ * normal number; 1 if nothing, or nothing finite, is to be scaled. */
 PD_FP8_INLINE float pd_fp8_scale_of(enum pd_fp8 format, uint32_t largest)
 {
     const int most = format == PD_FP8_E4M3 ? 8 : 15; /* 448 = 1.75 * 2^8, 57344 = 1.75 * 2^15 */

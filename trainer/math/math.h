@@ -1,19 +1,18 @@
-/* The operations of a training step, behind one constant table, so that CPU and CUDA stand side by side.
+/* The operations of a training step, behind one constant table with a CPU and a CUDA version.
  *
- * Words: R rows = tokens of a micro-batch (sequences * T); C hidden size; V vocabulary; H query heads, K key-value heads, D
- * head size. "act" is the activation dtype (PD_F32, PD_BF16, PD_F16): what may be saved, sent or recomputed is rounded to
- * it, once, to nearest even, before anyone reads it. Arithmetic inside an operation is fp32.
+ * Letters: R rows = tokens of a micro-batch (sequences * T); C hidden size; V vocabulary; H query heads, K key-value heads,
+ * D head size. "act" is the activation dtype (PD_F32, PD_BF16, PD_F16): everything that may be saved, sent or recomputed is
+ * rounded to it once, to nearest even, before it is read. Arithmetic inside an operation is fp32.
  *
  * Bits (numerics invariant). Every GEMM element is one chain of fused multiply-adds in ascending k, fp32, from 0 (or from
- * the old C when accumulating); bias and residual are added after it; one rounding at the end. Sums over the last dimension
- * use 16 virtual lanes (lane l adds elements l, l+16, ... in order; the lanes are then added as a binary tree: 0+8, 1+9,
- * ..., then +4, +2, +1). Sums over rows add in ascending row order. Results depend on operands and sizes alone: not on
- * threads, M, N, leading dimensions or instruction set. Numerics fast lets a vendor library do the GEMM.
+ * the old C when accumulating); then bias and residual are added; then one rounding. Sums over the last dimension use 16
+ * virtual lanes (lane l adds elements l, l+16, ... in order; then the lanes are added as a binary tree: 0+8, 1+9, ..., then
+ * +4, +2, +1). Sums over rows add in ascending row order. Results depend only on operands and sizes: not on threads, M, N,
+ * leading dimensions or instruction set. Numerics fast lets a vendor library do the GEMM.
  *
- *   ownership  all pointers are borrowed; they are device memory of the table's device, but pd_finish.parts, an array of the
- *              host
- *   order      operations happen in the order of calls. A GPU's have only been queued when a call returns, and what it read
- *              must stay until pd_math_sync
+ *   ownership  all pointers are borrowed and in memory of the table's device, except pd_finish.parts, a host array
+ *   order      operations run in the order of calls. A GPU call only queues its operation: keep its operands until
+ *              pd_math_sync
  *   errors     pd_status of the device; wrong sizes are PD_CHECK failures (our bug)
  *   threads    one caller per pd_math
  */
@@ -37,7 +36,7 @@ struct pd_math_ops {
     pd_status (*name)(struct pd_math * math, PD_MATH_OPERANDS operands, struct pd_error * err);
     PD_MATH_ALL(PD_MATH_SLOT)
 #undef PD_MATH_SLOT
-    /* Returns when everything before it has happened; copies to the host may be read then, copies from it written. */
+    /* Waits for all operations so far. Afterwards host copies may be read, and sources of copies overwritten. */
     pd_status (*sync)(struct pd_math *math, struct pd_error *err);
     void (*free)(struct pd_math *math);
 };
@@ -49,14 +48,14 @@ struct pd_math {
     struct pd_thread_pool *pool; /* borrowed */
 };
 
-/* CPU backend. `pool` is borrowed. Workspaces come from `arena` (PD_MEMORY_BUFFERS), the same bytes for any isa; the dry
- * arena only counts, and then *ret_math is NULL. isa AUTO: what PERDURE_ISA says, else the best that this machine has.
- *   errors  PD_UNSUPPORTED: the isa is not on this machine */
+/* CPU backend. Borrows `pool`. Workspaces come from `arena` (PD_MEMORY_BUFFERS), equally large for every isa; a dry arena
+ * only counts, and *ret_math is NULL. isa AUTO: PERDURE_ISA, else the best of this machine.
+ *   errors  PD_UNSUPPORTED: this machine lacks the isa */
 PD_MUST_USE pd_status pd_math_cpu_new(struct pd_thread_pool *pool, unsigned thread_count, enum pd_isa isa,
                                       struct pd_arena *arena, struct pd_math **ret_math, struct pd_error *err);
 void pd_math_free(struct pd_math *math);
 
-/* One checked wrapper a slot: pd_norm_forward(math, norm, err) and so on. */
+/* One checked wrapper per slot: pd_norm_forward(math, norm, err) etc. */
 #define PD_MATH_WRAPPER(name, operands, ...) \
     PD_MUST_USE pd_status pd_##name(struct pd_math *math, PD_MATH_OPERANDS operands, struct pd_error *err);
 PD_MATH_WORKSPACE(PD_MATH_WRAPPER)

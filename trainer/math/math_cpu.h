@@ -1,11 +1,11 @@
-/* The CPU backend from inside: what the slots of all instruction sets share.
+/* Internals of the CPU backend that the slots of all instruction sets share.
  *
- *   workspace  a piece of PD_CPU_WORKSPACE_BYTES for each thread of the pool. A body of pd_parallel takes the piece of the
- *              index that it was started with, so at most `threads` bodies may need one
- *   threads    arithmetic happens in bodies of pd_parallel alone, which sets flush-to-zero in its threads */
+ *   workspace  one piece of PD_CPU_WORKSPACE_BYTES per thread. A body of pd_parallel uses the piece of its start index, so
+ *              at most `threads` bodies may need one
+ *   threads    arithmetic runs only in bodies of pd_parallel, whose threads flush denormals to zero */
 #pragma once
 
-/* Slots of a CPU do not fail, and many need no table. */
+/* CPU slots cannot fail, and many do not use the table. */
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 
 #include "trainer/math/math.h"
@@ -17,10 +17,10 @@
 #define PD_CPU_HEAD_GROUP_MAX 64u /* query heads of one key-value head */
 
 struct pd_math_cpu {
-    struct pd_math base;      /* first: a struct pd_math of this backend is one of these */
+    struct pd_math base;      /* must be first: the table casts to this */
     unsigned threads;         /* at least 1 */
-    unsigned char *workspace; /* (threads, PD_CPU_WORKSPACE_BYTES), the arena's */
-    void *gemm_workspace;     /* what the product of this mode asks for, the arena's */
+    unsigned char *workspace; /* (threads, PD_CPU_WORKSPACE_BYTES), from the arena */
+    void *gemm_workspace;     /* for this mode's GEMM, from the arena */
 };
 
 static inline struct pd_math_cpu *pd_math_cpu_of(struct pd_math *math)
@@ -28,7 +28,7 @@ static inline struct pd_math_cpu *pd_math_cpu_of(struct pd_math *math)
     return (struct pd_math_cpu *)math;
 }
 
-/* body(operands, i) for i below count, on the table's threads. Bodies leave operands alone but for what they own of a job. */
+/* Runs body(operands, i) for i below count on the table's threads. Bodies may write only their own part of a job. */
 static inline pd_status pd_cpu_run(struct pd_math *math, uint64_t count, void (*body)(void *, uint64_t),
                                    const void *operands)
 {
@@ -36,7 +36,7 @@ static inline pd_status pd_cpu_run(struct pd_math *math, uint64_t count, void (*
     return PD_OK;
 }
 
-/* Items of work of different sizes, given out in order to `threads` bodies that each own a workspace. */
+/* Work items of different sizes, handed out in order to `threads` bodies, each with its own workspace. */
 struct pd_cpu_queue {
     _Atomic uint64_t next;
     uint64_t count;

@@ -1,11 +1,11 @@
-/* The operations of a training step, each once: X(name, (operands), their names). The slots of a table, their wrappers, and
- * what the backends declare and define are made of these lists. Words and rules of arithmetic: trainer/math/math.h. */
+/* Lists the operations of a training step: X(name, (operands), their names). The slots of a table, their wrappers, and the
+ * declarations of the backends are generated from these lists. For letters and arithmetic see trainer/math/math.h. */
 #pragma once
 
 /* clang-format off */
-#define PD_MATH_OPERANDS(...) __VA_ARGS__ /* takes the parentheses away */
+#define PD_MATH_OPERANDS(...) __VA_ARGS__ /* removes the parentheses */
 
-/* A CPU has one of each for every instruction set. A GPU's launchers of these take a workspace, too. */
+/* A CPU has one of each per instruction set. GPU launchers of these also take a workspace. */
 #define PD_MATH_WORKSPACE(X) \
     X(norm_backward, (const struct pd_norm *norm), norm) \
     X(attention_forward, (const struct pd_attention *attention), attention) \
@@ -13,13 +13,13 @@
     X(attention_backward_queries, (const struct pd_attention *attention), attention) /* of parts; see struct pd_attention */ \
     X(attention_backward_keys, (const struct pd_attention *attention), attention)
 
-/* A CPU has one of each for every instruction set, a GPU a launcher (cuda/kernels.h). */
+/* A CPU has one of each per instruction set; a GPU has a launcher (cuda/kernels.h). */
 #define PD_MATH_KERNELS(X) \
-    X(norm_forward, (const struct pd_norm *norm), norm) /* RMS norm, or with a mean layer norm; of heads RoPE, too */ \
+    X(norm_forward, (const struct pd_norm *norm), norm) /* RMS norm, or layer norm with a mean; for heads RoPE too */ \
     X(rope, (const struct pd_rope *rope), rope) \
     X(attention_delta, (const struct pd_attention *attention), attention) /* of parts; see struct pd_attention */ \
     X(finish, (const struct pd_finish *finish), finish) \
-    /* gate_up (R, 2F): gate then up; out (R,F) = silu(gate) * up. Backward writes dgate_up (R, 2F), which may be gate_up. */ \
+    /* gate_up (R, 2F): gate, up; out (R,F) = silu(gate) * up. Backward writes dgate_up (R, 2F), which may be gate_up. */ \
     X(swiglu_forward, (uint64_t rows, uint64_t columns, enum pd_dtype dtype, const void *gate_up, void *out), \
       rows, columns, dtype, gate_up, out) \
     X(swiglu_backward, (uint64_t rows, uint64_t columns, enum pd_dtype dtype, const void *gate_up, const void *dout, \
@@ -34,37 +34,37 @@
     X(logits_sum, (const struct pd_cross_entropy *loss), loss) \
     X(logits_join, (const struct pd_logits_join *join), join) \
     X(logits_part, (const struct pd_cross_entropy *loss), loss) \
-    /* sum (rows), of exponentials relative to part_max (rows), to max (rows) */ \
+    /* converts sum (rows) of exponentials relative to part_max (rows) to max (rows) */ \
     X(logits_rescale, (uint64_t rows, const float *part_max, const float *max, float *sum), rows, part_max, max, sum) \
     X(cross_entropy, (const struct pd_cross_entropy *loss), loss) \
-    /* out (n) fp32 = sum over rows of x (rows, n), rows ld apart, ascending: the gradient of a bias */ \
+    /* out (n) fp32 = sum over rows of x (rows, n), rows ld apart, ascending: gradient of a bias */ \
     X(column_sum, (uint64_t rows, uint64_t n, uint64_t ld, enum pd_dtype dtype, const void *x, float *out), \
       rows, n, ld, dtype, x, out) \
-    /* sum (n) += more, fp32: gradients of one micro-batch after the other */ \
+    /* sum (n) += more, fp32: adds gradients of micro-batches */ \
     X(add, (uint64_t n, float *sum, const float *more), n, sum, more) \
     X(cast, (uint64_t n, enum pd_dtype dst_dtype, void *dst, enum pd_dtype src_dtype, const void *src), \
       n, dst_dtype, dst, src_dtype, src) \
-    /* dst = src, in rows of so many bytes that begin ld_dst and ld_src bytes apart. Overlap is not allowed. */ \
+    /* dst = src, rows of `bytes` that start ld_dst and ld_src bytes apart. No overlap. */ \
     X(copy_rows, (uint64_t rows, uint64_t bytes, void *dst, uint64_t ld_dst, const void *src, uint64_t ld_src), \
       rows, bytes, dst, ld_dst, src, ld_src) \
     X(quantize, (const struct pd_quantize *quantize), quantize) \
     X(terms, (const struct pd_terms *terms), terms) /* gradients to integers, or integers added: terms.h */ \
-    X(term_sums, (const struct pd_term_sums *sums), sums) /* and their sums to fp32 */ \
+    X(term_sums, (const struct pd_term_sums *sums), sums) /* and sums of terms to fp32 */ \
     /* sums (rows) fp64 = sum over columns of x^2, in fp64, 16 lanes; x (rows, columns) fp32 dense */ \
     X(row_squares, (uint64_t rows, uint64_t columns, const float *x, double *sums), rows, columns, x, sums)
 
-/* A CPU has one of each for all instruction sets, a GPU a launcher. */
+/* A CPU has one for all instruction sets; a GPU has a launcher. */
 #define PD_MATH_PLAIN(X) \
     /* *sum += terms (n), exactly: as integers, so in any order (superaccumulator.h). A GPU does not normalise. */ \
     X(superaccumulate, (uint64_t n, const double *terms, struct pd_superaccumulator *sum), n, terms, sum) \
-    /* Likewise of fp32 terms */ \
+    /* The same for fp32 terms */ \
     X(superaccumulate_floats, (uint64_t n, const float *terms, struct pd_superaccumulator *sum), n, terms, sum) \
-    /* AdamW over one range; step and range themselves are host memory */ \
+    /* AdamW over one range; the structs step and range are in host memory */ \
     X(adam, (const struct pd_adam_step *step, const struct pd_update_range *range), step, range) \
-    /* dst = src, in the order of operations: memory of the device or of the host on either side. Overlap is not allowed. */ \
+    /* dst = src, ordered with the operations: each side in device or host memory. No overlap. */ \
     X(copy, (void *dst, const void *src, uint64_t bytes), dst, src, bytes)
 
-/* A CPU has one of each for all instruction sets; a GPU does without a launcher. */
+/* A CPU has one for all instruction sets; a GPU needs no launcher. */
 #define PD_MATH_OTHERS(X) \
     X(gemm, (const struct pd_gemm *gemm), gemm) \
     /* Sets the mark behind everything that was called so far; reach returns when all of that has happened, without waiting \

@@ -1,8 +1,8 @@
-/* Sixteen fp32 lanes on whatever the machine has: one AVX-512 register, two of AVX2, or plain C. Kernels are written once
- * over this layer and compiled once for each instruction set; PD_ISA_NAME says which (portable, avx2, avx512).
+/* Sixteen fp32 lanes: one AVX-512 register, two of AVX2, or plain C. Kernels are written once over this layer and compiled
+ * once per instruction set, named by PD_ISA_NAME (portable, avx2, avx512).
  *
- *   invariant  an operation gives the same bits in all three, but for the payloads of NaN; a fused multiply-add happens
- *              where v16_fma is written and nowhere else */
+ *   invariant  every operation gives the same bits in all three, except NaN payloads; only v16_fma is a fused multiply-add
+ */
 #pragma once
 
 #include "ckpt/base/cpu.h"
@@ -10,7 +10,7 @@
 #include "ckpt/base/status.h"
 #include "ckpt/tensor/tensor.h"
 
-/* Registers want everything inlined; plain C gains nothing from it and takes a compiler minutes. */
+/* Vector code needs everything inlined. Plain C gains nothing from it, and compiling would take minutes. */
 #if PD_ISA_LEVEL == 0
 #define V16_INLINE static inline __attribute__((unused))
 #else
@@ -20,7 +20,7 @@
 
 #include "trainer/math/simd_vec.h"
 
-/* Sixteen lanes: one vec, or two. V16(a, b) is made of what belongs to the first and to the second. */
+/* Sixteen lanes: one vec, or two. V16(a, b) builds them from expressions for the first and the second. */
 typedef struct v16 {
     vec lo;
 #if VEC_LANES == 8
@@ -48,7 +48,7 @@ V16_BINARY(v16_add, V16_ADD)
 V16_BINARY(v16_sub, V16_SUB)
 V16_BINARY(v16_mul, V16_MUL)
 V16_BINARY(v16_div, V16_DIV)
-/* The second operand where either is NaN. */
+/* Returns the second operand if either is NaN. */
 V16_BINARY(v16_max, vec_max)
 V16_BINARY(v16_min, vec_min)
 V16_INLINE v16 v16_set1(float x)
@@ -87,7 +87,7 @@ V16_INLINE v16 v16_split_exponent(v16 x, v16 *ret_exponent)
 {
     return V16(vec_split_exponent(x.lo, &ret_exponent->lo), vec_split_exponent(x.hi, &ret_exponent->hi));
 }
-/* The sum of the lanes: 0+8, 1+9, ..., then +4, +2, +1; and the largest. */
+/* The sum of the lanes: 0+8, 1+9, ..., then +4, +2, +1; and the maximum. */
 #if PD_ISA_LEVEL > 0
 #if VEC_LANES == 8
 #define V16_UPPER(x) x.hi
@@ -163,7 +163,7 @@ V16_INLINE void v16_put(enum pd_dtype dtype, void *data, uint64_t index, v16 x)
         v16_store_f16((uint16_t *)data + index, x);
 }
 
-/* The first `count` (1 to 16) lanes; the others are 0 and not touched in memory. count 16 as a constant costs nothing. */
+/* The first `count` (1 to 16) lanes; others are 0 and not accessed in memory. A constant count of 16 costs nothing. */
 V16_INLINE v16 v16_get_part(enum pd_dtype dtype, const void *data, uint64_t index, unsigned count)
 {
     if (count == 16) return v16_get(dtype, data, index);
@@ -192,7 +192,7 @@ V16_INLINE void v16_put_part(enum pd_dtype dtype, void *data, uint64_t index, un
     }
 }
 
-/* Where the dtype is not worth a loop of its own. */
+/* For uses too rare for a loop per dtype. */
 V16_INLINE v16 v16_get_any(enum pd_dtype dtype, const void *data, uint64_t index, unsigned count)
 {
     if (dtype == PD_F32) return v16_get_part(PD_F32, data, index, count);
@@ -200,8 +200,8 @@ V16_INLINE v16 v16_get_any(enum pd_dtype dtype, const void *data, uint64_t index
     return v16_get_part(PD_F16, data, index, count);
 }
 
-/* for (each group of up to 16 elements of [0, n)) statement, with `i` the first element and `w` the width; the full groups
- * see w as the constant 16, so that a body of always_inline functions compiles to straight vector code. */
+/* for (each group of up to 16 elements of [0, n)) statement, with `i` the first element and `w` the width. Full groups get
+ * the constant 16 as w, so that always_inline bodies compile to straight vector code. */
 #define V16_FOR(i, w, n, statement)               \
     do {                                          \
         uint64_t i = 0;                           \

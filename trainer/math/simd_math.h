@@ -1,5 +1,5 @@
-/* exp, log and the logistic function, fp32, 16 lanes, equal bits on every instruction set. Errors against fp64 are tested
- * over the whole range by tests/unit/math/test_functions.c. */
+/* exp, log and the logistic function, fp32, 16 lanes, with equal bits on every instruction set.
+ * tests/unit/math/test_functions.c tests the errors against fp64 over the whole range. */
 #pragma once
 
 #include "trainer/math/simd.h"
@@ -10,7 +10,7 @@
 V16_INLINE v16 v16_exp(v16 x)
 {
     const v16 shift = v16_set1(0x1.8p23f);
-    x = v16_min(v16_set1(88.8f), v16_max(v16_set1(-88.03f), x)); /* in this order NaN passes */
+    x = v16_min(v16_set1(88.8f), v16_max(v16_set1(-88.03f), x)); /* this order lets NaN pass */
     v16 magic = v16_fma(x, v16_set1(0x1.715476p0f), shift);
     v16 n = v16_sub(magic, shift);
     v16 r = v16_fma(n, v16_set1(-0x1.62e400p-1f), x); /* ln 2 in two parts: the first product is exact */

@@ -1,5 +1,5 @@
-/* One vector register of floats, `vec`, and what each instruction set calls its operations: AVX-512 F, BW, DQ and VL; AVX2, FMA
- * and F16C; or sixteen lanes that the compiler takes apart. Included by simd.h only, which builds sixteen lanes of it. */
+/* One vector register of floats, `vec`, and its operations on each instruction set: AVX-512 F, BW, DQ and VL; AVX2, FMA and
+ * F16C; or sixteen lanes in plain C. Only simd.h includes this, and builds sixteen lanes from it. */
 #pragma once
 
 #if PD_ISA_LEVEL > 0
@@ -44,7 +44,7 @@ V16_INLINE vec vec_fma(vec a, vec b, vec c)
 {
     VEC_EACH(fmaf(a[l], b[l], c[l]));
 }
-/* The second operand where either is NaN. */
+/* Returns the second operand if either is NaN. */
 V16_INLINE vec vec_max(vec a, vec b)
 {
     VEC_EACH(a[l] > b[l] ? a[l] : b[l]);

@@ -1,11 +1,11 @@
-/* Which kernels a GPU gets, by its compute capability: a row each. A capability that is not listed runs the machine code of the
- * latest listed one before it with its major number, else PTX of 8.0, which the driver compiles: right, and nobody has looked at
- * its speed.
+/* Selects kernels by the GPU's compute capability, one row each. A capability that is not listed runs the machine code of
+ * the latest earlier row with its major number, else PTX of 8.0, which the driver compiles: correct, speed untested.
  *
  *   code       what the build compiles for it (PERDURE_CUDA_ARCHITECTURES): machine code runs on its own capability and on
  *              later ones of the same major number
- *   attention  wgmma needs 9.0 and no other, and a build that has its kernels
- *   shared     bytes of shared memory a block can ask for; kernels but those of 9.0 are held to the least of them */
+ *   attention  wgmma needs exactly 9.0, and a build that has its kernels
+ *   shared     bytes of shared memory a block can request; kernels other than those of 9.0 stay within the least of them
+ */
 #pragma once
 
 #include <stdbool.h>
@@ -28,12 +28,12 @@ struct pd_architecture {
 #define PD_ARCHITECTURES 6u
 extern const struct pd_architecture pd_architectures[PD_ARCHITECTURES];
 
-/* NULL: not listed. */
+/* Returns NULL if it is not listed. */
 const struct pd_architecture *pd_architecture_of(uint32_t capability);
-/* Of heads and types that have tiles of tensor cores; the others are PD_ATTENTION_PLAIN's. */
+/* For heads and types with tensor core tiles; others use PD_ATTENTION_PLAIN. */
 enum pd_attention_kernels pd_attention_kernels_of(uint32_t capability, bool build_has_wgmma);
 
-/* The kernels that attention of these sizes gets on a GPU of this capability (90 for 9.0), for people. attention_launch.cu */
+/* Names the attention kernels for these sizes on a GPU of this capability (90 for 9.0). attention_launch.cu */
 struct pd_attention;
 void pd_cuda_attention_name(const struct pd_attention *sizes, uint32_t capability, char *ret_name, size_t bytes);
 

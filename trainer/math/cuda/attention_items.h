@@ -1,5 +1,5 @@
-/* What blocks of threads of the attention kernels are dealt: tiles of a head of a sequence, in an order that keeps what several
- * of them read in the second-level cache. */
+/* How work is assigned to thread blocks of the attention kernels: tiles of a head of a sequence, in an order that keeps data
+ * shared by several of them in the L2 cache. */
 #pragma once
 
 #include "trainer/math/cuda/attention_place.h"
@@ -9,21 +9,20 @@ struct pd_attention_item {
     uint32_t sequence, head, tile;
 };
 
-/* What tiles of one head read again and again, for as many heads at a time as this, stays in the second-level cache: about
- * half of an H100's, beside what is read once. */
+/* Bytes that the tiles of concurrent heads read repeatedly must fit in the L2 cache: about half of an H100's, beside data
+ * read once. */
 #define PD_ATTENTION_CACHED (24u << 20)
 
-/* Tiles of queries of a query head; tiles of keys that a query head reads; the latter, where the tile before has its turn
- * first. */
+/* Query tiles of a query head; key tiles for a query head; the latter, where the previous tile has its turn first. */
 enum pd_attention_items { PD_ITEMS_OF_QUERIES, PD_ITEMS_OF_KEYS, PD_ITEMS_OF_TURNS };
 
-/* Tiles of keys of heads that are together, at least: three for each multiprocessor of an H100, so that those with long work
- * of the last heads have begun long before the end. */
+/* Least number of key tiles of concurrent heads: three per multiprocessor of an H100, so that the long items of the last
+ * heads begin well before the end. */
 #define PD_ATTENTION_ROUND 396u
 
-/* Of `all` heads, how many have their tiles before those of other heads. Of tiles of queries all those of a key-value head,
- * which read the same, of as many as the cache holds. Tiles of keys of a head go over its queries side by side. Where they have
- * turns all heads are together, so that few tiles of a head begin at once and wait. */
+/* How many of `all` heads have their tiles before those of other heads. Query tiles: those of a key-value head, which read
+ * the same data, for as many as fit the cache. Key tiles of a head go over its queries side by side. With turns: all heads,
+ * so that few tiles of a head begin at once and wait. */
 PD_DEVICE uint64_t pd_attention_together(const struct pd_attention &a, uint64_t all, uint32_t tiles,
                                          enum pd_attention_items of)
 {
@@ -37,8 +36,8 @@ PD_DEVICE uint64_t pd_attention_together(const struct pd_attention &a, uint64_t 
     return rounds > 1 ? (all + rounds - 1) / rounds : all;
 }
 
-/* Of `tiles` tiles a head. Of heads that are together those with long work first: the last tiles of queries see most keys,
- * the first of keys most queries. */
+/* `tiles`: per head. Among concurrent heads, long items come first: the last query tiles see most keys, the first key tiles
+ * most queries. */
 PD_DEVICE pd_attention_item pd_attention_item_of(const struct pd_attention &a, uint64_t item, uint32_t tiles,
                                                  enum pd_attention_items of)
 {
@@ -49,13 +48,13 @@ PD_DEVICE pd_attention_item pd_attention_item_of(const struct pd_attention &a, u
     return {(uint32_t)(which / a.heads), (uint32_t)(which % a.heads), of == PD_ITEMS_OF_QUERIES ? tiles - 1 - tile : tile};
 }
 
-/* What one item is about: `count` keys from `row` of the arrays; a warp has 16 keys from `own`. */
+/* The place of one item: `count` keys from `row` of the arrays; a warp has 16 keys from `own`. */
 struct pd_keys_place {
     uint32_t sequence, kv, head, tile, count, own;
     uint64_t row;
 };
 
-/* Of tiles of `keys` keys. */
+/* keys: per tile. */
 PD_DEVICE pd_keys_place pd_keys_place_of(const struct pd_attention &a, uint64_t i, uint32_t keys, uint32_t own,
                                          enum pd_attention_items of = PD_ITEMS_OF_KEYS)
 {

@@ -1,5 +1,5 @@
-/* What the two passes of attention's backward share. A block of four warps stays at 64 positions of one side, a warp at 16
- * of them, while tiles of 64 of the other side go by, the next on its way while one is used:
+/* Shared by the two backward passes of attention. A block of four warps stays at 64 positions of one side, each warp at 16
+ * of them. Tiles of 64 of the other side pass by; the next one loads while one is used:
  *
  *   queries  stay Q, dO    pass K, V    S = Q K^T     dP = dO V^T     dQ += dS K
  *   keys     stay K, V     pass Q, dO   S^T = K Q^T   dP^T = V dO^T   dK += dS^T Q, dV += P^T dO
@@ -9,7 +9,7 @@
 
 #include "trainer/math/cuda/attention_tile.h"
 
-#define PD_PAIR 64u /* positions of either side */
+#define PD_PAIR 64u /* positions per tile, either side */
 #define PD_PAIR_PIECES (PD_PAIR / 8)
 
 template <int D> struct pd_pair_tiles {
@@ -32,7 +32,7 @@ PD_DEVICE void pd_pair_load(uint16_t (&tiles)[2][PD_PAIR * D], const uint16_t *c
         pd_tile_load<D, PD_PAIR>(tiles[i], src[i] + (uint64_t)tile * PD_PAIR * ld[i], ld[i], count);
 }
 
-/* S and dP of this warp's 16 rows of what stays. */
+/* Computes S and dP for this warp's 16 staying rows. */
 template <enum pd_dtype T, int D>
 PD_DEVICE void pd_pair_products(pd_pair_scores &s, pd_pair_scores &dp, const uint16_t (&stays)[2][PD_PAIR * D],
                                 const uint16_t (&passes)[2][PD_PAIR * D])
@@ -44,7 +44,7 @@ PD_DEVICE void pd_pair_products(pd_pair_scores &s, pd_pair_scores &dp, const uin
     pd_tile_scores<T, D>(dp, stays[1], row, passes[1]);
 }
 
-/* S to P, dP to dS. */
+/* Converts S to P and dP to dS. */
 PD_DEVICE void pd_pair_gradient(float &s, float &dp, float c, float lse2, float delta, bool seen)
 {
     s = seen ? pd_exp2_fast(__fmaf_rn(s, c, -lse2)) : 0.0f;

@@ -1,15 +1,15 @@
-/* What the attention kernels share: the operands with every default filled in, who sees whom, and the tree over query
- * heads. Kernels take `struct pd_attention` by value, resolved.
+/* Shared by the attention kernels: operands with all defaults filled in, which queries see which keys, and the tree over
+ * query heads. Kernels take `struct pd_attention` by value, resolved.
  *
- * A tile is a run of positions of one head, counted from where a part of the sequence begins, separately for queries and
- * keys. Which tiles are left out never shows: a query adds exact zeros for keys that it does not see. */
+ * A tile is a run of positions of one head, counted from the start of a part of the sequence, separately for queries and
+ * keys. Skipping tiles does not change results: a query adds exact zeros for keys it cannot see. */
 #pragma once
 
 #include "trainer/math/cuda/grid.h"
 #include "trainer/math/cuda/kernels.h"
 
 #define PD_ATTENTION_HEAD_MAX 256u
-/* Keys a step of the running maximum: part of the forward bits. */
+/* Keys per step of the running maximum; affects the forward bits. */
 #define PD_ATTENTION_STEP 64u
 
 PD_DEVICE uint32_t pd_attention_count(uint32_t length, uint32_t tile, uint32_t rows)
@@ -18,14 +18,14 @@ PD_DEVICE uint32_t pd_attention_count(uint32_t length, uint32_t tile, uint32_t r
     return left < rows ? left : rows;
 }
 
-/* Of query r of this call, or of the last query where r lies beyond it. */
+/* First visible key of query r of this call, or of the last query if r is beyond it. */
 PD_DEVICE uint32_t pd_attention_first(const struct pd_attention &a, uint32_t sequence, uint32_t r)
 {
     r = r < a.length ? r : a.length - 1;
     return a.first ? (uint32_t)a.first[(uint64_t)sequence * a.length + r] : 0;
 }
 
-/* Positions of this call's keys that query r sees. */
+/* Positions of this call's keys that query r can see. */
 struct pd_attention_seen {
     uint32_t first, last;
 };
@@ -36,12 +36,12 @@ PD_DEVICE pd_attention_seen pd_attention_seen_by(const struct pd_attention &a, u
     return {pd_attention_first(a, sequence, r), position < end ? position : end - 1};
 }
 
-/* Tiles [begin, end) of the moving side that a tile of the other side meets. */
+/* Tiles [begin, end) of the passing side that a tile of the other side needs. */
 struct pd_attention_span {
     uint32_t begin, end;
 };
 
-/* Key tiles of `step` keys that some query of [r, r + count) sees: `first` ascends. */
+/* Key tiles of `step` keys that some query of [r, r + count) sees; `first` ascends. */
 PD_DEVICE pd_attention_span pd_attention_keys_seen(const struct pd_attention &a, uint32_t sequence, uint32_t r,
                                                    uint32_t count, uint32_t step)
 {
@@ -53,7 +53,7 @@ PD_DEVICE pd_attention_span pd_attention_keys_seen(const struct pd_attention &a,
     return {begin < end ? begin : end, end};
 }
 
-/* Query tiles of `step` queries that see some key of [k, k + count), counted from the part's beginning. */
+/* Query tiles of `step` queries that see some key of [k, k + count), counted from the start of the part. */
 PD_DEVICE pd_attention_span pd_attention_queries_seeing(const struct pd_attention &a, uint32_t sequence, uint32_t k,
                                                         uint32_t count, uint32_t step)
 {
@@ -70,7 +70,7 @@ PD_DEVICE pd_attention_span pd_attention_queries_seeing(const struct pd_attentio
     return {begin, end};
 }
 
-/* Whether some query of [r, r + count) may not see some key of [k, k + keys): only then are pairs looked at. */
+/* Whether some query of [r, r + count) cannot see some key of [k, k + keys): only then the pairs are tested. */
 PD_DEVICE bool pd_attention_cut(const struct pd_attention &a, uint32_t sequence, uint32_t r, uint32_t count, uint32_t k,
                                 uint32_t keys)
 {
@@ -91,7 +91,7 @@ PD_DEVICE uint32_t pd_attention_heads_end(const struct pd_attention &a, uint32_t
     return end < a.heads ? end : a.heads;
 }
 
-/* Micro-batch of the tree over query heads: (chunk, head inside the chunk and the key-value head), read as one number. */
+/* Leaf of the tree over query heads: (chunk, head inside the chunk and the key-value head), read as one number. */
 PD_DEVICE uint64_t pd_attention_tree_key(const struct pd_attention &a, uint32_t kv, uint32_t head)
 {
     uint32_t place = head / a.head_chunk, begin = pd_attention_heads_begin(a, kv), chunk = place * a.head_chunk;
@@ -101,8 +101,8 @@ PD_DEVICE uint64_t pd_attention_tree_key(const struct pd_attention &a, uint32_t 
 #define PD_ATTENTION_LEVELS_MAX 8u
 #define PD_ATTENTION_GROUP_MAX 64u
 
-/* Ways to compute one thing. Tensor cores: bf16 and fp16 with heads of 64 and 128, of which wgmma is compute capability 9.0's.
- * The keys pass makes dk and dv of one query head; where key-value heads have several, terms that pd_attention_join adds up. */
+/* Alternative kernels for one computation. Tensor cores: bf16 and fp16 with heads of 64 and 128; wgmma needs capability 9.0.
+ * The keys pass computes dk and dv of one query head; for several, it writes terms for pd_attention_join. */
 #define PD_ATTENTION_PASS(name, pass)                                                         \
     pd_status pd_attention_##name##_##pass(void *stream, const struct pd_attention *resolved, \
                                            struct pd_cuda_workspace workspace, struct pd_error *err);
@@ -114,10 +114,10 @@ PD_ATTENTION_WAY(tiles)
 PD_ATTENTION_WAY(wgmma)
 PD_ATTENTION_WAY(plain)
 pd_status pd_attention_plain_delta(void *stream, const struct pd_attention *a, struct pd_error *err);
-/* Queries and keys of a whole sequence in one pass; a tree's terms are left in dk_acc and dv_acc where last_part is false. The
- * workspace is all of what it says, and bits are those of the two passes. */
+/* Queries and keys of a whole sequence in one pass. If last_part is false, leaves a tree's terms in dk_acc and dv_acc. Uses
+ * the whole workspace. Same bits as the two passes. */
 pd_status pd_attention_wgmma_once(void *stream, const struct pd_attention *resolved, struct pd_cuda_workspace workspace,
                                   struct pd_error *err);
 uint64_t pd_attention_wgmma_once_workspace(const struct pd_attention *resolved);
-/* dk, dv = the tree over query heads of the terms dk_acc, dv_acc, as the keys pass of the last part leaves it. */
+/* dk, dv = the tree over query heads of the terms dk_acc, dv_acc, as left by the keys pass of the last part. */
 pd_status pd_attention_join(void *stream, const struct pd_attention *resolved, struct pd_error *err);

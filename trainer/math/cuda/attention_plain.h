@@ -1,5 +1,5 @@
-/* What the attention kernels without tensor cores share. A block of threads has positions of one head in shared memory as
- * fp32 rows of D + 1, so that a column lies in all banks; elements of what it makes are dealt out to threads. */
+/* Shared by the attention kernels without tensor cores. A block keeps positions of one head in shared memory as fp32 rows of
+ * D + 1, so that a column spreads over all banks. Threads take turns at the output elements. */
 #pragma once
 
 #include "trainer/math/cuda/attention_items.h"
@@ -7,7 +7,7 @@
 #include "trainer/math/cuda/functions.h"
 
 #define PD_PLAIN_THREADS 256u
-/* Longer heads have half as many rows in shared memory beside them; which rows are there together does not show in bits. */
+/* Longer heads keep half as many rows in shared memory; this does not affect the bits. */
 #define PD_PLAIN_LONG 160u
 
 PD_DEVICE uint32_t pd_plain_row(uint32_t d)
@@ -15,7 +15,7 @@ PD_DEVICE uint32_t pd_plain_row(uint32_t d)
     return d + 1;
 }
 
-/* (count, D) with rows ld apart, times scale -> rows in shared memory; zeros up to `rows`. */
+/* Loads (count, D), rows ld apart, times scale into rows in shared memory; zeros up to `rows`. */
 template <enum pd_dtype T>
 PD_DEVICE void pd_plain_load(float *to, uint32_t rows, const void *src, uint64_t at, uint64_t ld, uint32_t count, uint32_t d)
 {
@@ -25,7 +25,7 @@ PD_DEVICE void pd_plain_load(float *to, uint32_t rows, const void *src, uint64_t
     }
 }
 
-/* scale[r] times rows, rounded; scale NULL: `all`. */
+/* Stores rows times scale[r], rounded; scale NULL: times `all`. */
 template <enum pd_dtype T>
 PD_DEVICE void pd_plain_store(const float *from, void *dst, uint64_t at, uint64_t ld, uint32_t count, uint32_t d,
                               const float *scale, float all)
@@ -44,7 +44,7 @@ PD_DEVICE float pd_plain_dot(const float *x, const float *y, uint32_t d)
     return sum;
 }
 
-/* Where a block of threads is: queries from `r` of the sequence, row `row` of the arrays. */
+/* The place of a block: queries from `r` of the sequence, row `row` of the arrays. */
 struct pd_plain_place {
     uint32_t sequence, head, kv, r, count;
     uint64_t row, key_row;

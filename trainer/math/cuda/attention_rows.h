@@ -1,19 +1,19 @@
-/* What a warp does with 16 queries of one head, alike in the kernels on mma.sync and on wgmma: where a running softmax or dQ
- * begins, goes on and ends. Arrays are fragments of attention_tile.h: [half] is row 8 half + lane/4. */
+/* Work of a warp on 16 queries of one head, the same for mma.sync and wgmma kernels: how a running softmax or dQ begins,
+ * continues and ends. Arrays are fragments of attention_tile.h: [half] is row 8 half + lane/4. */
 #pragma once
 
 #include "trainer/math/cuda/attention_tile.h"
 #include "trainer/math/cuda/functions.h"
 
-#define PD_LOWEST (-1e30f) /* times scale log2 e it is still finite */
+#define PD_LOWEST (-1e30f) /* still finite times scale log2 e */
 
-/* Queries from `row` of the sequence, q_row of the arrays; `count` of the 16 are there. */
+/* Queries from `row` of the sequence, q_row of the arrays; `count` of the 16 exist. */
 struct pd_query_rows {
     uint32_t sequence, head, row, count;
     uint64_t q_row;
 };
 
-/* Of a tile of `tile_count` queries from `row`: those from `own` on. */
+/* The queries from `own` on, of a tile of `tile_count` queries from `row`. */
 PD_DEVICE pd_query_rows pd_query_rows_of(const pd_attention &a, uint32_t sequence, uint32_t head, uint32_t row,
                                          uint32_t tile_count, uint32_t own)
 {
@@ -22,7 +22,7 @@ PD_DEVICE pd_query_rows pd_query_rows_of(const pd_attention &a, uint32_t sequenc
 
 /* ---- forward ---- */
 
-/* sum: four partial ones a row, one a lane; of a later part lane 0 goes on from what was carried. */
+/* sum: four partial sums per row, one per lane; in a later part lane 0 continues from the carried value. */
 template <int D>
 PD_DEVICE void pd_softmax_start(const pd_attention &a, const pd_query_rows &p, float (&o)[D / 8][4], float (&max)[2],
                                 float (&sum)[2])
@@ -56,7 +56,7 @@ PD_DEVICE void pd_softmax_mask(const pd_attention &a, const pd_query_rows &p, ui
     }
 }
 
-/* S to P in place; what O is to be multiplied with. */
+/* Converts S to P in place; returns the factor for O. */
 template <int N>
 PD_DEVICE void pd_softmax_step(float c, float (&x)[N][4], float (&row_max)[2], float (&row_sum)[2], float (&rescale)[2])
 {
@@ -91,7 +91,7 @@ template <int N> PD_DEVICE void pd_softmax_rescale(float (&o)[N][4], const float
             o[n][i] *= rescale[i / 2];
 }
 
-/* Of the last part out and lse, else what the next part goes on from. tile: rows of shared memory that are this warp's. */
+/* Last part: writes out and lse; else what the next part continues from. tile: this warp's rows of shared memory. */
 template <enum pd_dtype T, int D>
 PD_DEVICE void pd_softmax_finish(const pd_attention &a, const pd_query_rows &p, const float (&o)[D / 8][4],
                                  const float (&max)[2], float (&sum)[2], uint16_t *tile)
@@ -121,7 +121,7 @@ PD_DEVICE void pd_softmax_finish(const pd_attention &a, const pd_query_rows &p, 
 
 /* ---- backward: dQ ---- */
 
-/* lse2: infinity where there is no query: P is 0. */
+/* lse2: infinity if the query does not exist, so that P is 0. */
 template <int D>
 PD_DEVICE void pd_dq_start(const pd_attention &a, const pd_query_rows &p, float (&dq)[D / 8][4], float (&lse2)[2],
                            float (&delta)[2])

@@ -1,4 +1,4 @@
-/* dK and dV in registers: 16 keys a warp, all columns, as fragments. */
+/* dK and dV in registers as fragments: 16 keys per warp, all columns. */
 #pragma once
 
 #include "trainer/math/cuda/attention_tile.h"
@@ -7,7 +7,7 @@ template <int D> struct keys_sums {
     float dk[1][D / 8][4], dv[1][D / 8][4];
 };
 
-/* By way of runs of 16 rows of shared memory that are this warp's own; one run may be both. */
+/* Goes through runs of 16 rows of shared memory that this warp owns; both may be the same run. */
 template <enum pd_dtype T, int D>
 PD_DEVICE void keys_finish(const pd_attention &a, const pd_keys_place &p, const keys_sums<D> &sums, uint16_t *dk_rows,
                            uint16_t *dv_rows)
@@ -25,7 +25,7 @@ PD_DEVICE void keys_finish(const pd_attention &a, const pd_keys_place &p, const 
     pd_fragments_store<T, D>(sums.dv[0], one, dv_rows, 0, (uint16_t *)a.dv + at, a.ld_dkv, left);
 }
 
-/* The chains of a query head between calls, or its terms. */
+/* Loads or stores the chains of a query head between calls, or its terms. */
 template <int D> PD_DEVICE void keys_carry(const pd_attention &a, const pd_keys_place &p, keys_sums<D> &sums, bool load)
 {
     const uint64_t ld = (uint64_t)a.heads * D, at = p.row * ld + p.head * D;

@@ -1,10 +1,10 @@
-/* Tiles of 16-bit numbers in shared memory and the tensor core steps over them.
+/* Tiles of 16-bit numbers in shared memory, and tensor core steps over them.
  *
- * A tile is (rows, D), rows a multiple of 16; 16-byte chunk c of row r lies at place c ^ (r & 7), so that the eight rows of
- * an ldmatrix lie in different banks. Fragments are those of mma.m16n8k16: of a 16 x 8 piece of C, lane l has columns
- * 2 (l & 3) and the next, of row l/4 in c[0], c[1] and of row l/4 + 8 in c[2], c[3].
+ * A tile is (rows, D), rows a multiple of 16. The 16-byte chunk c of row r is stored at c ^ (r & 7), so the eight rows of an
+ * ldmatrix are in different banks. Fragments are those of mma.m16n8k16: in a 16 x 8 piece of C, lane l has columns 2 (l & 3)
+ * and the next, of row l/4 in c[0], c[1] and of row l/4 + 8 in c[2], c[3].
  *
- * An element of a product is a sequence of tensor core steps of 16 along k, ascending: no tile size shows in it. */
+ * A product sums tensor core steps of 16 along k, ascending, so tile sizes do not affect the bits. */
 #pragma once
 
 #include "trainer/math/cuda/attention_items.h"
@@ -13,7 +13,7 @@
 #define PD_ATTENTION_THREADS 128u
 #define PD_LOG2_E 1.4426950408889634f
 
-/* Two neighbouring pieces of C. */
+/* Packs two adjacent elements of C. */
 template <enum pd_dtype T>
 PD_DEVICE void pd_mma_pair(float (&left)[4], float (&right)[4], const uint32_t (&a)[4], const uint32_t (&b)[4])
 {
@@ -27,20 +27,20 @@ template <int D> PD_DEVICE uint32_t pd_tile_at(uint32_t row, uint32_t chunk)
     return row * D + ((chunk ^ (row & 7u)) * 8u);
 }
 
-/* (count, D) with rows ld apart, on 16 bytes -> tile (ROWS, D), zeros beyond count. Not there before a commit and a wait. */
+/* Starts loading (count, D), rows ld apart, 16-byte aligned, to tile (ROWS, D), zero-padded. Then commit and wait. */
 template <int D, uint32_t ROWS> PD_DEVICE void pd_tile_load(uint16_t *tile, const uint16_t *src, uint64_t ld, uint32_t count)
 {
-    constexpr uint32_t chunks = D / 8, step = PD_ATTENTION_THREADS / chunks; /* rows a round, a multiple of 8 */
+    constexpr uint32_t chunks = D / 8, step = PD_ATTENTION_THREADS / chunks; /* rows per round, a multiple of 8 */
     const uint32_t row = threadIdx.x / chunks, chunk = threadIdx.x % chunks;
     uint16_t *to = tile + pd_tile_at<D>(row, chunk);
     const uint16_t *from = src + row * ld + chunk * 8;
-#pragma unroll 2 /* with more addresses at once forward spills */
+#pragma unroll 2 /* forward spills if more addresses are live */
     for (uint32_t i = 0; i < ROWS / step; i++)
         pd_cp_async16(to + i * step * D, from + i * step * ld, row + i * step < count);
 }
 
-/* Where this lane points for an ldmatrix of four pieces, two by two: rows from `row`, a multiple of 8, and 16 columns from
- * 16 k. `down` pieces lie below each other first, else beside each other. */
+/* This lane's address for an ldmatrix of four pieces, two by two: rows from `row`, a multiple of 8, and 16 columns from 16
+ * k. down: pieces go downwards first, else sideways. */
 template <int D> PD_DEVICE const uint16_t *pd_tile_pieces(const uint16_t *tile, uint32_t row, uint32_t k, bool down)
 {
     const uint32_t lane = threadIdx.x & 31u, eight = lane & 7u, low = lane >> 3 & 1u, high = lane >> 4;
@@ -48,25 +48,25 @@ template <int D> PD_DEVICE const uint16_t *pd_tile_pieces(const uint16_t *tile, 
     return tile + (row + 8 * below + eight) * D + ((beside ^ eight) ^ 2 * k) * 8;
 }
 
-/* A (16, 16). */
+/* Loads A (16, 16). */
 template <int D> PD_DEVICE void pd_tile_a(uint32_t (&a)[4], const uint16_t *tile, uint32_t row, uint32_t k)
 {
     pd_ldmatrix_x4(a, pd_tile_pieces<D>(tile, row, k, true));
 }
 
-/* B (16, 16), two pieces of n, from rows that are n and columns that are k. */
+/* Loads B (16, 16), two pieces of n; rows of the tile are n, columns k. */
 template <int D> PD_DEVICE void pd_tile_b(uint32_t (&b)[4], const uint16_t *tile, uint32_t row, uint32_t k)
 {
     pd_ldmatrix_x4(b, pd_tile_pieces<D>(tile, row, k, false));
 }
 
-/* The same from rows that are k and columns that are n. */
+/* The same; rows of the tile are k, columns n. */
 template <int D> PD_DEVICE void pd_tile_b_turned(uint32_t (&b)[4], const uint16_t *tile, uint32_t row, uint32_t n)
 {
     pd_ldmatrix_x4_trans(b, pd_tile_pieces<D>(tile, row, n, true));
 }
 
-/* c (16 M, 8 N) += X Y^T over D: X rows from `row`, Y rows from 0. */
+/* c (16 M, 8 N) += X Y^T over D; X rows from `row`, Y rows from 0. */
 template <enum pd_dtype T, int D, int M, int N>
 PD_DEVICE void pd_tile_scores(float (&c)[M][N][4], const uint16_t *x, uint32_t row, const uint16_t *y)
 {
@@ -87,7 +87,7 @@ PD_DEVICE void pd_tile_scores(float (&c)[M][N][4], const uint16_t *x, uint32_t r
     }
 }
 
-/* o (16 M, D) += P Y over 8 N rows of Y; P rounded, as fragments of scores. */
+/* o (16 M, D) += P Y over 8 N rows of Y; P is rounded, as fragments of scores. */
 template <enum pd_dtype T, int D, int M, int N>
 PD_DEVICE void pd_tile_apply(float (&o)[M][D / 8][4], const float (&p)[M][N][4], const uint16_t *y)
 {
@@ -126,7 +126,7 @@ template <int M, int N> PD_DEVICE void pd_fragments_zero(float (&c)[M][N][4])
         pd_fragment_zero(c[m]);
 }
 
-/* Row of a 16 x 8 piece where this lane's c[2 half] lies, and its column. */
+/* Row, and column, in a 16 x 8 piece of this lane's c[2 half]. */
 PD_DEVICE uint32_t pd_fragment_row(uint32_t half)
 {
     return ((threadIdx.x & 31u) >> 2) + 8u * half;
@@ -137,8 +137,8 @@ PD_DEVICE uint32_t pd_fragment_column()
     return 2u * (threadIdx.x & 3u);
 }
 
-/* c (16, D) times scale[half], rounded -> rows of dst (count of them there), by way of `tile`, of which rows
- * [row, row + 16) are this warp's own and no longer read. */
+/* Stores c (16, D) times scale[half], rounded, to rows of dst (count of them exist), through rows [row, row + 16) of `tile`,
+ * which this warp owns and no longer reads. */
 template <enum pd_dtype T, int D>
 PD_DEVICE void pd_fragments_store(const float (&c)[D / 8][4], const float (&scale)[2], uint16_t *tile, uint32_t row,
                                   uint16_t *dst, uint64_t ld, uint32_t count)
@@ -159,7 +159,7 @@ PD_DEVICE void pd_fragments_store(const float (&c)[D / 8][4], const float (&scal
     }
 }
 
-/* c (16, D) of fp32 to and from rows of `dst` from `row` on, of which `count` are there. */
+/* Copies fp32 c (16, D) to or from rows of `dst` from `row` on; `count` of them exist. */
 template <int D>
 PD_DEVICE void pd_fragments_put(const float (&c)[D / 8][4], float *dst, uint64_t ld, uint32_t row, uint32_t count)
 {
@@ -192,7 +192,7 @@ PD_DEVICE void pd_fragments_get(float (&c)[D / 8][4], const float *src, uint64_t
     }
 }
 
-/* launch<T, D>(arguments) of the dtype and the head size of a. */
+/* Calls launch<T, D>(arguments) with the dtype and head size of a. */
 #define PD_OF_TILES(a, launch, ...)                                                                                      \
     ((a)->head_size == 64 ? ((a)->dtype == PD_BF16 ? launch<PD_BF16, 64>(__VA_ARGS__) : launch<PD_F16, 64>(__VA_ARGS__)) \
                           : ((a)->dtype == PD_BF16 ? launch<PD_BF16, 128>(__VA_ARGS__) : launch<PD_F16, 128>(__VA_ARGS__)))

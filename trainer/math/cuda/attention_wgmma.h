@@ -1,9 +1,9 @@
-/* What attention's kernels for compute capability 9.0 share. The first warpgroup of a block brings tiles and gives up
- * registers; the others multiply, each for 64 positions of its own. Tiles go round through stages:
+/* Shared by attention's kernels for compute capability 9.0. The first warpgroup of a block loads tiles and gives up
+ * registers. The others multiply, each for 64 positions of its own. Tiles rotate through stages:
  *
  *   empty -> (copies) full -> (products) empty     `full` counts one arrival and the bytes, `empty` one arrival a warp
  *
- * A sum is the same sequence of steps of 16 as that of the kernels on mma.sync: see attention_tile.h. */
+ * A sum has the same sequence of steps of 16 as in the mma.sync kernels: see attention_tile.h. */
 #pragma once
 
 #include "trainer/math/cuda/attention_tile.h"
@@ -14,13 +14,13 @@ template <int D, uint32_t ROWS> struct alignas(1024) pd_wide_tile {
     uint16_t data[D * ROWS];
 };
 
-/* Of dynamic shared memory, of which 1,024 bytes more were asked for. */
+/* Aligns dynamic shared memory; request 1,024 bytes more. */
 template <typename TILES> PD_DEVICE TILES &pd_wide_tiles(unsigned char *shared)
 {
     return *reinterpret_cast<TILES *>(shared + (1024u - pd_shared_address(shared) % 1024u) % 1024u);
 }
 
-/* Where a pass through a ring of stages is. */
+/* Position in a ring of stages. */
 struct pd_ring {
     uint32_t stage, parity;
 };
@@ -34,7 +34,7 @@ template <uint32_t STAGES> PD_DEVICE void pd_ring_next(pd_ring &ring)
 
 /* ---- tiles as operands ---- */
 
-/* Matrix descriptor: of boxes of 64 columns that lie `box_bytes` apart, groups of 8 rows 1,024. */
+/* Matrix descriptor: boxes of 64 columns are `box_bytes` apart, groups of 8 rows 1,024. */
 PD_DEVICE uint64_t pd_describe(const uint16_t *at, uint32_t box_bytes)
 {
     return (pd_shared_address(at) & 0x3ffffu) >> 4 | (uint64_t)(box_bytes >> 4) << 16 | (uint64_t)(1024u >> 4) << 32 |
@@ -63,7 +63,7 @@ PD_DEVICE void pd_wide_scores(float (&c)[N][4], const pd_wide_tile<D, 64> &x, co
         pd_wgmma<T, true>(c, pd_across(x, 0, k), pd_across(y, 0, k));
 }
 
-/* The same of rows in registers. */
+/* The same with X in registers. */
 template <enum pd_dtype T, int D, int N, uint32_t ROWS>
 PD_DEVICE void pd_wide_scores(float (&c)[N][4], const uint32_t (&x)[D / 16][4], const pd_wide_tile<D, ROWS> &y)
 {
@@ -82,7 +82,7 @@ PD_DEVICE void pd_wide_apply(float (&o)[D / 8][4], const uint32_t (&p)[K][4], co
         pd_wgmma<T, true, true>(o, p[k], pd_down(y, k));
 }
 
-/* The same, begun and waited for. */
+/* The same, started and waited for. */
 template <enum pd_dtype T, int D, int K, uint32_t ROWS>
 PD_DEVICE void pd_wide_apply_now(float (&o)[D / 8][4], const uint32_t (&p)[K][4], const pd_wide_tile<D, ROWS> &y)
 {
@@ -113,7 +113,7 @@ template <int D> PD_DEVICE void pd_wide_rows(uint32_t (&a)[D / 16][4], const pd_
         pd_ldmatrix_x4(a[k], tile.data + k / 4 * (64 * 64) + row * 64 + (((k % 4 * 2 + beside) ^ (row & 7u)) * 8));
 }
 
-/* ---- the warp that brings tiles ---- */
+/* ---- the warp that loads tiles ---- */
 
 /* One head of one sequence. */
 struct pd_wide_source {
@@ -121,7 +121,7 @@ struct pd_wide_source {
     uint32_t sequence, column;
 };
 
-/* Rows from `row` on -> tile, zeros beyond the end; by a whole warp. */
+/* Loads rows from `row` on into the tile, zeros beyond the end; called by a whole warp. */
 template <int D, uint32_t ROWS>
 PD_DEVICE void pd_wide_load(pd_wide_tile<D, ROWS> &tile, const pd_wide_source &s, uint32_t row, uint64_t *full)
 {
@@ -133,7 +133,7 @@ PD_DEVICE void pd_wide_load(pd_wide_tile<D, ROWS> &tile, const pd_wide_source &s
     }
 }
 
-/* All loads of a stage have been asked for: `bytes` of them in all. By a whole warp. */
+/* All loads of a stage, `bytes` in all, are started; called by a whole warp. */
 PD_DEVICE void pd_wide_filled(uint64_t *full, uint32_t bytes)
 {
     __syncwarp();
@@ -142,20 +142,20 @@ PD_DEVICE void pd_wide_filled(uint64_t *full, uint32_t bytes)
 
 /* ---- the warps that multiply ---- */
 
-/* This warp reads a stage no more. */
+/* This warp no longer reads the stage. */
 PD_DEVICE void pd_wide_emptied(uint64_t *empty)
 {
     __syncwarp();
     if ((threadIdx.x & 31u) == 0) pd_barrier_arrive(empty);
 }
 
-/* Of a warpgroup that has done with `tile`: where its fragments are put in order, 16 rows a warp. */
+/* For a warpgroup that has finished with `tile`: space to reorder fragments, 16 rows per warp. */
 template <int D> PD_DEVICE uint16_t *pd_wide_scratch(pd_wide_tile<D, 64> &tile)
 {
     return tile.data + threadIdx.x / 32 % 4 * (16 * D);
 }
 
-/* By one thread before a barrier of all. */
+/* Called by one thread, before a barrier of all. */
 PD_DEVICE void pd_barriers_init(uint64_t *barriers, uint32_t count, uint32_t arrivals)
 {
     for (uint32_t i = 0; i < count; i++)

@@ -1,7 +1,7 @@
-/* The frame of attention's passes for compute capability 9.0: how a block is made up, what tiles it is brought, and how a
- * warpgroup that stays at 64 queries walks over the keys that they see.
+/* The frame of attention's passes for compute capability 9.0: the structure of a block, the loading of tiles, and the loop
+ * of a warpgroup that stays at 64 queries over the keys they see.
  *
- *   invariant  of a step only the products into the sums that stay are on their way when the next begins */
+ *   invariant  when a step begins, only the previous step's products into the staying sums may be in flight */
 #pragma once
 
 #include "trainer/math/cuda/attention_rows.h"
@@ -10,18 +10,18 @@
 #define PD_CONSUMERS 2u
 #define PD_STAY (PD_CONSUMERS * 64u) /* positions that a block stays at */
 #define PD_WIDE_THREADS ((PD_CONSUMERS + 1) * PD_WARPGROUP)
-#define PD_WIDE_SHARED (232448u - 1024u) /* of a block on compute capability 9.0, after tiles were brought to 1,024 */
+#define PD_WIDE_SHARED (232448u - 1024u) /* per block on compute capability 9.0, less the alignment of tiles to 1,024 */
 
-/* Registers of a thread when it starts, a multiple of 8, all of them no more than there are; then of one that brings tiles and
- * of one that multiplies. */
+/* Registers of a thread at start, a multiple of 8, within the register file; then of a loading and of a multiplying thread.
+ */
 #define PD_WIDE_START 168u
 #define PD_WIDE_PRODUCER 56u
 #define PD_WIDE_CONSUMER 224u
 static_assert(PD_WIDE_PRODUCER + PD_CONSUMERS * PD_WIDE_CONSUMER <= (PD_CONSUMERS + 1) * PD_WIDE_START,
               "a consumer would wait for registers for ever");
 
-/* The consumer, from 0, that this thread is of: by a shuffle, so that the compiler knows one number a warp and makes matrix
- * descriptors once and not for each product of each thread. */
+/* Number of this thread's consumer, from 0. The shuffle tells the compiler that it is uniform in a warp, so it builds matrix
+ * descriptors once, not for each product of each thread. */
 PD_DEVICE uint32_t pd_consumer()
 {
     return __shfl_sync(PD_WARP_ALL, threadIdx.x / PD_WARPGROUP, 0) - 1;
@@ -29,21 +29,21 @@ PD_DEVICE uint32_t pd_consumer()
 
 /* ---- items ---- */
 
-/* Blocks, one a multiprocessor, go through items in the order in which they are free: `begun` counts in device memory, and
- * the last block that finds nothing left leaves 0 for the next kernel of the stream (pd_queue_next). What an item becomes
- * does not depend on who takes it. */
+/* Blocks, one per multiprocessor, take items as they become free. `begun`, in device memory, counts items; the last block
+ * that finds none left resets it to 0 for the stream's next kernel (pd_queue_next). Results do not depend on which block
+ * takes an item. */
 struct pd_wide_queue {
     uint32_t *begun, items;
 };
 
-/* From the warp that brings tiles to the consumers. It asks for the next item when it has asked for the last tiles of one,
- * which as many steps as there are stages then still lie before:   empty -> (item written) full -> (read by each warp) empty */
+/* Passes items from the loading warp to the consumers. It requests the next item once it has requested the last tiles of
+ * one, so that as many steps as there are stages remain: empty -> (item written) full -> (read by each warp) empty */
 struct pd_wide_hand {
     uint64_t full, empty;
-    uint32_t item; /* not below the queue's items: there is none left */
+    uint32_t item; /* not below the queue's items: none left */
 };
 
-/* do_item(item) for each that comes; by consumers. A shuffle, see pd_consumer. */
+/* Consumers: do_item(item) for each item. For the shuffle see pd_consumer. */
 template <typename DO> PD_DEVICE void pd_wide_take(const pd_wide_queue &queue, pd_wide_hand &hand, const DO &do_item)
 {
     for (uint32_t parity = 0;; parity ^= 1) {
@@ -55,7 +55,7 @@ template <typename DO> PD_DEVICE void pd_wide_take(const pd_wide_queue &queue, p
     }
 }
 
-/* Likewise, by the warp that brings tiles. */
+/* The same for the warp that loads tiles. */
 template <typename DO> PD_DEVICE void pd_wide_give(const pd_wide_queue &queue, pd_wide_hand &hand, const DO &do_item)
 {
     for (uint32_t parity = 1;; parity ^= 1) {
@@ -71,8 +71,8 @@ template <typename DO> PD_DEVICE void pd_wide_give(const pd_wide_queue &queue, p
     }
 }
 
-/* All of a block's work: `fulls` barriers from `full` on, `empties` from `empty` on; one warp calls produce(item) to bring
- * tiles, consumers call consume(hand) to multiply. */
+/* Runs all work of a block: `fulls` barriers from `full` on, `empties` from `empty` on. One warp calls produce(item) to load
+ * tiles; consumers call consume(hand) to multiply. */
 template <typename PRODUCE, typename CONSUME>
 PD_DEVICE void pd_wide_block(const pd_wide_queue &queue, uint64_t *full, uint32_t fulls, uint64_t *empty, uint32_t empties,
                              const PRODUCE &produce, const CONSUME &consume)
@@ -95,7 +95,7 @@ PD_DEVICE void pd_wide_block(const pd_wide_queue &queue, uint64_t *full, uint32_
     }
 }
 
-/* How far a thread is: the parity of items that have steps, and where the next step's tiles lie. */
+/* Progress of a thread: the parity of items with steps, and the next step's stage. */
 struct pd_wide_progress {
     uint32_t round;
     pd_ring ring;
@@ -103,7 +103,7 @@ struct pd_wide_progress {
 
 /* ---- turns ---- */
 
-/* Consumers begin their products by turns: while one has its products made, others make exponentials. */
+/* Consumers start products in turns: one multiplies while others compute exponentials. */
 PD_DEVICE void pd_turn_take(uint32_t consumer)
 {
     pd_group_sync(1 + consumer, 2 * PD_WARPGROUP);
@@ -114,7 +114,7 @@ PD_DEVICE void pd_turn_give(uint32_t consumer)
     pd_group_arrive(1 + (consumer + 1 == PD_CONSUMERS ? 0 : consumer + 1), 2 * PD_WARPGROUP);
 }
 
-/* Before the first turn and after the last: the first is consumer 0's, and so is the one that is left over. */
+/* Call before the first turn and after the last: consumer 0 has the first, and also the one left over. */
 PD_DEVICE void pd_turns_begin(uint32_t consumer)
 {
     if (consumer == PD_CONSUMERS - 1) pd_turn_give(consumer);
@@ -125,7 +125,7 @@ PD_DEVICE void pd_turns_end(uint32_t consumer)
     if (consumer == 0) pd_turn_take(consumer);
 }
 
-/* ---- what tiles are brought from ---- */
+/* ---- tensor maps for loading ---- */
 
 struct pd_wide_maps {
     pd_tensor_map q, k, v, dout;
@@ -144,8 +144,8 @@ static inline pd_status pd_wide_maps_make(const pd_attention *a, const void *dou
 /* ---- blocks that stay at queries ---- */
 
 struct pd_wide_place {
-    uint32_t sequence, head, kv, row, count; /* queries of the item, from `row` of the sequence; `count` are there */
-    uint32_t first;                          /* key that the last of them sees */
+    uint32_t sequence, head, kv, row, count; /* queries of the item, from `row` of the sequence; `count` exist */
+    uint32_t first;                          /* first key visible to the last of them */
     pd_attention_span seen;                  /* steps of keys */
 };
 
@@ -169,7 +169,7 @@ static inline uint64_t pd_wide_items(const pd_attention *a)
     return ((uint64_t)a->length + PD_STAY - 1) / PD_STAY * a->sequences * a->heads;
 }
 
-/* kernel(a, maps, queue, more...). dout: NULL in forward. */
+/* Launches kernel(a, maps, queue, more...). dout: NULL in forward. */
 template <typename KERNEL, typename... MORE>
 pd_status pd_wide_launch(struct pd_error *err, const char *name, KERNEL kernel, size_t tiles_bytes, void *stream,
                          const pd_attention *a, const void *dout, uint64_t items, uint32_t *begun, MORE... more)
@@ -202,8 +202,8 @@ template <bool B> struct pd_constant {
     static constexpr bool value = B;
 };
 
-/* Steps of keys, each with the stage that it is in and that of the step before; the first says so. `last` gets the last's.
- * `ring`: the stage of the first step, afterwards of the next item's. */
+/* Loops over steps of keys, passing the stages of each step and of the one before; the first step is marked. `last` gets the
+ * last stage. `ring`: stage of the first step; on return of the next item's. */
 template <uint32_t STAGES, typename STEP, typename LAST>
 PD_DEVICE void pd_wide_walk(const pd_attention_span &seen, pd_ring &ring, const STEP &step, const LAST &last)
 {

@@ -1,5 +1,6 @@
-/* What the passes of attention's backward that stay at keys share, for compute capability 9.0: a warpgroup has 64 keys, tiles of
- * 64 queries go by. TILES are a block's: k and v of each consumer, q, dout and rows of each stage, the barriers of both. */
+/* Shared by attention's backward passes that stay at keys, for compute capability 9.0. A warpgroup has 64 keys; tiles of 64
+ * queries pass by. TILES are a block's: k and v of each consumer, q, dout and rows of each stage, and the barriers of both.
+ */
 #ifndef PD_TRAINER_MATH_CUDA_ATTENTION_WGMMA_PAIR_H
 #define PD_TRAINER_MATH_CUDA_ATTENTION_WGMMA_PAIR_H
 
@@ -11,25 +12,25 @@
 #define PIECES (QUERIES / 8)
 #define KEYS PD_STAY
 
-/* Rows of K and V are in registers where there is room, so that S and dP read shared memory for Q and dO alone. */
+/* Keeps rows of K and V in registers if they fit, so that S and dP read only Q and dO from shared memory. */
 template <int D> constexpr bool keys_hold = D == 64;
 
 struct keys_rows {
-    float lse2[QUERIES], delta[QUERIES]; /* infinity where there is no query: P is 0 */
+    float lse2[QUERIES], delta[QUERIES]; /* infinity if the query does not exist, so that P is 0 */
     uint32_t first[QUERIES];
 };
 
-/* See pd_attention_cut; of 64 queries from r. Beyond the last, `first` is the last's. Keys beyond the last are zeros, whose
- * weights may be infinite. */
+/* See pd_attention_cut; for 64 queries from r. Beyond the last query, `first` is the last's. Keys beyond the last are zeros,
+ * whose weights may be infinite. */
 PD_DEVICE bool keys_cut(const pd_attention &a, const pd_keys_place &p, uint32_t r, const keys_rows &rows)
 {
     const uint32_t key = a.key_start + p.tile * KEYS;
     return p.count < KEYS || key + p.count - 1 > a.query_start + r || rows.first[QUERIES - 1] > key;
 }
 
-/* ---- the warp that brings tiles ---- */
+/* ---- the warp that loads tiles ---- */
 
-/* Two queries' rows on their way to shared memory. */
+/* Data of two queries on its way to shared memory. */
 struct keys_row {
     float lse[2], delta[2];
     uint32_t first[2];
@@ -59,7 +60,7 @@ PD_DEVICE void keys_rows_put(const keys_row &row, keys_rows &rows)
     }
 }
 
-/* Rows are asked for before the wait for their place. */
+/* Requests rows before waiting for their place. */
 template <int D, typename TILES>
 PD_DEVICE void keys_produce(const pd_attention &a, const pd_wide_maps &maps, const pd_keys_place &p, pd_wide_progress &done,
                             TILES &t)
@@ -90,20 +91,20 @@ PD_DEVICE void keys_produce(const pd_attention &a, const pd_wide_maps &maps, con
 
 /* ---- the warps that multiply ---- */
 
-/* Of a warpgroup, for one item. */
+/* State of a warpgroup, for one item. */
 template <int D> struct keys_state {
-    uint32_t k[D / 16][4], v[D / 16][4]; /* where they are held */
+    uint32_t k[D / 16][4], v[D / 16][4]; /* if keys_hold */
     keys_sums<D> sums;
     uint32_t group;
 };
 
-/* What two queries have, the lane's of piece n. */
+/* Values of this lane's two queries of piece n. */
 PD_DEVICE float2 keys_two(const float (&of)[QUERIES], uint32_t n)
 {
     return *reinterpret_cast<const float2 *>(of + 8 * n + pd_fragment_column());
 }
 
-/* S^T to P^T. */
+/* Converts S^T to P^T. */
 PD_DEVICE void keys_weights(const keys_rows &rows, float c, float (&x)[PIECES][4])
 {
 #pragma unroll
@@ -115,8 +116,7 @@ PD_DEVICE void keys_weights(const keys_rows &rows, float c, float (&x)[PIECES][4
     }
 }
 
-/* P^T is 0 where a query does not see the key. `key` is that of the lane's first row; `position` that of the tile's first
- * query. */
+/* Zeroes P^T where a query cannot see the key. `key`: of the lane's first row; `position`: of the tile's first query. */
 PD_DEVICE void keys_mask(const keys_rows &rows, uint32_t key, uint32_t position, float (&x)[PIECES][4])
 {
 #pragma unroll
@@ -128,7 +128,7 @@ PD_DEVICE void keys_mask(const keys_rows &rows, uint32_t key, uint32_t position,
         }
 }
 
-/* dP^T to dS^T. */
+/* Converts dP^T to dS^T. */
 PD_DEVICE void keys_gradients(const keys_rows &rows, const float (&x)[PIECES][4], float (&dp)[PIECES][4])
 {
 #pragma unroll
@@ -140,7 +140,7 @@ PD_DEVICE void keys_gradients(const keys_rows &rows, const float (&x)[PIECES][4]
     }
 }
 
-/* S^T and dP^T, a group each. */
+/* Starts S^T and dP^T, one group each. */
 template <enum pd_dtype T, int D, typename TILES>
 PD_DEVICE void keys_products(const keys_state<D> &s, uint32_t stage, const TILES &t, float (&x)[PIECES][4],
                              float (&dp)[PIECES][4])

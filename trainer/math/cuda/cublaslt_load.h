@@ -1,7 +1,7 @@
-/* cuBLASLt, opened when a GPU is there. Linked, it would take 200 MiB of every process, on machines without a GPU too, and
- * a machine without it could not start the program. Its functions are members of pd_cublaslt, under their own names.
+/* Loads cuBLASLt when there is a GPU. Linking it would cost every process 200 MiB, also without a GPU, and the program could
+ * not start on a machine without the library. Its functions are members of pd_cublaslt, under their own names.
  *
- *   errors   PD_UNSUPPORTED: it is not installed, or lacks a function; the message says which and what to do
+ *   errors   PD_UNSUPPORTED: not installed, or lacks a function; the message says which and what to do
  *   threads  any */
 #pragma once
 
@@ -31,5 +31,5 @@ struct pd_cublaslt {
 };
 extern struct pd_cublaslt pd_cublaslt;
 
-/* Before any call. The library stays open as long as the process lives. */
+/* Call before any use. The library stays loaded until the process ends. */
 PD_MUST_USE pd_status pd_cublaslt_load(struct pd_error *err);

@@ -1,10 +1,10 @@
-/* Kernels that are one operation on each element: of an array, or of rows of columns. An operation is a struct of
+/* Elementwise kernels: one operation on each element of an array, or of rows of columns. An operation is a struct of
  * operands with
  *
  *   template <int N> __device__ void at(uint64_t i) const                       elements i to i + N
  *   template <int N> __device__ void at(uint64_t row, uint64_t column) const    columns to column + N
  *
- * where N is W (all pointers 16-aligned, rows and columns multiples of W apart) or 1. Nothing depends on which. */
+ * where N is W (all pointers 16-aligned, rows and columns multiples of W apart) or 1. N does not affect results. */
 #pragma once
 
 #include "trainer/math/cuda/element.h"
@@ -20,7 +20,7 @@ template <typename Operation, int N> static __global__ void pd_each(uint64_t n, 
         operation.template at<1>(one);
 }
 
-/* A block is a part of one row. */
+/* A block handles part of one row. */
 template <typename Operation, int N> static __global__ void pd_each_row(uint64_t columns, Operation operation)
 {
     const uint64_t column = (static_cast<uint64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * N;

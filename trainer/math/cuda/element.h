@@ -1,9 +1,9 @@
-/* Elements of any dtype in device memory as fp32, one or several at a time. */
+/* Reads and writes elements of any dtype in device memory as fp32, one or several at a time. */
 #pragma once
 
 #include "trainer/math/cuda/grid.h"
 
-/* As PD_CHECK: a breach of our own ends the kernel, and the stream with it, instead of reading elsewhere. */
+/* PD_CHECK for kernels: a bug of ours ends the kernel, and the stream with it, before it reads elsewhere. */
 #ifdef PD_SIMT
 #define PD_DEVICE_CHECK(condition)                                 \
     do {                                                           \
@@ -16,7 +16,7 @@
     } while (0)
 #endif
 
-#define PD_THREADS 256u /* of a block of a kernel without shared memory */
+#define PD_THREADS 256u /* per block of a kernel without shared memory */
 
 template <enum pd_dtype D> PD_DEVICE float pd_get(const void *data, uint64_t index)
 {
@@ -33,7 +33,7 @@ template <enum pd_dtype D> PD_DEVICE void pd_put(void *data, uint64_t index, flo
         static_cast<uint16_t *>(data)[index] = D == PD_BF16 ? pd_bf16_of_f32(x) : pd_f16_of_f32(x);
 }
 
-/* As if it were written and read. */
+/* Rounds as if stored and loaded. */
 template <enum pd_dtype D> PD_DEVICE float pd_round(float x)
 {
     return D == PD_F32 ? x : D == PD_BF16 ? pd_f32_of_bf16(pd_bf16_of_f32(x)) : pd_f32_of_f16(pd_f16_of_f32(x));
@@ -51,7 +51,7 @@ template <enum pd_dtype D> PD_DEVICE uint32_t pd_pack(float low, float high)
     return D == PD_BF16 ? pd_pack_bf16(low, high) : pd_pack_f16(low, high);
 }
 
-/* N elements from index on: 1, or 4 or 8 at a multiple of N in an array that is 16-aligned, by the widest loads. */
+/* N elements from index on, with the widest loads: N is 1, or 4 or 8 with index a multiple of N and the array 16-aligned. */
 template <enum pd_dtype D, int N> PD_DEVICE void pd_get_n(const void *data, uint64_t index, float (&x)[N])
 {
     static_assert(N == 1 || N == 4 || N == 8, "no such vector");
@@ -93,7 +93,7 @@ template <enum pd_dtype D, int N> PD_DEVICE void pd_put_n(void *data, uint64_t i
     }
 }
 
-/* Where the dtype is not worth a kernel of its own. */
+/* For uses too rare for a kernel per dtype. */
 template <int N> PD_DEVICE void pd_get_any(enum pd_dtype dtype, const void *data, uint64_t index, float (&x)[N])
 {
     if (dtype == PD_F32)
@@ -114,8 +114,8 @@ template <int N> PD_DEVICE void pd_put_any(enum pd_dtype dtype, void *data, uint
         pd_put_n<PD_F16, N>(data, index, x);
 }
 
-/* use(load(i)) for i = first, first + step, ... below end, in this order, with U loads on their way at once: a compiler does
- * not reorder them by itself where it does not know how often a loop runs. */
+/* use(load(i)) for i = first, first + step, ... below end, in order, with U loads in flight: the compiler does not reorder
+ * loads itself if it does not know the trip count. */
 template <int U, typename Load, typename Use>
 PD_DEVICE void pd_in_order(uint64_t first, uint64_t end, uint64_t step, Load load, Use use)
 {

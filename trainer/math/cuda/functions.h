@@ -1,5 +1,5 @@
-/* exp, log and the logistic function with the bits of trainer/math/simd_math.h, which says how they are made; and the order
- * of its sums along a row: sixteen neighbouring threads are the sixteen lanes. */
+/* exp, log and the logistic function with the same bits and method as trainer/math/simd_math.h; and its order of sums along
+ * a row: sixteen adjacent threads are the sixteen lanes. */
 #pragma once
 
 #include "trainer/math/cuda/grid.h"
@@ -10,7 +10,7 @@
 PD_DEVICE float pd_exp(float x)
 {
     const float shift = 0x1.8p23f;
-    x = -88.03f > x ? -88.03f : x; /* in this order NaN passes */
+    x = -88.03f > x ? -88.03f : x; /* this order lets NaN pass */
     x = 88.8f < x ? 88.8f : x;
     const float magic = __fmaf_rn(x, 0x1.715476p0f, shift);
     const float n = magic - shift;
@@ -45,7 +45,7 @@ PD_DEVICE float pd_sigmoid(float x)
     return __fdiv_rn(1.0f, 1.0f + pd_exp(0.0f - x));
 }
 
-/* RoPE of a pair; the inverse has -sine. */
+/* Rotates a pair (RoPE); pass -sine for the inverse. */
 PD_DEVICE void pd_rotate(float &a, float &b, float cosine, float sine)
 {
     const float turned = __fmaf_rn(a, cosine, 0.0f - b * sine);
@@ -53,8 +53,8 @@ PD_DEVICE void pd_rotate(float &a, float &b, float cosine, float sine)
     a = turned;
 }
 
-/* The tree 0+8, 1+9, ..., then +4, +2, +1 over sixteen neighbouring threads, all of which get the sum. Every thread of the
- * warp calls. */
+/* Sums over sixteen adjacent threads as the tree 0+8, 1+9, ..., then +4, +2, +1; all get the sum. Every thread of the warp
+ * must call. */
 template <typename T> PD_DEVICE T pd_lanes_sum(T x)
 {
     for (int half = 8; half >= 1; half /= 2)

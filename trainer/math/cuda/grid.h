@@ -1,11 +1,11 @@
-/* What a kernel source may use besides C++: CUDA under nvcc, fibers on the host where PD_SIMT is defined (tests/simt).
- * README.md beside this says how to write a kernel that is both.
+/* What kernel sources may use besides C++: CUDA under nvcc, or fibers on the host if PD_SIMT is defined (tests/simt).
+ * README.md in this folder explains how to write a kernel for both.
  *
  *   PD_SHARED(float, tile, [16][33]);     shared memory of the block; PD_SHARED_DYNAMIC(bytes): the launch's, unsigned char
  *   PD_LAUNCH(err, kernel, grid, block, shared_bytes, stream, arguments...)   a pd_status; a kernel<a, b> in parentheses;
  *                                         an empty grid is fine and runs nothing
  *
- *   invariant  no operation here rounds twice or otherwise than its name says; no floating-point atomics */
+ *   invariant  every operation rounds once, as its name says; no floating-point atomics */
 #pragma once
 
 #ifdef PD_SIMT
@@ -20,8 +20,8 @@
 
 #include "trainer/math/cuda/kernels.h"
 
-/* Of shared memory, what a block can ask for on every device of compute capability 8.0 and later: 8.6, 8.9 and 12.0 have no
- * more (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"). */
+/* Shared memory that a block can request on every device of compute capability 8.0 and later: 8.6, 8.9 and 12.0 have no more
+ * (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"). */
 #define PD_SHARED_EVERYWHERE 101376u
 #define PD_WARP 32u
 #define PD_WARP_ALL 0xffffffffu
@@ -32,7 +32,7 @@
 #define PD_SHARED(type, name, ...) __shared__ __align__(16) type name __VA_ARGS__
 #define PD_SHARED_DYNAMIC(name) extern __shared__ __align__(128) unsigned char name[]
 
-/* ---- 16-bit formats as bits; to nearest even, infinity when too large, subnormals kept ---- */
+/* ---- 16-bit formats as bits; to nearest even, infinity if too large, subnormals kept ---- */
 
 PD_DEVICE float pd_f32_of_bf16(uint16_t half)
 {
@@ -54,7 +54,7 @@ PD_DEVICE uint16_t pd_f16_of_f32(float x)
     return __half_as_ushort(__float2half_rn(x));
 }
 
-/* 2^x by the special function unit: 2 ulp, its own bits on each kind of device. */
+/* 2^x by the special function unit: 2 ulp; bits differ between kinds of devices. */
 PD_DEVICE float pd_exp2_fast(float x)
 {
     float y;
@@ -108,8 +108,8 @@ template <enum pd_dtype D> PD_DEVICE void pd_mma_m16n8k16(float (&c)[4], const u
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/* 16 bytes, both addresses 16-aligned, through the second-level cache only. Not valid: `global` is not read and zeros are
- * written. The bytes are there for this thread after a wait for their group; for others after a barrier as well. */
+/* Copies 16 bytes, both addresses 16-aligned, through the L2 cache only. If not valid, does not read `global` and writes
+ * zeros. This thread sees the bytes after a wait for their group; others after a barrier as well. */
 PD_DEVICE void pd_cp_async16(void *shared, const void *global, bool valid)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(pd_shared_address(shared)), "l"(global),
@@ -122,7 +122,7 @@ PD_DEVICE void pd_cp_async_commit(void)
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Waits until at most `pending` of this thread's latest groups are under way. */
+/* Waits until at most `pending` of this thread's latest groups are in flight. */
 template <int pending> PD_DEVICE void pd_cp_async_wait(void)
 {
     asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
@@ -141,7 +141,7 @@ pd_status pd_cuda_launch(struct pd_error *err, const char *name, void (*kernel)(
     if (shared_bytes > PD_SHARED_WITHOUT_ASKING)
         code = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)shared_bytes);
     if (code == cudaSuccess) kernel<<<grid, block, shared_bytes, static_cast<cudaStream_t>(stream)>>>(arguments...);
-    /* The launch's; or what cudaFuncSetAttribute left, which the next kernel's launch would meet. */
+    /* From the launch; or left by cudaFuncSetAttribute, which the next kernel's launch would report. */
     const cudaError_t left = cudaGetLastError();
     if (code == cudaSuccess) code = left;
     if (code == cudaSuccess) return PD_OK;
@@ -164,7 +164,7 @@ PD_DEVICE uint32_t pd_pack_f16(float low, float high)
     return (uint32_t)pd_f16_of_f32(low) | (uint32_t)pd_f16_of_f32(high) << 16;
 }
 
-/* Calls statement with `D` a constant of the value of dtype. */
+/* Runs the statement with `D` as a constant equal to dtype. */
 #define PD_WITH_DTYPE(dtype, D, ...)             \
     do {                                         \
         if ((dtype) == PD_F32) {                 \

@@ -1,24 +1,24 @@
-/* What kernels of compute capability 9.0 use besides grid.h: matrix products of a warpgroup, barriers that count bytes, and
- * boxes of tensors copied into shared memory. Compiled for sm_90a only, and for the host (tests/simt/simt_hopper.h).
+/* What kernels for compute capability 9.0 use besides grid.h: warpgroup matrix products, barriers that count bytes, and
+ * tensor boxes copied into shared memory. Compiled only for sm_90a, and for the host (tests/simt/simt_hopper.h).
  *
- * A tile is boxes of ROWS rows by 64 columns of 16-bit numbers, 1024-aligned: 16-byte chunk c of row r, 128 bytes a row,
- * lies at place c ^ (r & 7). Both the copies and the products know this order ("128-byte swizzle").
+ * A tile consists of boxes of ROWS rows by 64 columns of 16-bit numbers, 1024-aligned. The 16-byte chunk c of row r, 128
+ * bytes per row, is stored at c ^ (r & 7). Both copies and products use this order ("128-byte swizzle").
  *
- *   invariant  everything of a product (its registers, its tiles) is left alone from the product to the wait for its group
+ *   invariant  do not touch the registers and tiles of a product between the product and the wait for its group
  *   source     PTX ISA 9.0, "Asynchronous Warpgroup Level Matrix Instructions", "mbarrier", "cp.async.bulk.tensor" */
 #pragma once
 
 #include "trainer/math/cuda/grid.h"
 
 #define PD_WARPGROUP 128u
-#define PD_BOX 64u /* rows and columns of what one copy brings */
+#define PD_BOX 64u /* rows and columns per copy */
 #define PD_BOX_BYTES (PD_BOX * PD_BOX * 2u)
 
 #ifdef PD_SIMT
 #include <simt_hopper.h>
 #else
 
-/* The device's words for an array (sequences, rows, columns) in global memory. */
+/* The device's descriptor of an array (sequences, rows, columns) in global memory. */
 struct alignas(128) pd_tensor_map {
     uint64_t words[16];
 };
@@ -30,7 +30,7 @@ PD_DEVICE void pd_barrier_init(uint64_t *barrier, uint32_t arrivals)
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(pd_shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
-/* By whoever has initialised barriers, before others see them. */
+/* Called by the thread that initialised barriers, before others see them. */
 PD_DEVICE void pd_barrier_init_done()
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -41,14 +41,14 @@ PD_DEVICE void pd_barrier_arrive(uint64_t *barrier)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(pd_shared_address(barrier)) : "memory");
 }
 
-/* Arrives, and the phase does not end before `bytes` more have been copied. */
+/* Arrives; the phase then ends only after `bytes` more are copied. */
 PD_DEVICE void pd_barrier_arrive_expect(uint64_t *barrier, uint32_t bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(pd_shared_address(barrier)), "r"(bytes)
                  : "memory");
 }
 
-/* Until the phase of this parity has ended; the first is 0. */
+/* Waits for the end of the phase of this parity; the first is 0. */
 PD_DEVICE void pd_barrier_wait(uint64_t *barrier, uint32_t parity)
 {
     uint32_t done;
@@ -62,7 +62,7 @@ PD_DEVICE void pd_barrier_wait(uint64_t *barrier, uint32_t parity)
 
 /* ---- copies ---- */
 
-/* The box at (sequence, row, column) -> shared, zeros beyond the array; its bytes count at the barrier. */
+/* Copies the box at (sequence, row, column) to shared, zeros beyond the array; the barrier counts its bytes. */
 PD_DEVICE void pd_box_load(void *shared, const pd_tensor_map *map, uint32_t column, uint32_t row, uint32_t sequence,
                            uint64_t *barrier)
 {
@@ -73,7 +73,7 @@ PD_DEVICE void pd_box_load(void *shared, const pd_tensor_map *map, uint32_t colu
         : "memory");
 }
 
-/* Shared memory that this thread has read or written is next touched by copies or products. */
+/* Call between this thread's access to shared memory and copies or products that use it. */
 PD_DEVICE void pd_async_fence()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -81,8 +81,8 @@ PD_DEVICE void pd_async_fence()
 
 /* ---- blocks that take items ---- */
 
-/* An item of `items` that no block has had, or a number not below `items`: none is left. A block asks once after its last, so
- * the last answer of a launch, whose blocks lie along x alone, is the one that leaves 0. */
+/* Returns an item of `items` not yet taken by any block, or a number not below `items`: none left. A block asks once after
+ * its last item, so the last reply of a launch resets the counter to 0. The grid must be one-dimensional. */
 PD_DEVICE uint32_t pd_queue_next(uint32_t *begun, uint32_t items)
 {
     return atomicInc(begun, items + gridDim.x - 1);
@@ -90,8 +90,8 @@ PD_DEVICE uint32_t pd_queue_next(uint32_t *begun, uint32_t items)
 
 /* ---- turns of blocks ---- */
 
-/* Until *count is `value`; what its block wrote before it said so is seen by this thread. Only for what an item of the queue
- * before says, or blocks wait for ever. */
+/* Waits until *count is `value`. This thread then sees everything the other block wrote before setting it. Wait only for an
+ * earlier item of the queue, or blocks deadlock. */
 PD_DEVICE void pd_count_wait(const uint32_t *count, uint32_t value)
 {
     uint32_t now;
@@ -107,19 +107,19 @@ PD_DEVICE void pd_count_say(uint32_t *count, uint32_t value)
 
 /* ---- warpgroups ---- */
 
-/* A barrier of `threads` threads, whole warps, by number: 1 to 15. */
+/* A barrier of `threads` threads, whole warps; number 1 to 15. */
 PD_DEVICE void pd_group_sync(uint32_t number, uint32_t threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-/* The same without waiting: counts for those who do. */
+/* Arrives without waiting. */
 PD_DEVICE void pd_group_arrive(uint32_t number, uint32_t threads)
 {
     asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
 }
 
-/* Registers that a thread of this warpgroup has from here on. */
+/* Sets the number of registers per thread of this warpgroup. */
 template <int count> PD_DEVICE void pd_registers_take()
 {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
@@ -130,9 +130,9 @@ template <int count> PD_DEVICE void pd_registers_give()
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
 }
 
-/* ---- products of a warpgroup, on their way until waited for ---- */
+/* ---- products of a warpgroup, asynchronous until waited for ---- */
 
-/* Before the first product after registers were touched. */
+/* Call before the first product after registers were touched. */
 PD_DEVICE void pd_wgmma_fence()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -143,13 +143,13 @@ PD_DEVICE void pd_wgmma_commit()
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-/* Until at most `pending` of the latest groups are on their way. */
+/* Waits until at most `pending` of the latest groups are in flight. */
 template <int pending> PD_DEVICE void pd_wgmma_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-/* Keeps the compiler from moving what reads or writes c over a begin or a wait. */
+/* Keeps the compiler from moving accesses to c across a begin or a wait. */
 template <int N> PD_DEVICE void pd_wgmma_pin(float (&c)[N][4])
 {
 #pragma unroll
@@ -157,8 +157,9 @@ template <int N> PD_DEVICE void pd_wgmma_pin(float (&c)[N][4])
         asm volatile("" : "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])::"memory");
 }
 
-/* What x, not negative, depends on is computed before the wait that follows. ptxas takes a wait as early as it can, and then
- * nothing is computed while products are on their way; it does not take it over a store, here one that never happens. */
+/* Forces x (not negative), and all it depends on, to be computed before the wait that follows. ptxas moves a wait up as far
+ * as it can, and then nothing is computed during the products. It does not move it across a store; this store never happens.
+ */
 PD_DEVICE void pd_wgmma_delay_wait(float x, void *shared)
 {
     asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.volatile.shared.f32 [%1], %0;\n}" ::"f"(x),
@@ -176,7 +177,7 @@ PD_DEVICE void pd_wgmma_delay_wait(float x, void *shared)
     PD_NAMES32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55," \
                "%56,%57,%58,%59,%60,%61,%62,%63"
 #define PD_EACH(...) __VA_ARGS__
-/* `last`: the number of the operand that says whether c is added to. */
+/* `last`: index of the operand that says whether to add to c. */
 #define PD_PRODUCT(shape, type, names, operands, last, outputs, inputs)                                                \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" last ", 0;\nwgmma.mma_async.sync.aligned." shape "k16.f32." type \
                  "." type " {" names "}, " operands ";\n}"                                                             \
@@ -190,8 +191,8 @@ PD_DEVICE void pd_wgmma_delay_wait(float x, void *shared)
             PD_PRODUCT(shape, "f16", __VA_ARGS__);  \
     } while (0)
 
-/* c (64, 8 N) = [c +] A (64,16) B (16, 8 N), c[n] as of pd_mma_m16n8k16 for columns from 8 n; warp w of the four has rows
- * from 16 w. a, b: matrix descriptors of rows that are A's rows, and B's columns. */
+/* c (64, 8 N) = [c +] A (64,16) B (16, 8 N). c[n] as in pd_mma_m16n8k16 for columns from 8 n; warp w of the four has rows
+ * from 16 w. a, b: matrix descriptors whose rows are A's rows, and B's columns. */
 template <enum pd_dtype T, bool ADD, int N> PD_DEVICE void pd_wgmma(float (&c)[N][4], uint64_t a, uint64_t b)
 {
     static_assert(N == 8 || N == 16, "64 or 128 columns");
@@ -201,7 +202,7 @@ template <enum pd_dtype T, bool ADD, int N> PD_DEVICE void pd_wgmma(float (&c)[N
         PD_PRODUCT_TYPES("m64n128", PD_NAMES64, "%64, %65, p, 1, 1, 0, 0", "66", (PD_C64), ("l"(a), "l"(b), "n"((int)ADD)));
 }
 
-/* c (64, 64) += A B where both describe rows that are k. */
+/* c (64, 64) += A B; rows of both descriptors are k. */
 template <enum pd_dtype T> PD_DEVICE void pd_wgmma_down(float (&c)[8][4], uint64_t a, uint64_t b)
 {
     PD_PRODUCT_TYPES("m64n64", PD_NAMES32, "%32, %33, p, 1, 1, 1, 1", "34", (PD_C32), ("l"(a), "l"(b), "n"(1)));
@@ -209,7 +210,7 @@ template <enum pd_dtype T> PD_DEVICE void pd_wgmma_down(float (&c)[8][4], uint64
 
 #define PD_A4 "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
 
-/* A in registers, as of pd_mma_m16n8k16. TURNED: b describes rows that are k. */
+/* A in registers, as in pd_mma_m16n8k16. TURNED: rows of b's descriptor are k. */
 template <enum pd_dtype T, bool ADD, bool TURNED, int N>
 PD_DEVICE void pd_wgmma(float (&c)[N][4], const uint32_t (&a)[4], uint64_t b)
 {
@@ -224,8 +225,7 @@ PD_DEVICE void pd_wgmma(float (&c)[N][4], const uint32_t (&a)[4], uint64_t b)
 
 #endif
 
-/* An array (sequences, rows, columns), rows ld elements apart, as boxes are copied from it; what is not on 16 bytes cannot.
- */
+/* Describes an array (sequences, rows, columns), rows ld elements apart, for box copies; needs 16-byte alignment. */
 pd_status pd_tensor_map_make(pd_tensor_map *map, const void *data, uint64_t columns, uint64_t ld, uint64_t rows,
                              uint64_t sequences, struct pd_error *err);
 
