@@ -29,6 +29,6 @@ struct pd_adam_step {
 
 struct pd_adam_step pd_adam_step_make(const struct pd_update_config *config);
 
-/* isa resolved; pool NULL: runs in the caller alone. threads one caller per pool */
+/* isa resolved; pool NULL: runs in the caller alone.   threads  one caller per pool */
 void pd_cpu_adam(struct pd_thread_pool *pool, enum pd_isa isa, const struct pd_adam_step *step,
                  const struct pd_update_range *range);

@@ -24,8 +24,7 @@ struct pd_crossing;
 struct pd_crossing_options {
     struct pd_dev *dev;
     struct pd_stream *compute, *copies_in, *copies_out;
-    uint64_t extent_elements;      /* most elements of an extent, each part rounded up to pages of gradients; a multiple
-                                      of 1024 */
+    uint64_t extent_elements;      /* most elements of an extent, each part rounded up to pages of gradients; 1024 * n */
     uint64_t copy_bytes;           /* bytes of one element of the copy: 2 or 4 */
     void *buffers;                 /* (pd_crossing_bytes) host memory, pinned for speed */
     struct pd_device_spans *spans; /* NULL: do not measure times */

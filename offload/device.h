@@ -1,5 +1,4 @@
-/* A device for offload and trainer: memory, streams, events, copies. Each backend is one constant table, every slot
- * filled.
+/* A device for offload and trainer: memory, streams, events, copies. A backend is one constant table, every slot filled.
  *
  * Work on one stream runs in order; work on two streams is ordered only by events. CPU streams complete at once, so both
  * backends keep one contract: after pd_dev_stream_sync all work given to the stream has completed.
@@ -79,7 +78,7 @@ uint32_t pd_dev_cuda_count(void);
 /* As struct pd_dev has it, of a GPU that is not opened for it; "" where that is not known. */
 void pd_dev_cuda_identity(uint32_t index, char ret_identity[33]);
 /* Returns the memory of a GPU that this process has not opened, and leaves the GPU as it was. For a process that starts
- * others there. As slow as opening. errors PD_UNSUPPORTED, PD_DEVICE_LOST, PD_NO_MEMORY: not even enough for this call */
+ * others there. As slow as opening.   errors  PD_UNSUPPORTED, PD_DEVICE_LOST, PD_NO_MEMORY: not even enough for this call */
 PD_MUST_USE pd_status pd_dev_cuda_room(uint32_t index, char ret_name[96], struct pd_dev_memory *ret_memory,
                                        struct pd_error *err);
 

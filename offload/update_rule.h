@@ -60,7 +60,7 @@ struct pd_update_range {
 struct pd_update_rule {
     const char *name, *title; /* title: name of its time in traces */
     struct pd_update_step (*prepare)(const struct pd_update_config *config);
-    /* Host memory, any alignment; isa resolved; pool NULL: runs in the caller alone. threads one caller per pool */
+    /* Host memory, any alignment; isa resolved; pool NULL: runs in the caller alone.   threads  one caller per pool */
     void (*update)(struct pd_thread_pool *pool, enum pd_isa isa, const struct pd_update_step *step,
                    const struct pd_update_range *range);
 };

@@ -92,7 +92,7 @@ PD_MUST_USE pd_status pd_command_parse(const struct pd_usage *usage, int argc, c
 /* Fails with "--name=text: expected ...", for `set`. */
 PD_MUST_USE pd_status pd_option_refuse(const struct pd_option *option, const char *text, const char *expected,
                                        struct pd_error *err);
-/* Removes the first word that is not an override from words such as `CONFIG key=value ...`. returns it, or NULL */
+/* Removes the first word that is not an override from words such as `CONFIG key=value ...`.   returns  it, or NULL */
 const char *pd_command_take_config(const char **words, uint32_t *count);
 
 /* For commands of commands: `perdure ckpt ls ...`. Prints the list for --help and help; `help NAME` is `NAME --help`. */

@@ -8,23 +8,23 @@
 #include <sys/mman.h>
 
 #define HUGE_PAGE (2ull << 20)
-/* Not canonical on x86-64 and never mapped elsewhere: touching what a dry arena gave faults at once. */
+/* Not canonical on x86-64 and never mapped elsewhere: touching a dry arena's memory faults at once. */
 #define DRY_BASE (1ull << 62)
 
 struct region {
     char *base;
     uint64_t mapped_bytes; /* of base */
-    uint64_t most_bytes;   /* what the plan allows */
+    uint64_t most_bytes;   /* limit from the plan */
     uint64_t taken_bytes;  /* handed out here */
-    uint64_t noted_bytes;  /* counted here, held elsewhere */
-    uint64_t host_bytes;   /* of both, what is the host's; counted here and not apart */
+    uint64_t noted_bytes;  /* counted here, allocated elsewhere */
+    uint64_t host_bytes;   /* the host's part of both; counted but not mapped separately */
 };
 
 struct pd_arena {
     bool dry, frozen;
     struct region regions[PD_MEMORY_CATEGORY_COUNT];
-    struct pd_arena_source source;                 /* map NULL: host memory is not apart */
-    struct region hosts[PD_MEMORY_CATEGORY_COUNT]; /* with a source: the host's */
+    struct pd_arena_source source;                 /* map NULL: host memory is not separate */
+    struct region hosts[PD_MEMORY_CATEGORY_COUNT]; /* with a source: host memory */
     uint64_t library_bytes;
 };
 
@@ -61,8 +61,7 @@ static uint64_t round_up(uint64_t bytes)
     return rounded;
 }
 
-/* Regions of some size start on a huge page, so that the kernel can back them with those: fewer misses of the page tables.
- */
+/* Starts large regions on a huge page, so that the kernel can use huge pages: fewer TLB misses. */
 static char *map_region(uint64_t bytes)
 {
     uint64_t slack = bytes >= 2 * HUGE_PAGE ? HUGE_PAGE : 0, asked;
@@ -73,7 +72,7 @@ static char *map_region(uint64_t bytes)
     uint64_t head = (HUGE_PAGE - (uintptr_t)start % HUGE_PAGE) % HUGE_PAGE;
     if (head) munmap(start, head);
     if (head < slack) munmap(start + head + bytes, slack - head);
-    madvise(start + head, bytes, MADV_HUGEPAGE); /* advice: a refusal changes nothing */
+    madvise(start + head, bytes, MADV_HUGEPAGE); /* only advice: may fail */
     return start + head;
 }
 
@@ -116,7 +115,7 @@ pd_status pd_arena_new(const struct pd_memory_plan *plan, struct pd_arena **ret_
     return PD_OK;
 }
 
-/* noted: of the plan's bytes, those that are held elsewhere. */
+/* noted: the part of the plan's bytes that is allocated elsewhere. */
 static pd_status map_from(const struct pd_arena_source *source, bool is_host, uint64_t planned, uint64_t noted, int category,
                           struct region *region, struct pd_error *err)
 {
@@ -193,7 +192,7 @@ static void *take_from(struct pd_arena *arena, struct region *region, enum pd_me
     uint64_t offset = region->taken_bytes;
     count_bytes(arena, region, &region->taken_bytes, bytes);
     if (arena->dry) return (void *)(uintptr_t)(DRY_BASE + ((uint64_t)category << 54) + offset); /* NOLINT: never touched */
-    static _Alignas(PD_ARENA_ALIGN) char nothing[PD_ARENA_ALIGN]; /* where a category without bytes is asked for none */
+    static _Alignas(PD_ARENA_ALIGN) char nothing[PD_ARENA_ALIGN]; /* returned for 0 bytes of a category without bytes */
     return region->base ? region->base + offset : nothing;
 }
 
@@ -203,7 +202,7 @@ void *pd_arena_take(struct pd_arena *arena, enum pd_memory_category category, ui
     return take_from(arena, &arena->regions[category], category, bytes);
 }
 
-/* The host's region, or the part that is counted as the host's. */
+/* The host's region, or else the region in which host bytes are counted. */
 static struct region *host_region(struct pd_arena *arena, enum pd_memory_category category, uint64_t bytes)
 {
     PD_CHECK((unsigned)category < PD_MEMORY_CATEGORY_COUNT);

@@ -30,7 +30,7 @@ uint64_t pd_cgroup_key(FILE *file, const char *wanted)
     return 0;
 }
 
-/* "cpu,cpuacct" has "cpu". */
+/* True if a comma-separated list has the word: "cpu,cpuacct" has "cpu". */
 static bool has_word(const char *list, const char *word)
 {
     const size_t length = strlen(word);
@@ -40,7 +40,7 @@ static bool has_word(const char *list, const char *word)
 }
 
 struct mount {
-    char root[PATH_ROOM / 2], point[PATH_ROOM / 2]; /* the group that is mounted, and where */
+    char root[PATH_ROOM / 2], point[PATH_ROOM / 2]; /* the mounted group, and its mount point */
 };
 
 /* "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu" */

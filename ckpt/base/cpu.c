@@ -20,7 +20,7 @@ const char *pd_isa_name(enum pd_isa isa)
 }
 
 #if defined(__x86_64__)
-/* Which clang's __builtin_cpu_supports does not know. */
+/* clang's __builtin_cpu_supports does not know F16C. */
 static bool has_f16c(void)
 {
     unsigned a, b, c, d;
@@ -28,7 +28,7 @@ static bool has_f16c(void)
 }
 #endif
 
-/* __builtin_cpu_supports asks the processor and whether the system saves the registers. */
+/* __builtin_cpu_supports checks the processor, and that the system saves the registers. */
 bool pd_isa_available(enum pd_isa isa)
 {
 #if defined(__x86_64__)
@@ -67,7 +67,7 @@ pd_status pd_isa_resolve(enum pd_isa asked, enum pd_isa *ret_isa, struct pd_erro
 static void take_quota(void *context, const struct pd_cgroup *group)
 {
     double *least = context;
-    uint64_t quota = 0, period = 0; /* "max" and -1, which do not read as one, are none */
+    uint64_t quota = 0, period = 0; /* "max" and -1 do not parse: no quota */
     FILE *file = pd_cgroup_open(group, group->is_v2 ? "cpu.max" : "cpu.cfs_quota_us");
     const int fields = file ? fscanf(file, "%" SCNu64 " %" SCNu64, &quota, &period) : 0;
     if (file) (void)fclose(file);

@@ -30,7 +30,7 @@ static struct fault faults[FAULTS_MAX];
 static unsigned fault_count;
 static char once_file[ONCE_PATH_MAX];
 
-/* "name[@rank]:nth[:action]", cut up in place. */
+/* Parses "name[@rank]:nth[:action]" and cuts it up in place. */
 static bool parse_fault(char *word, struct fault *fault)
 {
     char *nth = strchr(word, ':');
@@ -105,7 +105,7 @@ static bool first_to_fire(void)
     return true;
 }
 
-/* raise, not kill: of a signal to the process another thread may hear first, and this one would go on meanwhile. */
+/* raise, not kill: another thread might receive a process-directed signal first, and this thread would go on. */
 static void fire(enum action action)
 {
     if (action == ACTION_EXIT) _exit(EXIT_INTERNAL);
@@ -115,7 +115,7 @@ static void fire(enum action action)
         pause();
 }
 
-/* The fault whose n-th passage this is, or NULL. All that name the place count it. */
+/* Returns the fault that is due with this pass, or NULL. Counts the pass for all faults of that name. */
 static const struct fault *find_due(const char *name)
 {
     const struct fault *due = NULL;

@@ -46,7 +46,7 @@ void pd_heartbeat_unmap(const struct pd_heartbeat *mapped, uint32_t ranks)
     if (mapped) munmap((void *)(uintptr_t)mapped, ranks * sizeof *mapped);
 }
 
-/* Processes that are one rank have one heartbeat. NULL: nobody looks, or this thread is no rank's. */
+/* A process that is one rank has one heartbeat. NULL: no watcher, or this thread belongs to no rank. */
 static struct pd_heartbeat *mine(void)
 {
     const int rank = pd_rank_current();

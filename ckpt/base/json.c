@@ -64,7 +64,7 @@ static void put_string(struct pd_json_writer *w, const char *text)
     put(w, "\"");
 }
 
-/* Comma, line, key: everything that stands before a value. */
+/* Writes comma, line break and key before a value. */
 static void before_value(struct pd_json_writer *w, const char *key)
 {
     const bool in_object = w->depth && w->closers[w->depth - 1] == '}';
@@ -155,7 +155,7 @@ void pd_json_double(struct pd_json_writer *w, const char *key, double value)
     }
     if (isinf(value)) snprintf(text, sizeof text, value > 0 ? "\"inf\"" : "\"-inf\"");
     before_value(w, key);
-    put(w, "%s", strcmp(text, "-0") == 0 ? "-0.0" : text); /* a bare -0 is an integer and would lose its sign */
+    put(w, "%s", strcmp(text, "-0") == 0 ? "-0.0" : text); /* "-0" would be an integer and lose its sign */
 }
 
 void pd_json_measured(struct pd_json_writer *w, const char *key, double value)
@@ -211,8 +211,8 @@ pd_status pd_json_writer_finish(struct pd_json_writer *w, const char **ret_text,
 
 /* ---- reading: a pd_json_value is Jansson's json_t, never dereferenced by anybody else ---- */
 
-/* What Jansson takes for a document lies in an obstack, and goes with it. Where memory is out its parser may drop a character,
- * speak of bad syntax or end in an assert (2.14): none of that is entered, since the parse is left at once. */
+/* A Jansson document lives in an obstack and is freed with it. Out of memory Jansson's parser may drop a character,
+ * report bad syntax or fail an assert (2.14), so the allocator leaves the parse with a long jump instead. */
 struct pd_json_document { /* stays where it is */
     struct obstack memory;
     json_t *root;
@@ -227,7 +227,7 @@ static void leave_parse(void)
     longjmp(under_way->out_of_memory, 1);
 }
 
-/* Other users of Jansson in the process are on other threads, or come when nothing is parsed here. */
+/* Other users of Jansson in the process are on other threads, or run while nothing is parsed here. */
 static void *take_for_jansson(size_t bytes)
 {
     if (!under_way) return malloc(bytes);
@@ -246,7 +246,7 @@ static void give_functions(void)
     obstack_alloc_failed_handler = leave_parse;
 }
 
-/* False: memory is out. */
+/* False: out of memory. */
 static bool parse(struct pd_json_document *document, const char *text, size_t bytes, size_t flags, json_error_t *ret_problem)
 {
     under_way = document;
@@ -259,7 +259,7 @@ static bool parse(struct pd_json_document *document, const char *text, size_t by
     return has_memory;
 }
 
-/* *ret_document: NULL: no JSON, by *ret_problem.   errors PD_NO_MEMORY */
+/* *ret_document NULL: not JSON, see *ret_problem.   errors  PD_NO_MEMORY */
 static pd_status load(const char *text, size_t bytes, size_t flags, struct pd_json_document **ret_document,
                       json_error_t *ret_problem, struct pd_error *err)
 {

@@ -20,13 +20,13 @@
 #define MODULE_NAME_MAX 24
 
 struct levels {
-    enum pd_log_level all, most; /* of every module not named; the highest of any */
+    enum pd_log_level all, most; /* level of modules not named; the highest of any module */
     unsigned count;
     struct {
         char name[MODULE_NAME_MAX];
         enum pd_log_level level;
     } modules[MODULES_MAX];
-    struct levels *replaced; /* readers may still hold it: kept until exit */
+    struct levels *replaced; /* readers may still use it: kept until exit */
 };
 
 struct sink {
@@ -145,7 +145,7 @@ static size_t format_prefix(char *line, size_t capacity, enum pd_log_level level
     return used;
 }
 
-/* The result of a failed write of a log line has nobody to go to. */
+/* A failed write of a log line is ignored: there is nobody to report it to. */
 static void write_stderr(const char *line, size_t bytes)
 {
     while (bytes) {

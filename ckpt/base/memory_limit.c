@@ -15,7 +15,7 @@ static const struct names versions[2] = {
 struct reading {
     struct pd_memory_limit limit;
     bool any;
-    uint64_t swap, whole; /* the least that is allowed: of swap, and of memory and swap together, as version 1 counts */
+    uint64_t swap, whole; /* smallest limits: of swap, and of memory and swap together, as version 1 counts */
 };
 
 static void take_tighter(struct reading *r, uint64_t free_bytes, uint64_t limit_bytes, const struct pd_cgroup *group)

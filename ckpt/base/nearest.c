@@ -63,7 +63,7 @@ static bool taken(const uint32_t *indices, uint32_t count, uint32_t index)
     return false;
 }
 
-/* The next run of letters ("llama") or of digits with the letter of a unit behind them ("8b"). NULL: there is none. */
+/* Returns the next run of letters ("llama") or of digits with a unit's letter ("8b"), or NULL. */
 static const char *next_part(const char *text, size_t *ret_length)
 {
     size_t length = 0;
@@ -80,7 +80,7 @@ static const char *next_part(const char *text, size_t *ret_length)
     return text;
 }
 
-/* Parts of a that b does not have. */
+/* Counts the parts of a that b lacks. */
 static uint32_t parts_apart(const char *a, const char *b)
 {
     uint32_t apart = 0;

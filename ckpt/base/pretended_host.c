@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The word after `count` commas; past the last one from the first on. */
+/* Returns word `count` of a comma-separated list, starting over after the last. */
 static void word_of(const char *list, uint32_t count, char ret[64])
 {
     const char *at = list;

@@ -18,7 +18,7 @@ bool pd_process_read(int process, const char *name, char *ret_text, size_t bytes
     return got > 0;
 }
 
-/* Behind the name, which may hold anything: state, parent, ... */
+/* Returns the text of /proc/<process>/stat after the name, which may hold anything: state, parent, ... */
 static const char *stat_of(int process, char text[1024])
 {
     const char *end = pd_process_read(process, "stat", text, 1024) ? strrchr(text, ')') : NULL;

@@ -18,7 +18,7 @@ static int open_retried(const char *path, int flags)
     return fd;
 }
 
-/* Nothing has to wait for a pipe any more, and io_uring would refuse what has to wait for a disk. */
+/* Clears O_NONBLOCK: it was only for opening a pipe, and io_uring would refuse reads that must wait for the disk. */
 static int let_wait(int fd)
 {
     const int flags = fcntl(fd, F_GETFL);
@@ -52,7 +52,7 @@ static int append(int fd, const char *line, size_t bytes)
     struct iovec parts[] = {{"\n", last != '\n'}, {(char *)(uintptr_t)line, bytes}};
     const ssize_t written = writev(fd, parts, 2);
     if (written == (ssize_t)(parts[0].iov_len + bytes)) return 0;
-    const int number = written < 0 ? errno : ENOSPC; /* a short write is a full disk */
+    const int number = written < 0 ? errno : ENOSPC; /* a short write means a full disk */
     if (written > 0 && fstat(fd, &now) == 0 && now.st_size == before.st_size + written) (void)!ftruncate(fd, before.st_size);
     return number;
 }

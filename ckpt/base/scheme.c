@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-/* How many bytes the scheme has; 0: the path has none. */
+/* Length of the scheme; 0 if the path has none. */
 static size_t scheme_bytes(const char *path)
 {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";

@@ -6,5 +6,5 @@
 /* NULL: never stops. Only the thread that received it may call it. */
 typedef bool (*pd_should_stop)(void);
 
-/* Passes the fault point `place` (fault.h), then asks. errors PD_STOPPED: "asked to leave" */
+/* Passes the fault point `place` (fault.h), then asks.   errors  PD_STOPPED: "asked to leave" */
 PD_MUST_USE pd_status pd_stop_check(pd_should_stop should_stop, const char *place, struct pd_error *err);

@@ -7,7 +7,7 @@
 #include <emmintrin.h>
 
 #define LINE 64u
-#define STREAM_BYTES_MIN 4096u /* below, the caches win */
+#define STREAM_BYTES_MIN 4096u /* below this the caches are faster */
 
 /* dst is a multiple of 16 bytes. */
 static void copy_line(char *dst, const char *src)
@@ -30,12 +30,12 @@ void pd_stream_copy(void *dst, const void *src, size_t bytes)
         memcpy(to, from, bytes);
         return;
     }
-    size_t head = (LINE - (uintptr_t)to % LINE) % LINE; /* whole lines: half ones are read and written back */
+    size_t head = (LINE - (uintptr_t)to % LINE) % LINE; /* whole lines: partial ones would be read and written back */
     memcpy(to, from, head);
     size_t lines_end = head + (bytes - head) / LINE * LINE;
     for (size_t i = head; i < lines_end; i += LINE)
         copy_line(to + i, from + i);
-    _mm_sfence(); /* streaming stores are not ordered with others */
+    _mm_sfence(); /* streaming stores are not ordered with other stores */
     memcpy(to + lines_end, from + lines_end, bytes - lines_end);
 }
 

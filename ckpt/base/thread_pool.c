@@ -1,11 +1,11 @@
-/* A job is opened, joined and closed through one 32-bit word, which is also the futex everybody waits on.
+/* One 32-bit word opens, joins and closes a job; it is also the futex everybody waits on.
  *
  *   state  = generation << 13 | active << 1 | open
  *   caller : write job, next = 0     -> open (generation + 1, active 0) -> claim indices -> close -> wait until active is 0
  *   worker : wait until open and new -> active + 1                      -> claim indices -> active - 1
  *
  *   invariants  1. job fields change only while the word is closed with active 0; they are read only between join and leave
- *               2. a worker that wakes late cannot join: the caller never waits for a thread that took no part
+ *               2. a worker that wakes late cannot join: the caller never waits for a thread that did not join
  *               3. indices are claimed from one counter, so each runs exactly once
  */
 #include "ckpt/base/thread_pool.h"
@@ -33,28 +33,28 @@
 #define STATE_GENERATION_ONE 0x2000u
 #define STATE_GENERATION_MASK (~(STATE_GENERATION_ONE - 1))
 #define THREADS_MAX 4095u
-#define SPINS_MIN 32 /* turns of a waiting loop, tens of nanoseconds each */
+#define SPINS_MIN 32 /* iterations of a waiting loop, tens of nanoseconds each */
 #define SPINS_MAX 4096
 #define WAITER_WORKER 1u
 #define WAITER_CALLER 2u
 
 struct pd_thread_pool {
-    /* Written for every job: a cache line each, so that claiming does not disturb waiting. */
+    /* Written for every job. Each has its own cache line, so that claiming does not disturb waiting. */
     _Alignas(64) _Atomic uint32_t state;
     _Alignas(64) _Atomic uint64_t next;
-    _Alignas(64) _Atomic uint32_t sleepers; /* workers in the kernel, or on the way there */
+    _Alignas(64) _Atomic uint32_t sleepers; /* workers asleep in the kernel, or about to be */
     _Alignas(64) uint64_t count;
     void (*body)(void *context, uint64_t index);
     void *context;
     _Atomic bool stopping;
-    bool in_parallel; /* the caller's: catches nesting */
-    bool counted;     /* in threads_alive */
+    bool in_parallel; /* caller only: catches nesting */
+    bool counted;     /* counted in threads_alive */
     unsigned thread_count, cpu_count, started;
-    unsigned spins; /* the caller's */
+    unsigned spins; /* caller only */
     pthread_t *threads;
 };
 
-/* Threads of all pools of this process: spinning helps only while each has a core to itself. */
+/* Threads of all pools of this process: spinning helps only if each has a core to itself. */
 static _Atomic uint32_t threads_alive;
 
 static long futex(_Atomic uint32_t *word, int operation, uint32_t value, uint32_t mask)
@@ -113,8 +113,8 @@ static bool may_spin(const struct pd_thread_pool *pool)
     return atomic_load_explicit(&threads_alive, memory_order_relaxed) <= pool->cpu_count;
 }
 
-/* Waiting that was rewarded may take longer the next time, waiting in vain shorter: other processes want the cores too, and
- * nobody tells how many there are. */
+/* Spins longer next time if spinning succeeded, else shorter: other processes need the cores too, and their number is
+ * unknown. */
 static unsigned spins_adapted(unsigned spins, bool rewarded)
 {
     spins = rewarded ? 2 * spins : spins / 2;
@@ -129,7 +129,7 @@ static void run_indices(struct pd_thread_pool *pool)
     }
 }
 
-/* True when an open job of a generation other than *seen was joined; *seen is then its generation. */
+/* Joins an open job of a generation other than *seen and sets *seen to it. False if there is none. */
 static bool worker_join(struct pd_thread_pool *pool, uint32_t *seen)
 {
     uint32_t state = atomic_load_explicit(&pool->state, memory_order_acquire);
@@ -163,7 +163,7 @@ static bool worker_spin(struct pd_thread_pool *pool, uint32_t seen, unsigned spi
     return false;
 }
 
-/* Returns when there may be something to join. */
+/* Returns when there may be a job to join. */
 static void worker_wait(struct pd_thread_pool *pool, uint32_t seen, unsigned *spins)
 {
     if (may_spin(pool)) {
@@ -257,7 +257,7 @@ static void job_open(struct pd_thread_pool *pool)
     atomic_store_explicit(&pool->next, 0, memory_order_relaxed);
     uint32_t generation = atomic_load_explicit(&pool->state, memory_order_relaxed) & STATE_GENERATION_MASK;
     generation += STATE_GENERATION_ONE;
-    if (generation == 0) generation = STATE_GENERATION_ONE; /* 0 is what a new worker has seen */
+    if (generation == 0) generation = STATE_GENERATION_ONE; /* a new worker starts with 0 as seen */
     atomic_store_explicit(&pool->state, generation | STATE_OPEN, memory_order_seq_cst);
     if (atomic_load_explicit(&pool->sleepers, memory_order_seq_cst) == 0) return;
     uint64_t helpers = pool->count - 1 < pool->thread_count - 1 ? pool->count - 1 : pool->thread_count - 1;

@@ -1,4 +1,4 @@
-/* One buffer a thread, which only that thread fills; the list of buffers, the file and the counts are under one lock. */
+/* One buffer a thread, filled by that thread alone. One lock guards the list of buffers, the file and the counts. */
 #include "ckpt/base/trace.h"
 
 #include "ckpt/base/clock.h"
@@ -25,19 +25,19 @@ struct lane {
     int rank;
 };
 
-/* Filled by its thread without the lock, emptied by it under the lock. Who closes the trace empties and frees all of them: no
+/* Its thread fills it without the lock and empties it under the lock. Closing the trace empties and frees all buffers; no
  * other thread ends spans then. */
 struct buffer {
     struct buffer *next; /* under the lock */
     int rank, thread;
     uint32_t count;
-    uint64_t emptied; /* when, last */
+    uint64_t emptied; /* time of the last emptying */
     struct event events[PD_TRACE_BUFFER_EVENTS];
 };
 
 atomic_bool pd_trace_is_on;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the variables below */
 static FILE *file;
 static char file_name[4096];
 static struct buffer *buffers;
@@ -46,7 +46,7 @@ static struct lane lanes[PD_TRACE_LANES];
 static uint32_t lane_count;
 static int failure; /* errno of the first write that failed */
 
-static atomic_uint generation; /* counts opens: a buffer of an earlier trace is gone */
+static atomic_uint generation; /* incremented by open: a buffer of an earlier trace is gone */
 static _Thread_local struct buffer *mine;
 static _Thread_local unsigned my_generation;
 
@@ -118,7 +118,7 @@ static void empty(struct buffer *b)
     b->count = 0;
 }
 
-/* Names of threads here are letters, digits and dashes. */
+/* Thread names here are letters, digits and dashes. */
 static void put_names(int rank, int thread, const char *name)
 {
     put("{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s\"}},\n", rank, thread, name);
@@ -126,7 +126,7 @@ static void put_names(int rank, int thread, const char *name)
         rank);
 }
 
-/* Numbers beyond those of threads, which end at 2^22. 0: there are too many. */
+/* Lane numbers start above those of threads, which end at 2^22. 0: too many lanes. */
 static int lane_of(const char *name, int rank)
 {
     enum { FIRST = 1 << 23 };

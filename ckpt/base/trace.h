@@ -28,7 +28,7 @@
 
 /* Replaces the file. */
 PD_MUST_USE pd_status pd_trace_open(const char *path, struct pd_error *err);
-/* Writes the remaining events. PD_OK if none is open. errors PD_IO, PD_NO_SPACE: the file is incomplete */
+/* Writes the remaining events. PD_OK if none is open.   errors  PD_IO, PD_NO_SPACE: the file is incomplete */
 PD_MUST_USE pd_status pd_trace_close(struct pd_error *err);
 
 extern atomic_bool pd_trace_is_on;

@@ -4,7 +4,7 @@
 
 uint32_t pd_utf8_decode(const char *text, size_t bytes, size_t *ret_length)
 {
-    static const uint32_t least[] = {0, 0x80, 0x800, 0x10000}; /* longer forms of smaller ones are not UTF-8 */
+    static const uint32_t least[] = {0, 0x80, 0x800, 0x10000}; /* longer encodings of smaller values are invalid */
     const unsigned char *at = (const unsigned char *)text;
     const uint32_t more = *at < 0x80 ? 0 : *at >= 0xf0 ? 3 : *at >= 0xe0 ? 2 : 1;
     uint32_t point = more ? *at & (0x3fu >> more) : *at;

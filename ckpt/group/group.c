@@ -23,7 +23,7 @@ pd_status pd_group_broadcast(struct pd_group *group, uint32_t root, void *data, 
     return group->ops ? group->ops->broadcast(group, root, data, bytes, err) : PD_OK;
 }
 
-/* One rank alone: what it sends it receives. */
+/* One rank alone: receives what it sends. */
 static pd_status exchange_alone(const struct pd_group_piece *sends, uint32_t send_count, const struct pd_group_piece *recvs,
                                 uint32_t recv_count, struct pd_error *err)
 {
@@ -61,7 +61,7 @@ pd_status pd_group_gather_all(struct pd_group *group, const void *mine, uint64_t
     return st;
 }
 
-/* What one rank's outcome looks like to all: which rank failed first, or `size` when none did. */
+/* Agrees on which rank failed first; `size` if none did. */
 static pd_status first_failing_rank(struct pd_group *group, pd_status mine, uint32_t *ret_rank, struct pd_error *err)
 {
     uint32_t status = mine, first = group->size;
@@ -90,7 +90,7 @@ pd_status pd_group_agree(struct pd_group *group, pd_status mine, struct pd_error
     uint32_t failing = 0;
     pd_status st = first_failing_rank(group, mine, &failing, &lost);
     if (st == PD_OK && failing == group->size) return PD_OK;
-    /* A broken group cannot carry messages any more: whoever failed by himself says his own reason. */
+    /* A broken group carries no messages, so each failing rank reports its own reason. */
     if (st == PD_OK) st = pd_group_broadcast(group, failing, &own, sizeof own, &lost);
     if (st != PD_OK) return mine != PD_OK ? pd_error_pass(err, mine, &own) : pd_error_pass(err, st, &lost);
     (void)pd_error_pass(err, own.status, &own);

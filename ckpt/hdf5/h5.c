@@ -1,8 +1,8 @@
-/* The HDF5 library and a file driver of our own for it, in the one file that knows hdf5.h.
+/* Wraps the HDF5 library and implements our own file driver for it. The only file that includes hdf5.h.
  *
  *   invariants  1. the library never touches a disk: the driver reads and writes sparse pages in memory, and drops chunks,
- *                  whose places the caller decides
- *               2. every return of the library is looked at; its error stack is never printed and ends in our message
+ *                  which the caller places
+ *               2. every return value of the library is checked; its error stack is never printed but put into our message
  *               3. one mutex around the library, which need not be built thread-safe
  *               4. nothing depends on time, environment or address: the same calls give the same bytes
  */
@@ -21,7 +21,7 @@
 
 #define ROOM_BYTES (64u << 20)
 
-/* What the driver knows. While a chunk is named, raw data is allocated where the caller wants it and goes nowhere. */
+/* State of the driver. While `chunk` is set, raw data is allocated at the caller's offset and discarded. */
 struct room {
     struct pd_h5_pages pages;
     const struct pd_h5_chunk *chunk; /* or NULL */
@@ -29,19 +29,19 @@ struct room {
 
 struct pd_h5_file {
     struct room room;
-    hid_t file, contiguous; /* dataset creation: early allocation, never filled */
-    hid_t link_creation;    /* intermediate groups */
+    hid_t file, contiguous; /* dataset creation: allocate early, never fill */
+    hid_t link_creation;    /* link creation: make intermediate groups */
     hid_t types[PD_H5_TYPE_COUNT];
 };
 
 static pthread_mutex_t library_mutex = PTHREAD_MUTEX_INITIALIZER;
 static hid_t driver_id = H5I_INVALID_HID;
-static bool driver_lacks_memory; /* under library_mutex: why the driver failed, if it did */
+static bool driver_lacks_memory; /* under library_mutex: the driver failed for lack of memory */
 
 /* ---- the driver ---- */
 
 struct driver_file {
-    H5FD_t base; /* the library's part comes first */
+    H5FD_t base; /* must be the first member for the library */
     struct room *room;
 };
 
@@ -54,7 +54,7 @@ static struct room *room_of(const H5FD_t *file)
     return ((const struct driver_file *)(const void *)file)->room;
 }
 
-/* The chunk that is being named, when this is about raw data. */
+/* Returns the chunk being registered, if this is about raw data. */
 static const struct pd_h5_chunk *chunk_of(const H5FD_t *file, H5FD_mem_t type)
 {
     return type == H5FD_MEM_DRAW ? room_of(file)->chunk : NULL;
@@ -157,7 +157,7 @@ static pd_status library_fail(struct pd_error *err, const char *what, const char
     PD_FAIL(err, PD_BUG, "HDF5 cannot %s%s%s (%s)", what, name[0] ? " " : "", name, text);
 }
 
-/* The library wants to know a filter before it notes its number; it never runs here. */
+/* The library must know a filter before it records its number; the filter never runs here. */
 static size_t filter_refuses(unsigned flags, size_t count, const unsigned values[], size_t bytes, size_t *room,
                              void **buffer)
 {
@@ -172,8 +172,8 @@ static const H5Z_class2_t zstd_class = {.version = H5Z_CLASS_T_VERS,
                                         .name = "zstd",
                                         .filter = filter_refuses};
 
-/* The library crashes where memory runs out inside it: under a limit of the address space (ulimit -v) there must be some left.
- * The caller holds library_mutex: what is mapped here to see whether it fits would be missing in the library meanwhile. */
+/* The library crashes if it runs out of memory, so under an address space limit (ulimit -v) this checks that some is
+ * left. The caller holds library_mutex: otherwise the library would miss what is mapped here for the check. */
 static pd_status check_room(struct pd_error *err)
 {
     struct rlimit limit;
@@ -191,9 +191,9 @@ static pd_status open_library(struct pd_error *err)
 {
     PD_TRY(check_room(err));
     if (driver_id < 0) {
-        H5dont_atexit(); /* its exit handler would run beside threads of ours */
-        /* The superblock extension and groups made on the way are created from the default list, with the time of day in
-         * them unless it says otherwise. */
+        H5dont_atexit(); /* its exit handler would race with our threads */
+        /* The superblock extension and implicit groups use this default list, which stores the time of day unless told
+         * otherwise. */
         if (H5open() >= 0 && H5Pset_obj_track_times(H5P_GROUP_CREATE_DEFAULT, false) >= 0 && H5Zregister(&zstd_class) >= 0)
             driver_id = H5FDregister(&driver_class);
     }
@@ -227,7 +227,7 @@ const char *pd_h5_version(void)
 
 /* ---- types ---- */
 
-/* 16 bits, of which the lowest are the mantissa's. */
+/* A 16-bit float with `mantissa_bits` low bits of mantissa. */
 static hid_t make_half(size_t mantissa_bits, size_t exponent_bias)
 {
     hid_t type = H5Tcopy(H5T_IEEE_F32LE);
@@ -270,7 +270,7 @@ static void close_handles(struct pd_h5_file *file)
     H5Eclear2(H5E_DEFAULT);
 }
 
-/* H5Pset_alignment would let object headers into the gaps between data; pages keep them apart. */
+/* Paged allocation, not H5Pset_alignment, which would put object headers into the gaps between data. */
 static hid_t create_file(struct pd_h5_file *file, hid_t creation, hid_t access)
 {
     struct driver_info info = {&file->room};
@@ -327,7 +327,7 @@ void pd_h5_free(struct pd_h5_file *file)
     if (driver_id >= 0) {
         if (file->file >= 0) H5Fclose(file->file);
         close_handles(file);
-        H5garbage_collect(); /* lists of what was freed: an index's are 16 KiB an object */
+        H5garbage_collect(); /* free lists: an index takes 16 KiB an object */
     }
     pthread_mutex_unlock(&library_mutex);
     pd_h5_pages_deinit(&file->room.pages);
@@ -419,7 +419,7 @@ pd_status pd_h5_dataset(struct pd_h5_file *file, const char *path, enum pd_h5_ty
     return leave_library(reserve(file, path, file->types[type], ndim, shape, ret_offset, err));
 }
 
-/* One index entry a chunk: the library is told that it wrote the chunk there. */
+/* Adds one index entry a chunk: the library believes that it wrote the chunk there. */
 static bool name_chunks(struct pd_h5_file *file, hid_t dataset, uint32_t ndim, const uint64_t *shape,
                         const uint64_t *chunk_shape, const struct pd_h5_chunk *chunks)
 {
@@ -501,7 +501,7 @@ pd_status pd_h5_records(struct pd_h5_file *file, const char *path, const struct 
 
 /* ---- virtual datasets ---- */
 
-/* One selection each is reused for all sources: creating spaces is most of the cost. */
+/* Reuses one selection for all sources: creating spaces is most of the cost. */
 static bool add_source(hid_t creation, hid_t whole, uint32_t ndim, const struct pd_h5_source *source)
 {
     hsize_t start[PD_TENSOR_DIMS_MAX], count[PD_TENSOR_DIMS_MAX];

@@ -3,14 +3,14 @@
 #include <string.h>
 
 #define ENTRY_BYTES_MAX 20u     /* address, up to 8 bytes of size, filter mask */
-#define PAGE_ENTRIES_MAX 1024u  /* what the library puts under one checksum */
-#define HEADER_BYTES_MAX 65536u /* of the first part of an object header that is looked at */
+#define PAGE_ENTRIES_MAX 1024u  /* entries under one checksum of the library */
+#define HEADER_BYTES_MAX 65536u /* most bytes examined of an object header's first part */
 #define BLOCK_FIXED_BYTES 14u   /* of an array's data block: signature, version, client, address of the header */
 #define MESSAGE_LAYOUT 8u
 #define INDEX_SINGLE 1u
 #define INDEX_FIXED_ARRAY 3u
 #define SINGLE_IS_FILTERED 2u
-#define SINGLE_ENTRY_BYTES 20u /* size, filter mask, address: another order than in arrays */
+#define SINGLE_ENTRY_BYTES 20u /* size, filter mask, address: a different order than in arrays */
 
 static uint64_t little(const unsigned char *data, uint32_t bytes)
 {
@@ -72,7 +72,7 @@ static uint32_t checksum(const unsigned char *data, uint64_t bytes)
     return v[2];
 }
 
-/* Writes the checksum of `data`, which lies at `at`, behind it. */
+/* Writes the checksum of `data`, located at `at`, after it. */
 static pd_status put_sealed(struct pd_h5_pages *pages, uint64_t at, unsigned char *data, uint64_t bytes,
                             struct pd_error *err)
 {
@@ -87,7 +87,7 @@ static bool is_sealed(const unsigned char *data, uint64_t bytes)
 
 /* ---- finding ---- */
 
-/* The messages of the first part of an object header of version 2: [*ret_begin, *ret_end) of it. */
+/* Range of the messages in the first part of a version 2 object header: [*ret_begin, *ret_end). */
 static bool header_extent(const unsigned char *head, uint32_t *ret_begin, uint64_t *ret_end)
 {
     if (memcmp(head, "OHDR", 4) != 0 || head[4] != 2) return false;
@@ -99,10 +99,10 @@ static bool header_extent(const unsigned char *head, uint32_t *ret_begin, uint64
     return *ret_end + 4 <= HEADER_BYTES_MAX;
 }
 
-/* Places inside the header of `bytes` bytes: of the layout message's index. */
+/* Finds the index of the layout message inside the header of `bytes` bytes. */
 static bool find_layout(const unsigned char *data, uint32_t begin, uint64_t end, uint64_t *ret_at)
 {
-    const uint32_t head_bytes = data[5] & 4 ? 6 : 4; /* type, size, flags, and perhaps the order of creation */
+    const uint32_t head_bytes = data[5] & 4 ? 6 : 4; /* type, size, flags, and possibly the creation order */
     for (uint64_t at = begin; at + head_bytes <= end;) {
         const uint64_t bytes = little(data + at + 1, 2);
         if (data[at] == MESSAGE_LAYOUT) {
@@ -197,7 +197,7 @@ pd_status pd_h5_index_set(struct pd_h5_pages *pages, const struct pd_h5_index *i
 {
     unsigned char data[BLOCK_FIXED_BYTES + PAGE_ENTRIES_MAX * ENTRY_BYTES_MAX + 4];
     if (index->bytes > ENTRY_BYTES_MAX) return set_single(pages, index, chunks, err);
-    if (!index->page_entries) { /* the block with all its entries is one stretch */
+    if (!index->page_entries) { /* one checksum covers the block with all entries */
         pd_h5_pages_read(pages, index->at, data, BLOCK_FIXED_BYTES);
         put_entries(data + BLOCK_FIXED_BYTES, index, chunks, index->count);
         return put_sealed(pages, index->at, data, BLOCK_FIXED_BYTES + index->count * index->bytes, err);

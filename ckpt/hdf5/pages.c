@@ -13,7 +13,7 @@ void pd_h5_pages_deinit(struct pd_h5_pages *pages)
     *pages = (struct pd_h5_pages){0};
 }
 
-/* Position of the first page whose number is not below `number`. HDF5 mostly appends, so the end is tried first. */
+/* Index of the first page whose number is not below `number`. Tries the end first, since HDF5 mostly appends. */
 static uint64_t lower_bound(const struct pd_h5_pages *pages, uint64_t number)
 {
     uint64_t low = 0, high = pages->count;

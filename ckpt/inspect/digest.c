@@ -1,4 +1,4 @@
-/* The state as one number. */
+/* Computes the digest of the whole state. */
 #include "ckpt/base/digest.h"
 #include "ckpt/inspect/inspect.h"
 #include "ckpt/shard/table.h"

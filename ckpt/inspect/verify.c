@@ -1,4 +1,4 @@
-/* Verification that goes on after damage, and names all of it. */
+/* Verification that continues after damage and reports all of it. */
 #include "ckpt/base/grow.h"
 #include "ckpt/inspect/open.h"
 
@@ -35,14 +35,14 @@ bool pd_damage_is_proven(const struct pd_damage *damage)
     return damage->status == PD_CORRUPT || damage->status == PD_NOT_FOUND;
 }
 
-/* All blocks of a compressed chunk fail with the chunk, in the same words: they are one finding. */
+/* True if the finding was reported: all blocks of a damaged compressed chunk fail with the same words and count as one. */
 static bool is_said(const struct verifying *v, const struct pd_damage *damage)
 {
     const struct pd_damage *last = v->list.count ? &v->list.items[v->list.count - 1] : NULL;
     return last && strcmp(last->file, damage->file) == 0 && strcmp(last->text, damage->text) == 0;
 }
 
-/* `file` and `tensor` may be NULL; the rest is the text. */
+/* `file` and `tensor` may be NULL; the text follows. */
 PD_PRINTF(6, 7)
 static pd_status add_damage(struct verifying *v, struct pd_damage damage, const char *file, const struct pd_tensor *tensor,
                             struct pd_error *err, const char *format, ...)
@@ -81,7 +81,7 @@ static pd_status verify_shard(struct verifying *v, struct pd_error *err)
     struct pd_error cause = {0};
     const struct pd_shard_visitor visitor = {v, visit_block};
     pd_status st = pd_inspect_acquire(v->in, v->shard, &shard, &cause);
-    if (!st) st = pd_shard_verify_rest(shard, &cause); /* it may have been open for long */
+    if (!st) st = pd_shard_verify_rest(shard, &cause); /* the shard may have been open for long */
     if (!st) {
         v->open = shard;
         st = pd_shard_scan(shard, v->in->buffers, PD_INSPECT_BUFFER_BYTES, &visitor, &cause);
@@ -146,7 +146,7 @@ pd_status pd_inspect_verify(struct pd_inspect *inspect, pd_inspect_progress prog
     pd_status st = PD_OK;
     for (; !st && v.shard < inspect->commit.shard_count; v.shard++)
         st = verify_shard(&v, err);
-    /* With shards missing their boxes are too: what is missing has been said. */
+    /* Missing shards have been reported; do not report their boxes too. */
     if (!st && !inspect->incomplete) st = check_coverage(&v, err);
     if (st) {
         pd_damage_list_deinit(&v.list);

@@ -1,4 +1,4 @@
-/* Which queues the disk of this process has. */
+/* Chooses the kind of queues for this process's disk. */
 #include "ckpt/io/threads.h"
 #include "ckpt/io/uring.h"
 

@@ -1,5 +1,5 @@
-/* Directories that are held open, for removing what is in them. Names below are reached from the open directory, one step at
- * a time, so that no symbolic link leads a removal to somebody else's files. */
+/* Directories held open for removing their contents. Names below are resolved from the open directory, one component at a
+ * time, so that no symbolic link leads a removal to somebody else's files. */
 #include "ckpt/base/heartbeat.h"
 #include "ckpt/io/vfs_ops.h"
 
@@ -100,7 +100,7 @@ static pd_status dir_remove_all(struct pd_dir *dir, int depth, struct pd_error *
         struct pd_dir *child = NULL;
         struct pd_error own = {0};
         st = dir_open(dir->vfs, dir, listing.names[i], &child, &own);
-        if (st && (own.sys_errno == ENOTDIR || own.sys_errno == ELOOP)) { /* a file, or a link, which goes itself */
+        if (st && (own.sys_errno == ENOTDIR || own.sys_errno == ELOOP)) { /* a file, or a link, which is itself removed */
             st = pd_dir_unlink(dir, listing.names[i], err);
             continue;
         }

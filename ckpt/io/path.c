@@ -1,4 +1,4 @@
-/* The checked wrappers of everything that goes by a path. */
+/* The checked wrappers of all operations on paths. */
 #include "ckpt/base/grow.h"
 #include "ckpt/base/heartbeat.h"
 #include "ckpt/io/vfs_ops.h"
@@ -20,7 +20,7 @@ pd_status pd_vfs_link(struct pd_vfs *vfs, const char *from, const char *to, stru
 {
     int result;
     PD_ON_STORAGE(result = vfs->ops->link(vfs, from, to));
-    if (result == EPERM) /* what file systems without links answer */
+    if (result == EPERM) /* from file systems without links */
         return pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, result, "link %s as %s", from, to);
     if (result) return pd_error_set(err, pd_vfs_name_status(result), PD_WHERE, result, "link %s as %s", from, to);
     return PD_OK;
@@ -162,7 +162,7 @@ pd_status pd_vfs_lock(struct pd_vfs *vfs, const char *path, struct pd_lock **ret
         free(lock);
         free(copy);
         if (result == ENXIO) PD_FAIL(err, PD_IO, "lock %s: it is not a regular file", path);
-        if (result == ENOLCK) /* what file systems without locks answer */
+        if (result == ENOLCK) /* from file systems without locks */
             return pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, result, "lock %s", path);
         if (result == EAGAIN) PD_FAIL(err, PD_BUSY, "lock %s: held by somebody else", path);
         PD_FAIL_ERRNO(err, result, "lock %s", path);

@@ -1,6 +1,5 @@
-/* The real disk. Every function turns one operation into one system call and its errno into a result. EINTR is retried where
- * the call has not happened; never for sync, whose failure is final, and never for close, whose descriptor is gone either
- * way. */
+/* The real disk. Each function makes one system call and returns its errno. EINTR is retried if the call did nothing, but
+ * never for sync, whose failure is final, or close, which has released the descriptor anyway. */
 #include "ckpt/io/uring.h"
 
 #include "ckpt/base/regular_file.h"
@@ -15,7 +14,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-/* Linux moves at most 0x7ffff000 bytes a call; a round number keeps direct I/O aligned when it goes on. */
+/* Linux moves at most 0x7ffff000 bytes a call; a round number keeps direct I/O aligned after a short transfer. */
 #define CALL_BYTES_MAX (UINT64_C(1) << 30)
 
 static int posix_open(struct pd_file *file, unsigned flags)
@@ -26,7 +25,7 @@ static int posix_open(struct pd_file *file, unsigned flags)
     if (flags & PD_OPEN_EXCLUSIVE) mode |= O_EXCL;
     if (flags & PD_OPEN_TRUNCATE) mode |= O_TRUNC;
     if (flags & PD_OPEN_DIRECT) mode |= O_DIRECT;
-    if (writes) mode |= O_NOFOLLOW; /* a link leads to what is not ours to write */
+    if (writes) mode |= O_NOFOLLOW; /* a link leads to files that are not ours */
     return pd_regular_open(file->path, mode, &file->fd);
 }
 
@@ -249,7 +248,7 @@ static int posix_dir_open(struct pd_dir *dir, const struct pd_dir *parent, const
 
 static int posix_dir_list(struct pd_dir *dir, struct pd_listing *ret_listing)
 {
-    const int fd = openat(dir->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* the stream has a position of its own */
+    const int fd = openat(dir->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC); /* a stream needs its own file position */
     DIR *stream = fd >= 0 ? fdopendir(fd) : NULL;
     if (stream) return list_stream(stream, ret_listing);
     const int result = errno;
@@ -267,8 +266,8 @@ static void posix_dir_close(struct pd_dir *dir)
     close(dir->fd);
 }
 
-/* Whoever held the lock may have unlinked it between our open and our flock, and somebody may hold a new one by that name:
- * EAGAIN. */
+/* The previous holder may have unlinked the file between our open and our flock, and another process may hold a new file
+ * of that name: EAGAIN. */
 static int check_name(int fd, const char *path)
 {
     struct stat mine, named;
@@ -277,12 +276,12 @@ static int check_name(int fd, const char *path)
     return mine.st_dev == named.st_dev && mine.st_ino == named.st_ino ? 0 : EAGAIN;
 }
 
-/* flock belongs to the open description: it dies with the process, and a second lock in the same process is refused too. */
+/* flock belongs to the open file description: it ends with the process, and a second lock in the same process fails too. */
 static int posix_lock(struct pd_vfs *vfs, const char *path, struct pd_lock *lock)
 {
     (void)vfs;
     int fd, result = pd_regular_open(path, O_RDWR | O_CREAT | O_NOFOLLOW, &fd);
-    if (result) return result == EAGAIN ? EBUSY : result; /* EAGAIN is said of the lock alone */
+    if (result) return result == EAGAIN ? EBUSY : result; /* only a held lock is EAGAIN */
     do {
         result = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
     } while (result == EINTR);

@@ -1,5 +1,5 @@
-/* One list of jobs for all queues of a VFS; every queue has a list of its own for what is finished, so that its owner
- * sleeps and wakes without the others. Workers run the VFS's read and write slots: this engine works over any table. */
+/* One job list for all queues of a VFS. Each queue has its own list of finished transfers, so that its owner sleeps and
+ * wakes alone. Workers call the VFS's read and write slots, so this engine works over any table. */
 #include "ckpt/io/threads.h"
 
 #include "ckpt/base/thread.h"
@@ -7,12 +7,12 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
-/* A transfer and its buffer are touched by one thread at a time: by who submits it until it is in the first list, by the
- * worker that took it out, and by the queue's owner from when it is in the second list. */
+/* One thread at a time touches a transfer and its buffer: the submitter until it is in the first list, then the worker
+ * that took it, then, once it is in the second list, the queue's owner. */
 struct pd_io_threads {
-    pthread_mutex_t mutex; /* guards what follows */
+    pthread_mutex_t mutex; /* guards the members below */
     pthread_cond_t wake;
-    struct pd_transfer *head, *tail; /* submitted, not taken; of all queues */
+    struct pd_transfer *head, *tail; /* submitted, not taken; for all queues */
     bool stopping;
     uint32_t wanted, started;
     pthread_t *workers;
@@ -50,7 +50,7 @@ static void run_transfer(struct pd_transfer *transfer)
     uint64_t moved = 0;
     int result = pd_file_move(transfer->file, transfer->is_write, transfer->offset, transfer->data, transfer->bytes, &moved);
     pthread_mutex_lock(&queue->mutex);
-    transfer->sys_errno = result; /* pd_queue_finish reads it back in the owner's thread */
+    transfer->sys_errno = result; /* the owner's thread reads it in pd_queue_finish */
     list_append(&queue->head, &queue->tail, transfer);
     pthread_cond_signal(&queue->finished);
     pthread_mutex_unlock(&queue->mutex);
@@ -110,7 +110,7 @@ void pd_io_threads_free(struct pd_io_threads *threads)
     free(threads);
 }
 
-/* One worker is enough to be correct, so only the first failure to start counts. */
+/* One worker is enough, so only a failure to start the first is an error. */
 static int start_workers(struct pd_io_threads *threads)
 {
     int result = 0;

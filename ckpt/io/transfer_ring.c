@@ -60,7 +60,7 @@ pd_status pd_transfer_ring_submit(struct pd_transfer_ring *ring, struct pd_trans
     return pd_queue_submit(ring->queue, &sent, 1, err);
 }
 
-/* NULL: nothing is in flight on the queue. */
+/* *ret_slot NULL: nothing is in flight on the queue. */
 static pd_status reap(struct pd_transfer_ring *ring, struct pd_transfer_slot **ret_slot, struct pd_error *err)
 {
     struct pd_transfer *done = NULL;

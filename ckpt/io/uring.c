@@ -1,14 +1,14 @@
 /* io_uring for bulk transfers; plain system calls do everything else (posix.c).
  *
- * The ladder, from the top: registered buffers -> (ENOMEM under a small memlock limit; EOPNOTSUPP of kernels before 6.5 for
- * memory that is mapped from a file, as CUDA's pinned memory is) unregistered buffers -> (EINVAL of old kernels) no set-up
- * flags -> (EPERM, ENOSYS, EACCES) a thread pool. A small ring is tried when the VFS is made. A queue whose buffers or ring
- * are refused comes down alone, and the description says so.
+ * Fallbacks, in order: registered buffers -> (ENOMEM under a small memlock limit; EOPNOTSUPP of kernels before 6.5 for
+ * memory mapped from a file, such as CUDA's pinned memory) unregistered buffers -> (EINVAL of old kernels) no set-up
+ * flags -> (EPERM, ENOSYS, EACCES) a thread pool. The VFS tests a small ring when it is created. If the buffers or the
+ * ring of one queue are refused, only that queue falls back, and the description says so.
  *
  *   invariants  1. every ring first carries a NOP: a kernel may let a process set a ring up and not let it enter it
  *               2. one thread at a time uses a queue, and it goes to another thread only while nothing is in flight: the
  *                  kernel cancels the requests of a thread that ends
- *               3. every transfer handed to a ring comes back exactly once, whole, short and continued, or failed
+ *               3. every transfer given to a ring comes back exactly once: complete, short and continued, or failed
  */
 #include "ckpt/io/uring.h"
 #include "ckpt/base/log.h"
@@ -21,26 +21,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BUFFER_BYTES_MAX (UINT64_C(1) << 30) /* of one registered buffer */
+#define BUFFER_BYTES_MAX (UINT64_C(1) << 30) /* most bytes of one registered buffer */
 #define BUFFERS_MAX 1024u
 #define CALL_BYTES_MAX (UINT64_C(1) << 30)
 
 struct pd_uring {
     pthread_mutex_t mutex;         /* guards `threads` */
-    struct pd_io_threads *threads; /* for queues that get no ring */
-    uint32_t thread_count;         /* no rings are asked for; 0: they are */
+    struct pd_io_threads *threads; /* for queues without a ring */
+    uint32_t thread_count;         /* do not use rings; 0: use them */
     unsigned refusals;
-    unsigned flags;               /* set-up flags that this kernel takes */
-    int refused;                  /* the errno that forbids rings altogether; 0: none */
+    unsigned flags;               /* set-up flags that this kernel accepts */
+    int refused;                  /* errno that rules out rings; 0: none */
     bool is_old;                  /* the kernel does not know the flags */
-    _Atomic bool is_unregistered; /* some queue's buffers, and the description says so */
+    _Atomic bool is_unregistered; /* some queue has unregistered buffers, as the description says */
 };
 
 struct uring_queue {
     struct pd_uring *vfs;
     struct io_uring ring;
     char *buffers;
-    uint64_t buffer_bytes; /* registered ones only */
+    uint64_t buffer_bytes; /* only if registered */
     uint32_t unsubmitted;
 };
 
@@ -56,7 +56,7 @@ static int ring_init(const struct pd_uring *vfs, unsigned depth, unsigned flags,
     return -io_uring_queue_init(depth, ring, flags);
 }
 
-/* Sends a NOP through the ring. 0, or the errno that forbids its use. */
+/* Sends a NOP through the ring. Returns 0, or the errno that rules it out. */
 static int ring_try(struct io_uring *ring)
 {
     struct __kernel_timespec limit = {.tv_sec = 10};
@@ -88,7 +88,7 @@ static int register_buffers(const struct pd_uring *vfs, struct io_uring *ring, c
     return count ? -io_uring_register_buffers(ring, vectors, count) : 0;
 }
 
-/* Finds the flags this kernel takes; 0 or the errno that forbids rings altogether. */
+/* Finds the flags this kernel accepts; returns 0, or the errno that rules out rings. */
 static int find_rung(struct pd_uring *vfs)
 {
     int result = 0;
@@ -108,13 +108,13 @@ static int find_rung(struct pd_uring *vfs)
 
 /* ---- rings of queues ---- */
 
-/* What makes a kernel register, whatever it said. */
+/* Returns advice on how to make the kernel register buffers. */
 static const char *remedy(int reason)
 {
     return reason == EOPNOTSUPP ? "from Linux 6.5 on they may lie in CUDA's memory" : "raise the memlock limit";
 }
 
-/* What makes a kernel give rings. */
+/* Returns advice on how to make the kernel allow rings. */
 static const char *ring_remedy(int reason)
 {
     switch (reason) {
@@ -128,7 +128,7 @@ static const char *ring_remedy(int reason)
     }
 }
 
-/* The warning comes once a process, whose ranks may be threads. */
+/* Warns once a process, since ranks may be threads. */
 static void log_unregistered(struct pd_vfs *vfs, uint64_t bytes, int reason)
 {
     static _Atomic bool said;
@@ -167,7 +167,7 @@ static int ring_make(struct pd_vfs *vfs, struct uring_queue *queue, void *buffer
 
 /* ---- transfers ---- */
 
-/* Index of the registered buffer that holds all of the bytes, or -1. */
+/* Index of the registered buffer that contains all the bytes, or -1. */
 static int buffer_find(const struct uring_queue *queue, const char *data, uint64_t bytes)
 {
     if (data < queue->buffers || queue->buffer_bytes == 0) return -1;
@@ -177,8 +177,8 @@ static int buffer_find(const struct uring_queue *queue, const char *data, uint64
     return first == last ? (int)first : -1;
 }
 
-/* The ring has `depth` entries and at most `depth` transfers are in flight, so an entry is always free once the kernel has
- * taken those before it. */
+/* The ring has `depth` entries and at most `depth` transfers are in flight, so an entry is always free once the kernel
+ * has taken the earlier ones. */
 static int enqueue(struct uring_queue *queue, struct pd_transfer *transfer)
 {
     struct io_uring_sqe *sqe = io_uring_get_sqe(&queue->ring);
@@ -207,7 +207,7 @@ static int enqueue(struct uring_queue *queue, struct pd_transfer *transfer)
     return 0;
 }
 
-/* EAGAIN and EBUSY mean that completions must be reaped first: what was prepared goes down with the next entry. */
+/* On EAGAIN and EBUSY completions must be reaped first; the prepared entries are submitted with the next one. */
 static int flush(struct uring_queue *queue)
 {
     while (queue->unsubmitted) {
@@ -220,7 +220,7 @@ static int flush(struct uring_queue *queue)
     return 0;
 }
 
-/* What cannot be handed to the ring comes back as failed, so that everything submitted is reaped. */
+/* A transfer that the ring does not accept comes back as failed, so that everything submitted is reaped. */
 static void enqueue_or_finish(struct pd_queue *queue, struct pd_transfer *transfer)
 {
     int result = enqueue(queue->context, transfer);
@@ -234,7 +234,7 @@ static int queue_submit(struct pd_queue *queue, struct pd_transfer *const *trans
     return flush(queue->context);
 }
 
-/* One completion: finished, or continued with what is left. */
+/* Handles one completion: finishes the transfer, or continues a short one. */
 static void complete(struct pd_queue *queue, struct pd_transfer *transfer, int result)
 {
     const struct uring_queue *mine = queue->context;
@@ -306,7 +306,7 @@ static void describe_threads(struct pd_vfs *vfs, int reason)
     pd_vfs_set_description(vfs, "threads (io_uring: %s; %s)", strerror_r(reason, text, sizeof text), ring_remedy(reason));
 }
 
-/* A ring that is refused now (descriptors, memory) leaves a slower queue, not a failed save. */
+/* If a ring is refused now (descriptors, memory), the queue becomes slower, but the save does not fail. */
 static int fall_to_threads(struct pd_uring *uring, struct pd_queue *queue, int reason)
 {
     pthread_mutex_lock(&uring->mutex);
@@ -362,7 +362,7 @@ pd_status pd_uring_new(uint32_t thread_count, unsigned refusals, struct pd_uring
 
 void pd_uring_describe(const struct pd_uring *uring, struct pd_vfs *vfs)
 {
-    static _Atomic bool said; /* once a process: every rank of a test opens VFSs */
+    static _Atomic bool said; /* once a process, since every rank of a test opens VFSs */
     char text[64];
     if (uring->thread_count)
         pd_vfs_set_description(vfs, "threads (%" PRIu32 ")", uring->thread_count);

@@ -22,12 +22,12 @@ struct pd_shard_chunks {
     struct chunked_box *boxes; /* (box_count) */
     uint32_t box_count;
     uint64_t count, largest;          /* chunks in all, and of one box */
-    uint64_t device_bytes;            /* handed out where nothing is */
+    uint64_t device_bytes;            /* far-away bytes handed out by planning */
     struct pd_shard_head *head;       /* of the table, borrowed */
     struct pd_shard_chunk_row *rows;  /* (count) in the table, borrowed */
     struct pd_h5_chunk *entries;      /* (largest) */
-    uint64_t begin, most_bytes, next; /* file offsets: of the first chunk; of the one that is placed next */
-    uint64_t last_bytes;              /* of the file written last */
+    uint64_t begin, most_bytes, next; /* file offsets: of the first chunk; of the next one */
+    uint64_t last_bytes;              /* of the last file written */
     uint64_t placed;
     struct pd_zstd *zstd[THREADS_MAX]; /* made when first used */
 };

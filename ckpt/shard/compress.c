@@ -1,13 +1,13 @@
-/* Writing compressed shards:
+/* Writes compressed shards:
  *
  *   a batch of chunks:  hash blocks, shuffle, compress   (all threads of the pool)
- *                       place, stage                     (the caller, in order, while the disk is busy with batches before)
+ *                       place, stage                     (the caller, in order, while earlier batches are written)
  *
- * The staging buffers are cut anew:
+ * The staging buffers are divided anew:
  *
- *   | scratch to shuffle into, of each thread | output, and input, of each chunk of a batch | slots on their way to the disk |
+ *   | shuffle scratch of each thread | output, and input, of each chunk of a batch | staging slots |
  *
- * What does not shrink by a page is stored as it is.
+ * A chunk that compression does not shrink by a page is stored unchanged.
  *
  *   invariants  1. nothing is in flight when pd_shard_compress_boxes returns
  *               2. the bytes of the file depend on data and level alone, not on threads, batches or time */
@@ -22,7 +22,7 @@
 #define UNIT_BYTES PD_SHARD_CHUNK_MAX
 #define THREADS_MAX 16u
 #define BATCH_MAX (2 * THREADS_MAX)
-#define INPUT_BYTES (UNIT_BYTES + 2 * PD_SHARD_BLOCK_BYTES) /* a chunk, and the rest of the blocks it begins and ends in */
+#define INPUT_BYTES (UNIT_BYTES + 2 * PD_SHARD_BLOCK_BYTES) /* a chunk, and the rest of the blocks at both its ends */
 #define ZERO_COPY_BYTES_MIN (UNIT_BYTES / 2)                /* smaller ones are staged: fewer, larger writes */
 
 struct compressing {
@@ -31,8 +31,8 @@ struct compressing {
     const void *const *data;              /* (boxes), or */
     const struct pd_shard_source *source; /* NULL with data */
     const struct pd_shard_codec *codec;
-    struct pd_zstd *zstd[THREADS_MAX]; /* (threads) of the index of pd_parallel, as its scratch is */
-    /* (batch) job_count of them are filled by the caller; during a batch a job belongs to who took its number. */
+    struct pd_zstd *zstd[THREADS_MAX]; /* (threads) indexed by thread of pd_parallel, like its scratch */
+    /* (batch) The caller fills job_count of them; during a batch a job belongs to the thread that took its number. */
     struct pd_shard_job jobs[BATCH_MAX];
     uint32_t threads, batch, job_count;
     atomic_uint next_job;
@@ -41,7 +41,7 @@ struct compressing {
 
 /* ---- in the threads of the pool ---- */
 
-/* Blocks that begin in the chunk; the last may reach into the next one. */
+/* Hashes blocks that begin in the chunk; the last may reach into the next one. */
 static void hash_blocks(struct compressing *c, const struct pd_shard_job *job)
 {
     const uint64_t box_bytes = c->w->places[job->box].bytes;
@@ -64,7 +64,7 @@ static void run_jobs(void *context, uint64_t thread)
 
 /* ---- batches ---- */
 
-/* Input that was read is overwritten by the next batch, so it is never a zero-copy write. */
+/* The next batch overwrites input that was read, so it is never written zero-copy. */
 static pd_status write_job(struct compressing *c, const struct pd_shard_job *job)
 {
     struct pd_shard_staging *staging = &c->stream->staging;
@@ -93,7 +93,7 @@ static pd_status run_batch(struct compressing *c)
     return PD_OK;
 }
 
-/* The blocks that the chunk touches, where they are or as they are read. */
+/* Finds or reads the blocks that the chunk touches. */
 static pd_status fetch(struct compressing *c, struct pd_shard_job *job)
 {
     if (!c->source) {
@@ -140,13 +140,13 @@ static pd_status add_boxes(struct compressing *c)
 
 /* ---- memory ---- */
 
-/* How many threads compress at a time, and how many chunks make a batch. */
+/* Chooses the number of threads and the number of chunks in a batch. */
 static void choose_sizes(struct compressing *c, uint64_t job_bytes)
 {
     const uint64_t pool = pd_thread_pool_size(c->codec->pool), units = c->w->buffer_bytes / UNIT_BYTES;
     PD_CHECK(units >= (c->source ? 8 : 4));
     c->threads = (uint32_t)pd_min_u64(pd_min_u64(pool, THREADS_MAX), units / 4);
-    /* Half of what scratch leaves is for the batch, the other half for the disk; three quarters where chunks are read. */
+    /* The batch gets half of what scratch leaves, staging the other half; three quarters if chunks are read. */
     const uint64_t left = (units - c->threads) * UNIT_BYTES, for_batch = c->source ? left / 4 * 3 : left / 2;
     c->batch = (uint32_t)pd_min_u64(for_batch / job_bytes, 2ull * c->threads);
 }

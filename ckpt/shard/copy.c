@@ -1,10 +1,10 @@
-/* The file in pieces (pieces.h), several on their way:
+/* Copies the file in pieces (pieces.h), several in flight:
  *
  *   free --read--> arrived, verified --write--> free
  *
- *   invariants  1. nothing is written that was not verified, except pages that the file's own tables cover: those are
- *                  verified in the file that was made
- *               2. nothing is in flight when the copy returns, also after a failure */
+ *   invariants  1. nothing is written unverified, except pages that the file's own tables cover: those are verified in the
+ *                  new file
+ *               2. nothing is in flight when the copy returns, even after a failure */
 #include "ckpt/shard/copy.h"
 
 #include "ckpt/base/clock.h"
@@ -24,7 +24,7 @@ struct copy {
     struct pd_queue *queue;
     struct pd_transfer_slot slots[SLOTS];
     struct pd_transfer_ring ring;
-    struct pd_shard_piece pieces[SLOTS]; /* what each slot holds, by its number */
+    struct pd_shard_piece pieces[SLOTS]; /* (slot number) piece in each slot */
     uint64_t slot_bytes;
     struct pd_shard_cursor cursor; /* next to read */
     uint64_t start_ns, begun_bytes;
@@ -50,7 +50,7 @@ static pd_status start_read(struct copy *c, struct pd_transfer_slot *slot)
     return pd_transfer_ring_submit(&c->ring, slot, &transfer, c->err);
 }
 
-/* What was read is verified and written. */
+/* Verifies a piece that was read and writes it. */
 static pd_status start_write(struct copy *c, struct pd_transfer_slot *slot)
 {
     const struct pd_shard_piece *piece = &c->pieces[slot->number];
@@ -86,7 +86,7 @@ static pd_status move_all(struct copy *c)
         }
         PD_TRY(finish_one(c, &slot));
     } while (slot || !pd_shard_is_at_end(c->source, &c->cursor));
-    return wait_for_turn(c); /* files of one piece keep to the cap as well */
+    return wait_for_turn(c); /* the cap applies to files of one piece too */
 }
 
 static pd_status fill_target(struct copy *c)
@@ -109,9 +109,9 @@ static pd_status fill_target(struct copy *c)
     return pd_file_sync(c->target, c->err);
 }
 
-/* ---- the file that was made ---- */
+/* ---- the new file ---- */
 
-/* All that no block checksum covered on the way. */
+/* Verifies everything that no block checksum covered during the copy. */
 static pd_status verify_made(const struct copy *c, struct pd_shard *made, struct pd_error *err)
 {
     if (memcmp(&made->trailer, &c->source->trailer, sizeof made->trailer) != 0)

@@ -1,8 +1,8 @@
-/* Reading boxes that lie in chunks. The two chunks read last are kept decompressed, so that blocks in order cost each chunk
+/* Reads boxes in chunks. Caches the two chunks decompressed last, so that reading blocks in order decompresses each chunk
  * once.
  *
- *   invariants  1. nothing reaches the decompressor before its digest was checked
- *               2. a mismatch is damage only when a second read mismatches too */
+ *   invariants  1. nothing is decompressed before its digest was checked
+ *               2. a mismatch is damage only if a second read mismatches too */
 #include "ckpt/shard/decompress.h"
 
 #include "ckpt/shard/open.h"
@@ -119,7 +119,7 @@ static pd_status chunk_fail(const struct pd_shard *shard, uint32_t box, uint64_t
             what);
 }
 
-/* Zeros up to the end of the page, and in the last chunk of a run up to the end of the chunk. */
+/* Checks for zeros up to the end of the page, and in the last chunk of a run up to the end of the chunk. */
 static pd_status check_fill(const struct pd_shard *shard, uint32_t box, const struct pd_shard_chunk *chunk,
                             const unsigned char *pages, const unsigned char *data, struct pd_error *err)
 {
@@ -135,7 +135,7 @@ pd_status pd_shard_chunk_decode(const struct pd_shard *shard, uint32_t box, cons
                                 const void *pages, struct pd_shard_decoder *decoder, void *dst, struct pd_error *err)
 {
     const struct pd_shard_chunk_row *row = row_of(shard, box, chunk->number);
-    if (row->filter_mask) { /* as it was: block checksums cover it */
+    if (row->filter_mask) { /* stored unchanged: block checksums cover it */
         memcpy(dst, pages, chunk->whole_bytes);
         return check_fill(shard, box, chunk, pages, dst, err);
     }
@@ -192,7 +192,7 @@ static pd_status need_chunk(struct pd_shard *shard, uint32_t box, uint64_t chunk
 
 /* ---- blocks ---- */
 
-/* Rarely more than one chunk, never more than a few: where chunks are small. */
+/* Rarely more than one chunk, never more than a few, if chunks are small. */
 static pd_status gather(struct pd_shard *shard, uint32_t box, uint64_t begin, uint64_t bytes, unsigned char *dst,
                         struct pd_error *err)
 {

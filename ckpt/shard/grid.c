@@ -1,4 +1,4 @@
-/* How boxes are cut into chunks: arithmetic alone, the same for who writes and who reads. */
+/* Cuts boxes into chunks: pure arithmetic, the same for writer and reader. */
 #include "ckpt/base/checked.h"
 #include "ckpt/shard/table.h"
 
@@ -12,14 +12,14 @@ static uint64_t gcd(uint64_t a, uint64_t b)
     return a;
 }
 
-/* Rows of `row_bytes` in one chunk of a run of `rows`: parts as equal as whole blocks allow, since the last part is filled
- * up with zeros. */
+/* Rows of `row_bytes` in one chunk of a run of `rows`: parts as equal as whole blocks allow, since the last part is
+ * filled up with zeros. */
 static uint64_t rows_of_chunk(uint64_t rows, uint64_t row_bytes)
 {
     const uint64_t most = PD_SHARD_CHUNK_MAX / row_bytes, parts = pd_divide_up(rows, most);
     if (parts == 1) return rows;
     const uint64_t equal = pd_divide_up(rows, parts);
-    const uint64_t step = PD_SHARD_BLOCK_BYTES / gcd(row_bytes, PD_SHARD_BLOCK_BYTES); /* rows that are whole blocks */
+    const uint64_t step = PD_SHARD_BLOCK_BYTES / gcd(row_bytes, PD_SHARD_BLOCK_BYTES); /* rows in whole blocks */
     const uint64_t blocks = pd_divide_up(equal, step) * step;
     return blocks <= most ? blocks : equal;
 }

@@ -28,7 +28,7 @@ bool pd_shard_writer_chunk_at(const struct pd_shard_writer *writer, uint32_t box
     return true;
 }
 
-/* As it is, filled up. */
+/* Stores the chunk unchanged, with zeros after it. */
 static void keep(struct pd_shard_job *job)
 {
     job->stored_bytes = job->chunk_bytes;
@@ -51,7 +51,7 @@ void pd_shard_job_compress(struct pd_shard_job *job, int level, struct pd_zstd *
     job->status = pd_zstd_compress(zstd, level, job->output, capacity, scratch, job->chunk_bytes,
                                    job->chunk_bytes / job->element_bytes, &made, NULL);
     if (made == 0 || job->status) {
-        keep(job); /* what filled it up was overwritten */
+        keep(job); /* compressing has overwritten those zeros */
         return;
     }
     job->stored = job->output;

@@ -1,7 +1,7 @@
-/* Opening a shard file, and what it says of itself.
+/* Opens a shard file and parses its description of itself.
  *
- *   invariants  1. nothing in the file is believed before a digest that covers it was checked
- *               2. a mismatch is damage only when a second read mismatches too */
+ *   invariants  1. nothing in the file is trusted before a digest that covers it was checked
+ *               2. a mismatch is damage only if a second read mismatches too */
 #include "ckpt/shard/open.h"
 
 #include "ckpt/base/checked.h"
@@ -76,7 +76,7 @@ static pd_status load_trailer(struct pd_shard *shard, const struct pd_shard_summ
     return PD_OK;
 }
 
-/* The seed of the digest is the identity, which the table itself states: a stale table states a stale one. */
+/* The digest's seed is the identity, which the table itself states, so a stale table states a stale identity. */
 static pd_status check_table(struct pd_shard *shard, struct pd_error *err)
 {
     const struct pd_shard_head *head = (const void *)shard->table;

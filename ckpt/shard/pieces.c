@@ -27,7 +27,7 @@ struct pd_shard_piece pd_shard_cut_piece(const struct pd_shard *shard, struct pd
     return piece;
 }
 
-/* Once more from the disk before it is called damage. Its padding was in the first read. */
+/* Reads a block once more from the disk before reporting damage. The first read checked its padding. */
 static pd_status verify_block(struct pd_shard *shard, uint32_t box, uint64_t block, unsigned char *data,
                               struct pd_error *err)
 {

@@ -1,5 +1,4 @@
-/* What a shard file will look like, computed once for a launch: its metadata, where every box lies, its table but for
- * checksums. */
+/* Plans a shard file once for a launch: its metadata, the place of every box, and its table except checksums. */
 #include "ckpt/base/checked.h"
 #include "ckpt/shard/writer.h"
 
@@ -19,7 +18,7 @@ static pd_status check_box(const struct pd_tensor_table *tensors, const struct p
     return PD_OK;
 }
 
-/* The shard's own table: tensors that its boxes use. */
+/* Builds the shard's own table: the tensors that its boxes use. */
 static pd_status collect_tensors(struct pd_shard_writer *w, struct pd_error *err)
 {
     uint32_t *number = malloc(((size_t)w->model->count + 1) * sizeof *number);
@@ -125,7 +124,7 @@ static pd_status plan_file(struct pd_shard_writer *w, struct pd_error *err)
     pd_status st = pd_shard_map_init(&extents, &w->map, err);
     if (st == PD_CORRUPT) st = pd_error_context(err, PD_BUG, "HDF5's allocation");
     PD_TRY(st);
-    /* HDF5 must have kept its own pages off ours: its allocator is trusted here and nowhere else. */
+    /* Checks that HDF5 kept its own pages apart from ours: its allocator is trusted here and nowhere else. */
     uint32_t s = 0;
     for (uint64_t p = 0; p < w->pages.count; p++) {
         uint64_t offset = w->pages.pages[p].number * PD_H5_PAGE_BYTES;
@@ -194,8 +193,8 @@ uint64_t pd_shard_writer_file_bytes(const struct pd_shard_writer *writer)
     return writer->chunks ? pd_shard_chunks_most_bytes(writer->chunks) : writer->file_bytes;
 }
 
-/* HDF5's own pages of 312 layouts, 3 to 20,739 boxes, took at most 8.3 KiB and 400 bytes a box; the test of optimizer state
- * in files tries others. */
+/* In 312 layouts of 3 to 20,739 boxes HDF5's own pages took at most 8.3 KiB and 400 bytes a box. The test of optimizer
+ * state in files tries others. */
 #define METADATA_BYTES UINT64_C(32768)
 #define METADATA_BOX_BYTES UINT64_C(512)
 

@@ -1,6 +1,6 @@
-/* Single blocks, and the end of an open shard. Bulk reading: scan.c here, resharder/load over ranks.
+/* Reads single blocks, and closes shards. For bulk reading see scan.c here, and resharder/load across ranks.
  *
- *   invariants  1. a mismatch is damage only when a second read mismatches too
+ *   invariants  1. a mismatch is damage only if a second read mismatches too
  *               2. reads are whole pages into aligned memory: the file is open for direct I/O */
 #include "ckpt/base/checked.h"
 #include "ckpt/shard/decompress.h"
@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-/* One block through the bounce buffer, since it need not be aligned and the destination need not have room for padding. */
+/* Reads one block through the bounce buffer: the destination may be unaligned or too small for padding. */
 static pd_status read_block(struct pd_shard *shard, uint32_t box, uint64_t block, void *dst, struct pd_error *err)
 {
     const struct pd_shard_place *place = &shard->contents.places[box];

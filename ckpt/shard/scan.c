@@ -1,7 +1,7 @@
-/* One pass over all data of a shard: reads of a MiB and more in flight while blocks that came are verified and visited.
+/* One pass over all data of a shard: reads of a MiB or more are in flight while arrived blocks are verified and visited.
  *
- * Pieces are read and visited in the order of the file, so that the blocks of a box come ascending. A piece is a run of
- * blocks or, in compressed shards, a chunk: then the blocks that end in it are visited. */
+ * Pieces are read and visited in file order, so the blocks of a box come in ascending order. A piece is a run of blocks
+ * or, in compressed shards, a chunk: then the blocks that end in it are visited. */
 #include "ckpt/base/checked.h"
 #include "ckpt/io/transfer_ring.h"
 #include "ckpt/shard/open.h"
@@ -24,12 +24,12 @@ struct scan {
     struct pd_transfer_slot slots[SLOTS_MAX];
     struct pd_transfer_ring ring;
     uint64_t slot_bytes;
-    struct piece pieces[SLOTS_MAX]; /* (count) on their way, from `oldest` on, around the end */
+    struct piece pieces[SLOTS_MAX]; /* (count) in flight, a ring from `oldest` on */
     uint32_t oldest, count;
     struct pd_error *err;
 };
 
-/* Reads the block into `data`, unless it is there and verified. */
+/* Visits a block at `data`. Reads it first unless it is there and verified. */
 static pd_status visit_block(struct scan *s, uint32_t box, uint64_t block, unsigned char *data, bool is_there)
 {
     const uint64_t bytes = pd_shard_block_length(s->shard->contents.places[box].bytes, block);
@@ -39,7 +39,7 @@ static pd_status visit_block(struct scan *s, uint32_t box, uint64_t block, unsig
     return s->visitor->block(s->visitor->context, box, block, data, bytes, st, st ? &damage : NULL, s->err);
 }
 
-/* Damage shows when the blocks are read: the chunk is not kept then, and read again. */
+/* A damaged chunk is not cached: reading its blocks reads it again and reports the damage. */
 static pd_status visit_chunk(struct scan *s, const struct piece *piece)
 {
     const struct pd_shard_place *place = &s->shard->contents.places[piece->box];
@@ -49,7 +49,7 @@ static pd_status visit_chunk(struct scan *s, const struct piece *piece)
     if (st && st != PD_CORRUPT) PD_FAIL(s->err, st, "no memory to decompress");
     for (uint64_t block = begin / PD_SHARD_BLOCK_BYTES; block * PD_SHARD_BLOCK_BYTES < end; block++) {
         const uint64_t bytes = pd_shard_block_length(place->bytes, block);
-        if (block * PD_SHARD_BLOCK_BYTES + bytes > end) break; /* the next chunk has the rest of it */
+        if (block * PD_SHARD_BLOCK_BYTES + bytes > end) break; /* its rest is in the next chunk */
         _Alignas(64) unsigned char data[PD_SHARD_BLOCK_BYTES];
         PD_TRY(visit_block(s, piece->box, block, data, false));
     }
@@ -127,7 +127,7 @@ static pd_status scan_large(struct scan *s)
     return PD_OK;
 }
 
-/* Boxes under a page: one read each. */
+/* Reads boxes under a page, one read each. */
 static pd_status scan_small(struct scan *s)
 {
     for (uint32_t i = 0; i < s->shard->map.small_count; i++) {

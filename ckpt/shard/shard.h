@@ -107,7 +107,7 @@ PD_MUST_USE pd_status pd_shard_stream_finish(struct pd_shard_stream *stream, str
                                              struct pd_error *err);
 void pd_shard_stream_abort(struct pd_shard_stream *stream);
 /* Checks data of the file that the writer made last, or is making, against the checksums it computed. PD_CORRUPT names
- * tensor, kind and block. threads any */
+ * tensor, kind and block.   threads  any */
 PD_MUST_USE pd_status pd_shard_writer_verify_block(const struct pd_shard_writer *writer, uint32_t box, uint64_t block,
                                                    const void *data, uint64_t bytes, struct pd_error *err);
 

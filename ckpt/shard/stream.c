@@ -23,7 +23,7 @@ static uint64_t *checksums_of(const struct pd_shard_writer *w)
     return (uint64_t *)(void *)(w->table + head_of(w)->checksums_at);
 }
 
-/* A queue belongs to the thread that uses it. */
+/* Opens the calling thread's queue: a queue belongs to the thread that uses it. */
 static pd_status need_queue(struct pd_shard_writer *w, struct pd_error *err)
 {
     if (w->queue && w->queue_thread == gettid()) return PD_OK;
@@ -67,7 +67,7 @@ uint64_t pd_shard_writer_stream_bytes(const struct pd_shard_writer *w)
     return sizeof(struct pd_shard_stream) + ((uint64_t)w->box_count + 1) * sizeof(unsigned char *) + small_bytes(w) + 1;
 }
 
-/* Places for the small boxes, one behind the other. */
+/* Allocates the small boxes, back to back. */
 static pd_status keep_small(struct pd_shard_stream *stream, struct pd_error *err)
 {
     const struct pd_shard_writer *w = stream->w;
@@ -83,7 +83,7 @@ static pd_status keep_small(struct pd_shard_stream *stream, struct pd_error *err
     return PD_OK;
 }
 
-/* A recycled file keeps its blocks; a fresh or shorter one gets them at once, so that a full disk shows before the data. */
+/* A recycled file keeps its blocks. A new or shorter one is preallocated, so that a full disk shows before the data. */
 static pd_status size_file(struct pd_shard_stream *stream, struct pd_error *err)
 {
     const struct pd_shard_chunks *chunks = stream->w->chunks;
@@ -180,7 +180,7 @@ void pd_shard_stream_block(struct pd_shard_stream *stream, uint32_t box, uint64_
     if (stream->kept && stream->kept[box]) {
         PD_CHECK(block == 0 && bytes == place->bytes);
         memcpy(stream->kept_bytes + (stream->kept[box] - stream->kept_bytes), data, bytes);
-        return; /* hashed with the others at the end */
+        return; /* hashed at the end, with the others */
     }
     const uint64_t at = block * PD_SHARD_BLOCK_BYTES;
     pd_shard_stream_hash(stream, box, pd_shard_stream_box_seed(stream, box), at, at + bytes, data);
@@ -200,12 +200,12 @@ pd_status pd_shard_writer_verify_block(const struct pd_shard_writer *w, uint32_t
             (unsigned long long)(w->places[box].offset + block * PD_SHARD_BLOCK_BYTES));
 }
 
-/* ---- rest: metadata, and pages that small boxes share ---- */
+/* ---- rest: metadata, and shared pages of small boxes ---- */
 
 pd_status pd_shard_stream_rest_begin(struct pd_shard_stream *stream, struct pd_error *err)
 {
     struct pd_shard_writer *w = stream->w;
-    /* The dataset /identity, for people, in the cached page. */
+    /* The dataset /identity, for people, is patched in the cached page. */
     const struct pd_identity *identity = &stream->identity;
     uint32_t writer_rank = stream->writer_rank;
     const uint64_t record[5] = {identity->run_id[0], identity->run_id[1], identity->lineage, identity->step, writer_rank};
@@ -220,7 +220,7 @@ pd_status pd_shard_stream_rest_begin(struct pd_shard_stream *stream, struct pd_e
     return PD_OK;
 }
 
-/* Small boxes of a page, over what HDF5 wrote there. */
+/* Puts the small boxes of a page over the bytes HDF5 wrote there. */
 static void overlay_small(const struct pd_shard_stream *stream, uint64_t offset, unsigned char *page)
 {
     const struct pd_shard_writer *w = stream->w;

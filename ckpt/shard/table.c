@@ -49,13 +49,13 @@ static int compare_segments(const void *left, const void *right)
     return (a->offset > b->offset) - (a->offset < b->offset);
 }
 
-/* Lies in pages that others share. */
+/* True if it lies in shared pages. */
 static bool is_small(const struct pd_shard_place *place)
 {
     return place->bytes < PD_SHARD_PAGE_BYTES && !place->grid.chunk_bytes;
 }
 
-/* Boxes and chunks that own pages, the table and the trailer, by offset. */
+/* Collects boxes and chunks that own pages, the table and the trailer, by offset. */
 static uint64_t collect_owned(const struct pd_shard_extents *e, struct pd_shard_segment *ret_owned)
 {
     uint64_t count = 0;
@@ -75,7 +75,7 @@ static uint64_t collect_owned(const struct pd_shard_extents *e, struct pd_shard_
     return count;
 }
 
-/* What lies between owned extents is rest. */
+/* Adds rest segments between the owned extents. */
 static pd_status fill_gaps(const struct pd_shard_segment *owned, uint64_t owned_count, uint64_t file_bytes,
                            struct pd_shard_map *map, struct pd_error *err)
 {
@@ -123,7 +123,7 @@ static pd_status collect_small(const struct pd_shard_place *places, uint32_t box
     return st;
 }
 
-/* Small boxes must lie in rest segments. */
+/* Checks that small boxes lie in rest segments. */
 static pd_status check_small(const struct pd_shard_place *places, const struct pd_shard_map *map, struct pd_error *err)
 {
     uint32_t segment = 0;
@@ -211,7 +211,7 @@ bool pd_shard_table_size(const struct pd_shard_counts *counts, uint64_t *ret_byt
     return pd_checked_align_u64(bytes, PD_SHARD_PAGE_BYTES, ret_bytes);
 }
 
-/* Where the parts of a table begin, by its counts. */
+/* Computes where the parts of a table begin, from its counts. */
 static void place_parts(struct pd_shard_head *head)
 {
     head->tensors_at = sizeof *head;
@@ -325,7 +325,7 @@ static pd_status parse_box(const struct pd_shard_box_row *row, const struct pd_t
     memcpy(box.box.start, row->start, sizeof row->start);
     memcpy(box.box.count, row->count, sizeof row->count);
     uint64_t bytes = pd_box_elements(&box.box) * pd_tensor_element_bytes(&tensors->tensors[row->tensor], box.kind);
-    /* At 0 lies what is in chunks; whether all lies inside the file is for the map to see. */
+    /* A chunked box has offset 0. The map checks later that everything lies inside the file. */
     if (row->bytes != bytes || row->first_block != expected_block ||
         (row->offset && !pd_checked_range(row->offset, row->bytes, file_bytes)))
         PD_FAIL(err, PD_CORRUPT, "tensor %s: the offset of a box is invalid", tensors->tensors[row->tensor].name);
@@ -341,7 +341,7 @@ static bool chunk_makes_sense(const struct pd_shard_chunk_row *row, uint64_t chu
            (row->filter_mask == PD_SHARD_FILTERS_NONE && row->stored_bytes == chunk_bytes && row->digest == 0);
 }
 
-/* Grids and rows of chunks. That chunks lie in the file and apart is for the map to see. */
+/* Parses grids and rows of chunks. The map checks later that chunks lie in the file and apart. */
 static pd_status parse_chunks(const void *table, const struct pd_shard_head *head, struct pd_shard_contents *c,
                               struct pd_error *err)
 {

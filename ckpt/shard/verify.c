@@ -1,14 +1,13 @@
-/* What a shard's table says against what is in the file: blocks that somebody read, and the rest.
+/* Checks the file against the shard's table: blocks that a caller has read, and the rest.
  *
- *   invariant   a mismatch is damage only when a second read mismatches too: of a block the caller reads again, of the rest
- *               this does */
+ *   invariant   a mismatch is damage only if a second read mismatches too: the caller rereads a block, this file the rest */
 #include "ckpt/shard/open.h"
 
 #include "ckpt/base/digest.h"
 
 #include <inttypes.h>
 
-#define REST_PIECES 64u /* that are read at once */
+#define REST_PIECES 64u /* read at once */
 
 /* ---- blocks ---- */
 
@@ -51,8 +50,8 @@ pd_status pd_shard_verify_block(const struct pd_shard *shard, uint32_t box, uint
 
 /* ---- rest ---- */
 
-/* Pieces of the rest, one behind the other in the bounce buffer. There are as many as HDF5 made pages between boxes: one
- * after the other they would cost more than all else about opening a shard. */
+/* Pieces of the rest, back to back in the bounce buffer. There are as many as HDF5 put pages between boxes; reading them
+ * one at a time would cost more than everything else in opening a shard. */
 struct rest_batch {
     struct pd_queue *queue;
     struct pd_transfer transfers[REST_PIECES];
@@ -67,7 +66,7 @@ static pd_status read_batch(struct rest_batch *b, struct pd_error *err)
     for (uint32_t i = 0; i < b->count; i++)
         transfers[i] = &b->transfers[i];
     pd_status st = pd_queue_submit(b->queue, transfers, b->count, err);
-    for (uint32_t reaped = 1; reaped;) { /* whatever was sent comes back first */
+    for (uint32_t reaped = 1; reaped;) { /* reap everything that was submitted first */
         struct pd_transfer *done[REST_PIECES];
         PD_TRY(pd_queue_reap(b->queue, done, REST_PIECES, &reaped, st ? NULL : err));
         for (uint32_t i = 0; i < reaped; i++) {

@@ -1,16 +1,16 @@
-/* A save from memory: boxes and rest in the order of the file, through the stream's staging.
+/* A save from memory: boxes and rest in file order, through the stream's staging.
  *
- * Blocks are hashed and copied, 64 KiB at a time, while they are in the cache. Large boxes that lie page-aligned in memory
- * are zero-copy writes, hashed while they are in flight. A file system in memory gets each piece at once, from where it lies,
- * while the bytes are in the cache from being hashed: no queue, no staging, nobody else's time. */
+ * Blocks of 64 KiB are hashed and copied while they are in the cache. Large boxes that are page-aligned in memory are
+ * written zero-copy, and hashed while in flight. To a memory file system each piece is written directly by the caller,
+ * while hashing has its bytes in the cache: no queue, no staging, no other threads. */
 #include "ckpt/shard/compress.h"
 #include "ckpt/shard/stream.h"
 
 #define ZERO_COPY_BYTES_MIN (1u << 20)              /* smaller boxes are staged even when aligned: fewer, larger writes */
 #define ZERO_COPY_BYTES_MAX (8u << 20)              /* of one transfer */
-#define IN_MEMORY_BYTES (4u * PD_SHARD_BLOCK_BYTES) /* hashed, then written in memory: fits a cache */
+#define IN_MEMORY_BYTES (4u * PD_SHARD_BLOCK_BYTES) /* hashed, then written in memory: fits into a cache */
 
-/* Whole blocks, and how far that came. Hashing overlaps the transfer. */
+/* Writes whole blocks and returns how far it came. Hashing overlaps the transfer. */
 static pd_status write_zero_copy(struct pd_shard_stream *s, uint32_t box, uint64_t seed, const unsigned char *data,
                                  uint64_t *ret_done, struct pd_error *err)
 {

@@ -84,7 +84,7 @@ bool store_catalog_knows(const struct store_catalog *catalog, const char *name)
 
 /* ---- retention ---- */
 
-/* A step written twice (a launch came back behind it) counts once: the newer one. */
+/* A step written twice (by a launch that resumed before it) counts once: the newer one. */
 static bool step_seen(const uint64_t *steps, uint32_t before)
 {
     for (uint32_t i = 0; i < before; i++)
@@ -132,7 +132,7 @@ pd_status store_catalog_victims(const struct store_catalog *catalog, const struc
     }
     free(steps);
     free(keep);
-    *ret_names = names; /* also what there is of them: the caller frees it */
+    *ret_names = names; /* even an incomplete list: the caller frees it */
     if (!has_memory) PD_FAIL(err, PD_NO_MEMORY, "no memory to choose what to remove");
     return PD_OK;
 }

@@ -1,7 +1,7 @@
 /* Encoding and decoding of commit records (FORMAT.md, "commit.h5").
  *
  *   invariants  1. the trailer page covers itself, and its body digest covers everything before it: one flipped bit anywhere
- *                  is seen before anything is used
+ *                  is detected before anything is used
  *               2. equal input gives equal bytes, on every host
  *               3. HDF5 writes records and never reads them: places come from the trailer */
 #include "ckpt/store/commit.h"
@@ -21,10 +21,10 @@
 #define COMMIT_FORMAT 1u
 #define COMMIT_FORMAT_MOMENTS 3u                        /* moments are not fp32 */
 #define COMMIT_FORMAT_LATEST 4u                         /* 2 and 4 were 1 and 3 with shards on several drives */
-#define COMMIT_STRUCTURE_BYTES_MAX (UINT64_C(64) << 10) /* of all that is neither a row of shards nor a text */
+#define COMMIT_STRUCTURE_BYTES_MAX (UINT64_C(64) << 10) /* most bytes of everything but rows of shards and texts */
 #define COMMIT_BOUND "at most 64 MiB can be written and read"
 
-/* A member of a struct in memory and its column in a record, where each takes eight bytes. */
+/* A struct member in memory and its column in a record, which takes eight bytes. */
 struct field {
     struct pd_h5_field column;
     size_t offset, bytes;
@@ -132,7 +132,7 @@ static pd_status add_records(struct pd_h5_file *file, const char *path, const st
     return pd_h5_records(file, path, columns, field_count, rows, &ret_extent->offset, err);
 }
 
-/* With its terminator, so that there is no dataset of no bytes. */
+/* Includes the terminator, so that no dataset is empty. */
 static pd_status add_text(struct pd_h5_file *file, const char *path, const char *text, struct extent *ret_extent,
                           struct pd_error *err)
 {
@@ -339,7 +339,7 @@ pd_status pd_commit_decode(const char *path, const void *data, uint64_t bytes, s
     return PD_OK;
 }
 
-/* Bytes may be wrong on their way: only what is wrong twice is damage. */
+/* A read may go wrong on its way: only bytes that are wrong twice are damage. */
 pd_status pd_commit_read(struct pd_vfs *vfs, const char *path, struct pd_commit *ret_commit, struct pd_error *err)
 {
     pd_status st = PD_CORRUPT;

@@ -1,6 +1,6 @@
-/* What a commit record may say. Its digests show that nobody damaged it; they do not show that its numbers make sense, and
- * its numbers become sizes, indexes and divisors everywhere. So each is held against the others once, here, when a record is
- * decoded and before one is encoded. */
+/* Checks the numbers of a commit record. Its digests show that nobody damaged it, not that its numbers make sense, yet
+ * they become sizes, indexes and divisors everywhere. So each is checked against the others once, here: after decoding
+ * and before encoding. */
 #include "ckpt/store/commit.h"
 
 #include "ckpt/base/checked.h"
@@ -12,7 +12,7 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 #define WORLD_MAX (UINT64_C(1) << 20)
-#define LOSS_SCALE_MAX 0x1p24         /* no step makes a larger one and none below its inverse */
+#define LOSS_SCALE_MAX 0x1p24         /* a step never raises it above this, nor lowers it below the inverse */
 #define TOTAL_MAX (UINT64_C(1) << 62) /* of samples, tokens, parameters and bytes: sums of two do not wrap */
 
 static bool is_power_of_two(uint32_t x)
@@ -20,7 +20,7 @@ static bool is_power_of_two(uint32_t x)
     return x && !(x & (x - 1));
 }
 
-/* The nearest degree below `degree` that divides a power of two. */
+/* Returns the nearest degree below `degree` that divides a power of two. */
 static uint32_t admitted(uint32_t degree, uint32_t power)
 {
     return (uint32_t)pd_min_u64(power, UINT32_C(1) << (31 - __builtin_clz(degree)));
@@ -100,7 +100,7 @@ static pd_status check_state(const struct pd_run_state *s, struct pd_error *err)
     return PD_OK;
 }
 
-/* `total`: bytes of the shards before, of file and data, and of this one when it returns. */
+/* `total`: bytes of the previous shards, of file and of data; includes this one on return. */
 static pd_status check_shard(const struct pd_commit *c, uint32_t number, uint64_t total[2], struct pd_error *err)
 {
     const struct pd_shard_summary *s = &c->shards[number];

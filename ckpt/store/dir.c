@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define ROOT_MAX 3500u /* leaves room for every name below it */
+#define ROOT_MAX 3500u /* leaves space for every name below it */
 #define LOCK_POLL_MS 50u
 
 /* ---- paths ---- */
@@ -107,9 +107,9 @@ pd_status store_spread(const struct store_dir *dir, uint32_t from, pd_status min
     return st;
 }
 
-/* ---- who sees it ---- */
+/* ---- who shares it ---- */
 
-/* words: of each rank a number below the count of ranks. */
+/* words: for each rank a number below the count of ranks. */
 static void find_firsts(struct store_dir *dir)
 {
     for (uint32_t r = dir->group->size; r-- > 0;)
@@ -173,9 +173,9 @@ pd_status store_dir_share(struct store_dir *dir, uint32_t host, struct pd_error 
     return PD_OK;
 }
 
-/* ---- what can be done there ---- */
+/* ---- what it supports ---- */
 
-/* Each directory on the way holds the name of the next. What is not ours to open, or farther up, is tried and no more. */
+/* Syncs each directory of the path, which holds the name of the next. Failures outside our own are ignored. */
 static pd_status sync_way(const struct store_dir *dir, struct pd_error *err)
 {
     char above[STORE_PATH_MAX];
@@ -262,7 +262,7 @@ pd_status store_open_below(const struct store_dir *dir, const char *path, struct
     return pd_dir_open(dir->vfs, dir->root, path + length + 1, ret_dir, err);
 }
 
-/* Unlinks our files, with or without the mark, and counts in *ret_left what stays. */
+/* Unlinks our files, with or without the mark, and counts the rest in *ret_left. */
 static pd_status unlink_files(struct pd_dir *open, bool but_mark, uint32_t *ret_left, struct pd_error *err)
 {
     struct pd_listing listing = {0};
@@ -296,7 +296,7 @@ pd_status store_remove_files(const struct store_dir *dir, const char *path, stru
     if (st == PD_NOT_FOUND) return PD_OK;
     PD_TRY(st);
     st = pd_vfs_rmdir(dir->vfs, path, err);
-    /* Foreign files, and what NFS leaves behind an open one, keep the directory. */
+    /* Foreign files, and NFS's files for open ones, keep the directory. */
     if (st == PD_NOT_FOUND || (left && st != PD_OK)) return PD_OK;
     return st;
 }
@@ -333,7 +333,7 @@ pd_status store_file_write(struct pd_vfs *vfs, const char *path, unsigned flags,
     struct pd_file *file = NULL;
     struct pd_error own = {0};
     pd_status opened = pd_file_open(vfs, path, PD_OPEN_WRITE | flags, &file, &own);
-    if (opened != PD_OK && own.sys_errno == ELOOP && bytes) { /* a link to somebody's file: a new one takes its place */
+    if (opened != PD_OK && own.sys_errno == ELOOP && bytes) { /* a link to somebody's file: replace the link by a new file */
         PD_TRY(pd_vfs_unlink(vfs, path, err));
         opened = pd_file_open(vfs, path, PD_OPEN_WRITE | flags, &file, &own);
     }

@@ -39,7 +39,7 @@ void store_files_clear_launches(const struct store_files *files)
         if (pd_numbered_name_parse(listing.names[i], "pool-", &number) && number < files->lease.fence)
             store_pool_clear(&files->pool, listing.names[i]);
         if (pd_numbered_name_parse(listing.names[i], "fence-", &number) && number < files->lease.fence &&
-            files->pool.fence) /* else this launch may give its own back */
+            files->pool.fence) /* otherwise this launch may still remove its own */
             (void)!pd_vfs_unlink(dir->vfs, path.text, NULL);
     }
     pd_listing_deinit(&listing);

@@ -7,7 +7,7 @@
  *                                                                                       │ removed: record first
  *                                                            recycle-R-K  ◀─────────────┘
  *
- * A replica of another host's shard is in use as slot 0 of the rank R that it is of (replicas.c). */
+ * A replica of another host's shard is in use as slot 0 of that shard's rank R (replicas.c). */
 #include "ckpt/base/log.h"
 #include "ckpt/shard/copy.h"
 #include "ckpt/store/pool.h"
@@ -15,7 +15,7 @@
 uint32_t pd_store_generations_needed(const struct pd_store_options *options, bool has_links)
 {
     uint32_t kept = options->keep_last ? options->keep_last : 1;
-    uint32_t pinned = options->later_tiers + (options->replicas ? 2 : 0); /* the last one copied and the one on its way */
+    uint32_t pinned = options->later_tiers + (options->replicas ? 2 : 0); /* the last one copied and the one being copied */
     uint32_t files = 2 + (has_links ? 0 : 1) + pinned;
     return kept < PD_STORE_GENERATIONS_MAX - files ? kept + files : PD_STORE_GENERATIONS_MAX;
 }
@@ -56,7 +56,7 @@ static struct store_text slot_path(const struct store_pool *pool, uint32_t slot)
 
 /* ---- take and release ---- */
 
-/* A free file, or a new one, made exclusively: whatever has the name already is not ours to write. */
+/* Takes a free file, or creates a new one exclusively: an existing file of that name is not ours to write. */
 static pd_status take_file(struct store_pool *pool, const char *path, struct pd_error *err)
 {
     if (store_free_take(pool, pool->dir->group->rank, path)) return PD_OK;
@@ -80,7 +80,7 @@ pd_status store_slot_take(struct store_pool *pool, uint32_t *ret_slot, struct st
     PD_FAIL(err, PD_BUG, "all %u generations are in use", PD_STORE_GENERATIONS_MAX);
 }
 
-/* Where a checkpoint has the file, its name here goes: from then on retention alone decides about it. */
+/* If a checkpoint has the file, removes its name here: from then on only retention decides about it. */
 void store_slot_release(struct store_pool *pool, uint32_t slot, bool is_bad)
 {
     pd_status st = PD_OK;

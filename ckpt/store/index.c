@@ -6,7 +6,7 @@
 
 #include <stdlib.h>
 
-/* One box of one shard file, sorted so that the sources of a virtual dataset lie side by side. */
+/* One box of one shard file. Sorted, so that the sources of a virtual dataset are adjacent. */
 struct piece {
     uint32_t tensor, kind, source, box;
 };

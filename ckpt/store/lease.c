@@ -1,4 +1,4 @@
-/* Who owns a directory: one launch at a time, and within it who leads which directory.
+/* Decides which launch owns a directory, and which of its ranks lead which directory.
  *
  *   1. Rank 0 locks <root>/lock for the life of the launch and writes a random token into <root>/owner.
  *   2. The other hosts look. A host that reads the token there sees rank 0's directory. A host that does not locks the
@@ -6,7 +6,7 @@
  *      belongs to another launch: PD_BUSY.
  *   3. After a barrier every host reads again. The host named in `owner` names the share (dir.h). So shared, local and mixed
  *      directories need no configuration, also where a lock excludes nobody on another host.
- *   4. Leaders create fence-N exclusively, N above every number in sight of any host. Who loses that race, which only
+ *   4. Leaders create fence-N exclusively, N above every number that any host sees. The loser of that race, which only
  *      happens where locks do not work, tries the next number. The highest fence owns the directory.
  *   5. Where a directory is not shared, hosts may go on in groups that have none in common, each with no sight of the others'
  *      fences, and meet again. So fence-N holds how many directories the launch has, and a launch that sees fewer of them
@@ -47,7 +47,7 @@ struct owner {
     char who[OWNER_BYTES]; /* "rank 0, process 4711 on node7" */
 };
 
-/* An owner file that is absent or says nothing sensible is nobody's: *ret_owner is then empty. */
+/* A missing or unparsable owner file belongs to nobody: *ret_owner is then empty. */
 static pd_status read_owner(const struct store_lease *lease, struct owner *ret_owner, struct pd_error *err)
 {
     const struct store_text path = store_at(lease->dir, "owner");
@@ -79,8 +79,8 @@ static pd_status busy(const struct store_lease *lease, struct pd_error *err)
             owner.who[0] ? owner.who : "it left no name");
 }
 
-/* The highest fence that the directory shows; with `any` also in the names of checkpoints and pools, so that a fence never
- * comes twice even where fence files were deleted. */
+/* Returns the highest fence in the directory; with `any` also in the names of checkpoints and pools, so that a fence is
+ * never reused even if fence files were deleted. */
 static pd_status highest_fence(const struct store_lease *lease, bool any, uint64_t *ret_fence, struct pd_error *err)
 {
     struct pd_listing listing = {0};
@@ -104,7 +104,7 @@ static pd_status highest_fence(const struct store_lease *lease, bool any, uint64
 
 /* ---- lock and shares ---- */
 
-/* False where that cannot be told. */
+/* Returns false if unknown. */
 static bool is_first(const struct store_lease *lease)
 {
     uint64_t highest;
@@ -121,7 +121,7 @@ static pd_status lock_here(struct store_lease *lease, uint32_t wait_ms, struct p
     const struct store_text path = store_at(lease->dir, "owner");
     struct pd_stat stat;
     if (pd_vfs_stat(lease->dir->vfs, path.text, &stat, NULL) == PD_OK && stat.link_count > 1)
-        PD_TRY(pd_vfs_unlink(lease->dir->vfs, path.text, err)); /* its other name may be in somebody's copy */
+        PD_TRY(pd_vfs_unlink(lease->dir->vfs, path.text, err)); /* somebody's copy may have a link to it */
     (void)!gethostname(name, sizeof name - 1);
     memset(text, ' ', sizeof text);
     int used = snprintf(text, sizeof text, "%s %" PRIu32 " rank %" PRIu32 ", process %ld on %s", lease->token, group->host,
@@ -136,7 +136,7 @@ static pd_status lock_first(struct store_lease *lease, uint32_t wait_ms, struct 
     PD_TRY(make_token(lease->token, err));
     pd_status st = lock_here(lease, 0, err);
     if (st == PD_BUSY && wait_ms) {
-        /* For whom a launch waits is known from the first moment on. */
+        /* Logs from the start which launch it waits for. */
         struct owner owner;
         (void)!read_owner(lease, &owner, NULL);
         pd_log_info("store", "waiting for another launch that is using %s (%s), %u seconds at most", lease->dir->root,
@@ -146,7 +146,7 @@ static pd_status lock_first(struct store_lease *lease, uint32_t wait_ms, struct 
     return st == PD_BUSY ? busy(lease, err) : st;
 }
 
-/* PD_BUSY is not final here: a host that shares the directory with us may hold it for this launch. */
+/* PD_BUSY is not final here: another host that shares the directory may hold the lock for this launch. */
 static pd_status lock_other(struct store_lease *lease, uint32_t wait_ms, struct pd_error *err)
 {
     struct owner owner;
@@ -190,7 +190,7 @@ pd_status store_lease_check_here(const struct store_lease *lease, struct pd_erro
 {
     uint64_t highest = 0;
     pd_status st = highest_fence(lease, false, &highest, err);
-    if (st != PD_NOT_FOUND) PD_TRY(st); /* the directory itself is gone: so is the fence */
+    if (st != PD_NOT_FOUND) PD_TRY(st); /* the directory is gone, and the fence with it */
     if (highest > lease->fence)
         PD_FAIL(err, PD_BUSY, "launch %" PRIu64 " has taken over %s from this one, launch %" PRIu64 ": this one must stop",
                 highest, lease->dir->root, lease->fence);
@@ -217,7 +217,7 @@ static uint32_t count_shares(const struct store_dir *dir)
     return count;
 }
 
-/* How many directories the launch of that fence has had; at least one. */
+/* Returns how many directories the launch of that fence had; at least one. */
 static uint64_t shares_of(const struct store_lease *lease, uint64_t fence)
 {
     const struct store_text path = store_at(lease->dir, "fence-%" PRIu64, fence);
@@ -231,7 +231,7 @@ static uint64_t shares_of(const struct store_lease *lease, uint64_t fence)
     return shares;
 }
 
-/* Whether the newest launch that any host knows had directories that are not in sight now. */
+/* Returns whether the newest launch that any host knows had directories that are missing now. */
 static pd_status is_share_absent(const struct store_lease *lease, bool *ret_absent, struct pd_error *err)
 {
     struct store_dir *dir = lease->dir;
@@ -248,7 +248,7 @@ static pd_status is_share_absent(const struct store_lease *lease, bool *ret_abse
     return PD_OK;
 }
 
-/* Leaders. The file counts directories where there are several. */
+/* Leaders. The file stores the number of directories if there are several. */
 static pd_status create_fence(const struct store_lease *lease, uint64_t fence, struct pd_error *err)
 {
     struct store_dir *dir = lease->dir;
@@ -265,7 +265,7 @@ static pd_status create_fence(const struct store_lease *lease, uint64_t fence, s
     return st;
 }
 
-/* The number every leader will try: above all that any of them sees. */
+/* Returns the number every leader will try: above all that any of them sees. */
 static pd_status next_fence(const struct store_lease *lease, bool is_absent, uint64_t *ret_fence, struct pd_error *err)
 {
     uint64_t mine = 0, highest = 0;
@@ -273,7 +273,7 @@ static pd_status next_fence(const struct store_lease *lease, bool is_absent, uin
     pd_status st = lease->dir->leads_share ? highest_fence(lease, true, &mine, err) : PD_OK;
     PD_TRY(pd_group_agree(lease->dir->group, st, err));
     PD_TRY(store_gather_most(lease->dir, mine, &highest, err));
-    (void)!sscanf(lease->token, "%8x", &chance); /* of rank 0's, the same on every rank */
+    (void)!sscanf(lease->token, "%8x", &chance); /* of rank 0's token, the same on every rank */
     *ret_fence = is_absent ? (highest / FENCES_OF_CHANCE + 1) * FENCES_OF_CHANCE + chance % FENCES_OF_CHANCE : highest + 1;
     if (*ret_fence <= PD_STORE_NUMBER_MAX) return PD_OK;
     PD_FAIL(err, PD_IO, "a name in %s has the highest number that a launch can have, %" PRIu64 ": move what has it away",
@@ -296,7 +296,7 @@ static pd_status take_fence(struct store_lease *lease, struct pd_error *err)
             return pd_error_context(err, pd_error_change(err, PD_IO), "no fence can be made in %s", dir->root);
     }
     lease->fence = fence;
-    /* Only where locks do not work another launch can have come in between: the higher fence stays. */
+    /* Without working locks another launch may have come in between: the higher fence stays. */
     return store_lease_check(lease, err);
 }
 
@@ -313,7 +313,7 @@ void store_lease_give_back(const struct store_lease *lease)
         (void)!pd_vfs_unlink(lease->dir->vfs, store_at(lease->dir, "fence-%" PRIu64, lease->fence).text, NULL);
 }
 
-/* The lock's name goes last and under the lock, since whoever takes a lock looks whether its file still has that name. */
+/* Removes the lock file last and under the lock: whoever takes a lock checks that its file still has that name. */
 static void forget(const struct store_lease *lease)
 {
     if (!lease->is_first || store_lease_check_here(lease, NULL) != PD_OK) return;

@@ -23,7 +23,7 @@ struct pd_store_name pd_step_name_text(const struct pd_step_name *name)
     return name_of("step-%012" PRIu64 "-%" PRIu64 "%s", name->step, name->fence, name->is_tmp ? ".tmp" : "");
 }
 
-/* Each parser scans generously and takes only what formats back to exactly the same text. */
+/* Each parser scans loosely, then accepts only text that formats back to exactly itself. */
 
 bool pd_step_name_parse(const char *text, struct pd_step_name *ret_name)
 {
@@ -59,7 +59,7 @@ bool pd_shard_name_parse(const char *text, uint32_t *ret_rank)
     return true;
 }
 
-/* Names of a rank's files in a pool: `scan` and `format` read and write the same two numbers. */
+/* Parses names of a rank's files in a pool: `scan` and `format` read and write the same two numbers. */
 static bool parse_pair(const char *text, const char *scan, struct pd_store_name (*format)(uint32_t, uint32_t),
                        uint32_t *ret_rank, uint32_t *ret_number)
 {

@@ -1,8 +1,8 @@
-/* The pool of a launch: its directory, its locks, its free files, and what is taken over from pools of dead launches.
+/* The pool of a launch: its directory, its locks, its free files, and the files taken over from pools of dead launches.
  *
- * Every rank locks a file of its own in pool-N. The files of a pool are taken over only while all its locks are free, and the
- * directory is one host's and no network file system. Otherwise a worker that outlived its launch could still be writing
- * into them, and they are removed instead. */
+ * Every rank locks a file of its own in pool-N. Another launch takes over the files of a pool only if all its locks are
+ * free and the directory belongs to one host and no network file system. Otherwise a worker that outlived its launch
+ * could still be writing them, so they are removed instead. */
 #include "ckpt/store/pool.h"
 
 #include "ckpt/base/fault.h"
@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FREE_MAX_OF_OTHERS 2u /* files that are free for replicas of one rank */
+#define FREE_MAX_OF_OTHERS 2u /* most free files for replicas of one rank */
 
 struct store_text store_pool_at(const struct store_pool *pool, const char *name)
 {
@@ -26,7 +26,7 @@ static pd_status make_directory(const struct store_pool *pool, const char *path,
 {
     struct pd_dir *open = NULL;
     pd_status st = pd_vfs_mkdir(pool->dir->vfs, path, err);
-    if (st == PD_EXISTS) st = store_open_below(pool->dir, path, &open, err); /* no link that somebody laid there */
+    if (st == PD_EXISTS) st = store_open_below(pool->dir, path, &open, err); /* do not follow somebody's link */
     pd_dir_close(open);
     return st;
 }
@@ -93,7 +93,7 @@ static bool is_of_this_rank(const struct store_pool *pool, const char *name)
     return is_mine;
 }
 
-/* Each rank removes its own files, the last one finds the directory empty. */
+/* Each rank removes its own files; the last one can remove the empty directory. */
 void store_pool_close(struct store_pool *pool)
 {
     struct pd_listing listing = {0};
@@ -119,13 +119,13 @@ static struct store_text free_path(const struct store_pool *pool, uint32_t rank,
     return store_pool_at(pool, pd_recycle_name(rank, k).text);
 }
 
-/* Replicas are files of plain saves, whatever the state here lives in. */
+/* Replicas are plain shard files, even if the state here is in generations. */
 static uint32_t free_max_of(const struct store_pool *pool, uint32_t rank)
 {
     return rank == pool->dir->group->rank ? pool->free_max : FREE_MAX_OF_OTHERS;
 }
 
-/* A link leads to a file that somebody put elsewhere: writing through it would overwrite what is not ours. */
+/* A symbolic link leads to somebody else's file: writing through it would overwrite that. */
 static bool is_ours_alone(const struct store_pool *pool, const char *path, bool *ret_is_there)
 {
     struct pd_stat stat;
@@ -202,7 +202,7 @@ static pd_status fill(struct pd_file *file, uint64_t bytes, const void *zeros, u
     return PD_OK;
 }
 
-/* A new free file, preallocated, and written where there are `zeros`. PD_EXISTS: there is no place for one more. */
+/* Makes a new free file: preallocated, and written if there are `zeros`. PD_EXISTS: no more may be free. */
 static pd_status make_free(struct store_pool *pool, uint64_t bytes, const void *zeros, uint64_t zero_bytes,
                            struct pd_error *err)
 {
@@ -255,7 +255,7 @@ static void release_locks(struct locks *locks)
 
 enum liveness { DEAD, ALIVE, UNKNOWN };
 
-/* Where locks do not work nobody can tell whether a worker of that launch still lives. */
+/* Without working locks nobody can tell whether a worker of that launch is alive. */
 static enum liveness lock_all(const struct store_dir *dir, const char *pool, const struct pd_listing *listing,
                               struct locks *ret_locks, struct pd_error *err)
 {
@@ -272,8 +272,8 @@ static enum liveness lock_all(const struct store_dir *dir, const char *pool, con
     return found;
 }
 
-/* Gives a file of a dead launch to the same rank of this one, where that rank can reach it. Only a free one: a file that was
- * in use may still have writes in flight inside the kernel, or a failed sync behind it that nobody could write down. */
+/* Gives a file of a dead launch to the same rank of this one, if that rank can reach it. Only a free file: one in use may
+ * have writes in flight inside the kernel, or a failed sync that nobody recorded. */
 static bool take_over(const struct store_pool *pool, const char *path, const char *name)
 {
     const struct store_dir *dir = pool->dir;

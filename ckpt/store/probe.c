@@ -41,7 +41,7 @@ static bool is_network(const struct pd_space *space)
     return true;
 }
 
-/* A write of one aligned page, direct where the file system lets us, made durable. */
+/* Writes one aligned page durably, with direct I/O if the file system allows it. */
 static pd_status write_page(struct pd_vfs *vfs, const char *path, bool *ret_direct, struct pd_error *err)
 {
     void *page = aligned_alloc(PD_VFS_ALIGN, PD_VFS_ALIGN);
@@ -61,7 +61,7 @@ static pd_status write_page(struct pd_vfs *vfs, const char *path, bool *ret_dire
     return st;
 }
 
-/* True and PD_OK when it worked, false and PD_OK when this place cannot do it at all. */
+/* PD_OK and *ret_has true if it worked; PD_OK and false if this place does not support it. */
 static pd_status as_capability(pd_status st, bool *ret_has)
 {
     *ret_has = st == PD_OK;

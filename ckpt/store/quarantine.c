@@ -1,4 +1,4 @@
-/* The quarantine: damaged checkpoints. Nothing in it is believed or reused; its space is capped. */
+/* The quarantine: damaged checkpoints. Nothing in it is trusted or reused; its space is capped. */
 #include "ckpt/base/log.h"
 #include "ckpt/store/remove.h"
 
@@ -12,7 +12,7 @@ struct quarantined {
     uint64_t bytes;
 };
 
-/* step-S-F, or step-S-F.2, .3, ... of a name that was there already. */
+/* Parses step-S-F, or step-S-F.2, .3, ... for a name that existed already. */
 static bool parse_quarantined(const char *text, struct pd_step_name *ret_name)
 {
     char name[PD_STORE_NAME_MAX];
@@ -55,7 +55,7 @@ static pd_status enforce_cap(const struct store_files *files, uint64_t bytes_max
     pd_listing_deinit(&listing);
     if (!rows) PD_FAIL(err, PD_NO_MEMORY, "no memory to list the quarantine");
     qsort(rows, count, sizeof *rows, oldest_first);
-    /* The newest stays whatever it takes: it is what tells the next launch that there was something to bring back. */
+    /* Always keep the newest: it shows the next launch that there was something to recover. */
     const uint32_t most = bytes_max && count ? count - 1 : count;
     for (uint32_t i = 0; i < most && total > bytes_max; i++) {
         struct pd_error own;
@@ -68,7 +68,7 @@ static pd_status enforce_cap(const struct store_files *files, uint64_t bytes_max
     return PD_OK;
 }
 
-/* A name that is there already, of the same step before it was saved or copied here again, gets a number. */
+/* Appends a number if the name exists: the same step quarantined before, then saved or copied here again. */
 static pd_status move_there(const struct store_dir *root, const char *name, struct store_text *ret_to, struct pd_error *err)
 {
     pd_status st = PD_EXISTS;
@@ -89,14 +89,14 @@ pd_status store_quarantine_here(struct store_files *files, const char *name, con
     const struct store_text quarantine = store_at(root, "quarantine");
     struct pd_dir *open = NULL;
     pd_status st = pd_vfs_mkdir(root->vfs, quarantine.text, err);
-    if (st == PD_EXISTS) st = store_open_below(root, quarantine.text, &open, err); /* no link that leads elsewhere */
+    if (st == PD_EXISTS) st = store_open_below(root, quarantine.text, &open, err); /* do not follow a link */
     pd_dir_close(open);
     PD_TRY(st);
     struct store_text moved;
     st = move_there(root, name, &moved, err);
-    if (st == PD_NOT_FOUND) return PD_OK; /* this host had no part in it */
+    if (st == PD_NOT_FOUND) return PD_OK; /* this host had no shard of it */
     PD_TRY(st);
-    /* For people; the checkpoint is aside with or without it. What a link leads to lies elsewhere, and nothing is added there. */
+    /* For people; the checkpoint is quarantined with or without it. If it is a link, do not write into its target. */
     snprintf(text, sizeof text, "%.1022s\n", reason);
     const struct store_text to = store_at(root, "%s/" PD_STORE_DAMAGED_NOTE, moved.text + strlen(root->root) + 1);
     if (!store_is_link(root, moved.text) &&
@@ -107,7 +107,7 @@ pd_status store_quarantine_here(struct store_files *files, const char *name, con
     return enforce_cap(files, bytes_max, err);
 }
 
-/* Under whatever name. */
+/* True for any name of a quarantined checkpoint. */
 static bool is_quarantined(const struct store_dir *root, const char *text)
 {
     struct pd_step_name name;

@@ -1,5 +1,5 @@
-/* Whether records belong to the shards beside them. A load would find out; but which run a directory belongs to is decided
- * before, by records alone. So where those of several runs are in sight, each is held against the shards of its directory. */
+/* Checks whether records belong to the shards beside them. A load would find out, but records alone decide earlier which
+ * run a directory belongs to. So with records of several runs, each is checked against the shards of its directory. */
 #include "ckpt/store/scan.h"
 
 #include "ckpt/store/commit.h"
@@ -23,7 +23,7 @@ static bool has_several_runs(const struct store_scan *scan)
     return false;
 }
 
-/* As this leader sees it. */
+/* Returns what this leader sees. */
 static bool has_other_shards(const struct store_dir *dir, const struct store_scan *scan, const struct store_state *state)
 {
     struct pd_commit commit = {0};

@@ -1,4 +1,4 @@
-/* Acting on a scan at open: every state leads to one of roll forward, clear, move aside, report. Invariant 4 of store.c. */
+/* Acts on a scan at open: every state is rolled forward, cleared, quarantined or reported. Invariant 4 of store.c. */
 #include "ckpt/store/remove.h"
 
 #include "ckpt/base/log.h"
@@ -15,7 +15,7 @@ struct recovery {
     const struct pd_store_options *options;
     const struct store_scan *scan;
     struct store_catalog *catalog;
-    const struct store_state *ours; /* a checkpoint of the run that this directory belongs to; NULL: there is none */
+    const struct store_state *ours; /* a checkpoint of the run that owns this directory; NULL: none */
     bool any_committed;
 };
 
@@ -31,7 +31,7 @@ static bool has_record(const struct store_state *state)
     return state->kind == STORE_COMMITTED || state->kind == STORE_PARTIAL;
 }
 
-/* Only to look: where two runs have as many checkpoints, the newest decides. */
+/* For readers: if two runs have as many checkpoints, the newest decides. */
 static bool is_newer(const struct store_state *a, const struct store_state *b)
 {
     if (a->lineage != b->lineage) return a->lineage > b->lineage;
@@ -46,8 +46,8 @@ static uint32_t count_of_run(const struct store_scan *scan, const struct store_s
     return count;
 }
 
-/* The run with most checkpoints, which a directory copied here by mistake does not change. Where two have as many, nobody can
- * tell which one to go on with, so a writer refuses. */
+/* The run with most checkpoints owns the directory, even if somebody copied another run's here by mistake. With a tie
+ * nobody can tell which one to resume, so a writer refuses. */
 static pd_status find_ours(struct recovery *r, struct pd_error *err)
 {
     uint32_t most = 0;
@@ -106,10 +106,10 @@ static void warn(const struct recovery *r, const struct pd_store_unusable *row, 
 
 /* ---- roll forward ---- */
 
-/* Makes the name of the record durable before anything is renamed: a directory here may never have had one. */
+/* Makes the record's name durable before the rename: this directory may never have had one. */
 static pd_status make_record_name(struct store_dir *root, const char *name, struct pd_error *err)
 {
-    /* The mark is of a removal that another host has not begun. */
+    /* The mark is from a removal that another host has not begun. */
     pd_status st = pd_vfs_unlink(root->vfs, store_at(root, "%s/" PD_STORE_REMOVED, name).text, err);
     if (st != PD_NOT_FOUND) PD_TRY(st);
     PD_TRY(store_file_write(root->vfs, store_at(root, "%s/commit.h5", name).text, PD_OPEN_CREATE, NULL, 0, STORE_FILE_LEAVE,
@@ -134,7 +134,7 @@ static pd_status repair_here(const struct recovery *r, const struct store_state 
     return PD_OK;
 }
 
-/* Rank `record_rank` has a valid record under one of its two names. */
+/* Loads the record: rank `record_rank` has a valid one under one of its two names. */
 static pd_status load_record(const struct recovery *r, const struct store_state *state, void **ret_data, uint64_t *ret_bytes,
                              struct pd_error *err)
 {
@@ -180,7 +180,7 @@ static void note_unnamed(struct store_catalog *catalog, const struct store_state
     memcpy(unnamed->name, store_state_name(state, true).text, sizeof unnamed->name);
 }
 
-/* While a launch lives, a record under a temporary name is about to move: a reader leaves it alone. */
+/* While a launch is alive it may be about to rename a record's temporary directory: a reader leaves it alone. */
 static pd_status take_committed(const struct recovery *r, const struct store_state *state, struct pd_error *err)
 {
     if (!r->options->writable && state->has_tmp) {
@@ -196,7 +196,7 @@ static pd_status take_committed(const struct recovery *r, const struct store_sta
 
 /* ---- the other states ---- */
 
-/* What cannot be cleared now is met again at the next open: no reason to stop. */
+/* The next open retries what cannot be cleared now, so do not stop. */
 static void clear(const struct recovery *r, const struct store_state *state, bool is_tmp)
 {
     struct pd_error own;
@@ -221,8 +221,8 @@ static void move_aside(const struct recovery *r, const struct store_state *state
         pd_log_warn("ckpt", "%s/%s stays where it is: %s", r->root->root, name.text, own.message);
 }
 
-/* Shards under a final name without a record. A removal of ours has left its mark, and something else that is whole; where
- * both are there it is finished. Otherwise somebody took the record away: nothing is moved or deleted. */
+/* Shards under a final name without a record. If our own removal left its mark, and another checkpoint is whole, finish
+ * the removal. Otherwise somebody deleted the record: nothing is moved or deleted. */
 static void treat_unrecorded(const struct recovery *r, const struct store_state *state)
 {
     const bool is_removal = state->marks & STORE_MARK_REMOVED;
@@ -236,7 +236,7 @@ static void treat_unrecorded(const struct recovery *r, const struct store_state 
     warn(r, row, "stays, but is not a checkpoint without its record; put commit.h5 back, or remove the directory");
 }
 
-/* It may be all that is left of that run: it stays, and counts for nothing here. */
+/* It may be all that is left of that run: keep it, but ignore it here. */
 static void leave_out(const struct recovery *r, const struct store_state *state)
 {
     struct pd_store_unusable row = unusable_of(state, PD_STORE_OF_ANOTHER_RUN);
@@ -247,7 +247,7 @@ static void leave_out(const struct recovery *r, const struct store_state *state)
     warn(r, store_catalog_note(r->catalog, &row), "is left out");
 }
 
-/* Whether it is a checkpoint that was renamed by mistake or one put aside on purpose, only its owner knows: it stays. */
+/* Renamed by mistake or put aside on purpose? Only its owner knows, so keep it. */
 static void pass_over_misnamed(const struct recovery *r, const struct store_state *state)
 {
     struct pd_store_unusable row = unusable_of(state, PD_STORE_MISNAMED);
@@ -293,7 +293,7 @@ static pd_status act(const struct recovery *r, const struct store_state *state, 
     return PD_OK;
 }
 
-/* Falling back behind a checkpoint that is there but cannot be read would throw work away: the operator decides. */
+/* Resuming from an older checkpoint than an unreadable one would throw work away: the operator decides. */
 static pd_status refuse_unreadable(const struct recovery *r, struct pd_error *err)
 {
     uint64_t newest = 0;
@@ -308,7 +308,7 @@ static pd_status refuse_unreadable(const struct recovery *r, struct pd_error *er
     pd_status st = pd_group_agree(r->root->group, pd_error_pass(err, mine->status, mine), err);
     const struct pd_store_name name = store_state_name(worst, false);
     if (st == PD_OK) PD_FAIL(err, PD_IO, "%s cannot be read", name.text);
-    /* Whatever the reason was called, this is a storage error: nothing proves damage. */
+    /* Whatever its code, this is a storage error: nothing proves damage. */
     if (st != PD_PEER_LOST && st != PD_NO_MEMORY && st != PD_UNSUPPORTED) st = PD_IO;
     return pd_error_context(err, pd_error_change(err, st),
                             "%s is newer than what can be read; make it readable or move it away", name.text);

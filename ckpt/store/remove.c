@@ -1,5 +1,5 @@
-/* Removing: record first, everywhere, then the directory by one rename, then its files. Invariants 5, 6, 7 and 10 of
- * store.c. */
+/* Removes a checkpoint: first its record, everywhere, then the directory by one rename, then its files. Invariants 5, 6,
+ * 7 and 10 of store.c. */
 #include "ckpt/store/remove.h"
 
 #include "ckpt/base/fault.h"
@@ -28,9 +28,8 @@ static struct store_text trash_path(const struct store_files *files, const char 
     return store_pool_at(&files->pool, trash);
 }
 
-/* Out of the root into the pool, unless it holds something that is not ours, or there is no pool: then it is emptied where it
- * is.
- * *ret_path: where its files are now, empty when it is not there. */
+/* Moves a directory from the root into the pool. If it holds foreign files, or there is no pool, it is emptied where it
+ * is. *ret_path: where its files are now; empty if it does not exist. */
 static pd_status move_to_trash(const struct store_files *files, const char *name, struct store_text *ret_path,
                                struct pd_error *err)
 {
@@ -40,10 +39,10 @@ static pd_status move_to_trash(const struct store_files *files, const char *name
     ret_path->text[0] = 0;
     pd_status st = keeps ? PD_OK : holds_foreign(root, path.text, &keeps, err);
     if (!st && !keeps) st = pd_vfs_rename(root->vfs, path.text, trash.text, err);
-    if (st == PD_EXISTS) { /* an earlier removal of the same name could not be finished */
+    if (st == PD_EXISTS) { /* an earlier removal of the same name was not finished */
         PD_TRY(store_remove_files(root, trash.text, err));
         st = pd_vfs_rename(root->vfs, path.text, trash.text, err);
-        keeps = st == PD_EXISTS; /* it holds what NFS leaves behind an open file */
+        keeps = st == PD_EXISTS; /* it holds NFS's file for an open one */
         if (keeps) st = PD_OK;
     }
     if (st == PD_NOT_FOUND) return PD_OK;
@@ -52,7 +51,7 @@ static pd_status move_to_trash(const struct store_files *files, const char *name
     return PD_OK;
 }
 
-/* What a link leads to was put elsewhere, and stays: only the link goes. */
+/* Removes only a symbolic link; its target, which somebody put elsewhere, stays. */
 static pd_status drop_link(struct store_dir *root, const char *name, bool *ret_was_link, struct pd_error *err)
 {
     const struct store_text path = store_at(root, "%s", name);
@@ -74,7 +73,7 @@ pd_status store_clear_dir(struct store_files *files, const char *name, struct pd
 
 /* ---- a checkpoint ---- */
 
-/* Renamed, not unlinked: without a record and without this mark a directory is not one that we have begun to remove. */
+/* Renames, not unlinks: a directory with neither record nor mark is not one that we have begun to remove. */
 static pd_status remove_record(struct store_dir *root, const char *dir, struct pd_error *err)
 {
     bool was_link;
@@ -95,15 +94,15 @@ static struct pd_store_name tmp_name_of(const char *name)
     return tmp;
 }
 
-/* The sync of the root that follows would do where it is one directory, were it not that an earlier launch may have seen a
- * sync of the root fail: then the name may come back with a power loss, and with it a record whose shards are in use. */
+/* On one disk the later sync of the root would do, except that an earlier launch may have seen it fail: then a power loss
+ * may bring the name back, and with it a record whose shards are in use. */
 static pd_status remove_records_here(struct store_dir *root, const char *name, struct pd_error *err)
 {
     PD_TRY(remove_record(root, name, err));
     return remove_record(root, tmp_name_of(name).text, err);
 }
 
-/* Durably, before any file of it is moved or unlinked: the mark may be the first that a power loss takes. */
+/* Durable before any file is moved or unlinked: otherwise a power loss might lose the mark first. */
 static pd_status trash_here(struct store_files *files, const char *name, struct pd_error *err)
 {
     struct store_dir *root = &files->dir;
@@ -114,8 +113,8 @@ static pd_status trash_here(struct store_files *files, const char *name, struct 
     return store_sync_dir(root, strcmp(path.text, store_at(root, "%s", name).text) == 0 ? path.text : root->root, err);
 }
 
-/* The shard of `rank` becomes a free file of it, out of the trash. One that a generation or somebody else still knows is only
- * unlinked. */
+/* Makes the shard of `rank` a free file, out of the trash. If a generation or somebody else has another name for it, only
+ * unlinks it. */
 static void recycle_shard(struct store_files *files, const char *name, uint32_t rank)
 {
     char from[STORE_PATH_MAX];
@@ -128,7 +127,7 @@ static pd_status empty_trash(struct store_files *files, const char *name, struct
 {
     const struct store_dir *root = &files->dir;
     if (files->pool.fence) PD_TRY(store_remove_files(root, trash_path(files, name).text, err));
-    /* It is still there when it holds foreign files. */
+    /* It still exists if it holds foreign files. */
     return store_remove_files(root, store_at(root, "%s", name).text, err);
 }
 
@@ -140,7 +139,7 @@ pd_status store_remove(struct store_files *files, const char *name, bool recycle
     pd_fault_point("store.remove.hidden");
     PD_TRY(pd_group_agree(root->group, leads ? trash_here(files, name, err) : PD_OK, err));
     if (recycle) {
-        /* What this rank wrote. */
+        /* Recycle what this rank wrote. */
         const struct store_pool *pool = &files->pool;
         const uint32_t rank = pool->dir->group->rank;
         recycle_shard(files, name, rank);

@@ -1,4 +1,4 @@
-/* Replicas: a rank's shard of a committed checkpoint once more, in the same directory of another host. Invariant 13 of
+/* Replicas: a copy of a rank's shard of a committed checkpoint, in the same directory on another host. Invariant 13 of
  * store.c.
  *
  *   recycle-R-K ──begin──▶ generation-R-0.h5 ──end──▶ step-…/shard-R.h5 ──removed: record first──▶ recycle-R-K
@@ -11,9 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- who keeps whose ---- */
+/* ---- assignment ---- */
 
-/* The ring goes through shares in ascending order. Rank i of a share is kept by rank i mod n of the next share, which has n. */
+/* The ring goes through shares in ascending order. Rank i of a share is kept by rank i mod n of the next share, of n
+ * ranks. */
 static uint32_t keeper_of(const struct store_dir *root, uint32_t rank)
 {
     const uint32_t size = root->group->size, here = root->share_of[rank];
@@ -51,7 +52,7 @@ pd_status store_replicas_open(struct pd_store_replicas *replicas, const struct s
 
 /* ---- one replica ---- */
 
-/* In use as slot 0 of the rank that it is of, which lives elsewhere, so that the pool has no other file of it. */
+/* In use as slot 0 of the shard's rank, which runs on another host, so the pool has no other file of it. */
 static struct store_text replica_path(const struct store_pool *pool, uint32_t rank)
 {
     return store_pool_at(pool, pd_generation_name(rank, 0).text);
@@ -64,14 +65,14 @@ pd_status store_replica_begin(struct store_pool *pool, uint32_t rank, char *ret_
         is_ours = is_ours || pool->others[i] == rank;
     PD_CHECK(pool->fence && is_ours);
     memcpy(ret_path, replica_path(pool, rank).text, STORE_PATH_MAX);
-    /* One that could not be taken away before must not be written: its sync may have failed. */
+    /* A leftover must not be overwritten: its sync may have failed. */
     pd_status st = pd_vfs_unlink(pool->dir->vfs, ret_path, err);
     if (st != PD_NOT_FOUND) PD_TRY(st);
     (void)!store_free_take(pool, rank, ret_path);
     return PD_OK;
 }
 
-/* Under the name that the record gives it. It is durable there, or it was never there: both are fine. */
+/* Renames it to the name in the record. Afterwards it is durably there, or it never was: both are fine. */
 static pd_status place(struct store_pool *pool, const char *name, uint32_t rank, struct pd_error *err)
 {
     const struct store_text to = store_at(pool->dir, "%s/%s", name, pd_shard_name(rank).text);
@@ -86,7 +87,7 @@ pd_status store_replica_end(struct store_pool *pool, const char *name, uint32_t 
     return mine;
 }
 
-/* ---- what they take ---- */
+/* ---- their bytes ---- */
 
 static bool is_of_another_share(const struct store_dir *root, const char *file)
 {

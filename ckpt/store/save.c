@@ -1,4 +1,4 @@
-/* Saving: prepare a directory, let every rank write its shards into it, commit it. Invariants 1 to 3, 8 and 9 of store.c. */
+/* Saving: prepares a directory, lets every rank write shards into it, commits it. Invariants 1 to 3, 8 and 9 of store.c. */
 #include "ckpt/store/save.h"
 
 #include "ckpt/base/digest.h"
@@ -19,7 +19,7 @@ static pd_status write_new_file(const struct store_save *save, const char *path,
                             bytes ? STORE_FILE_SYNC : STORE_FILE_LEAVE, err);
 }
 
-/* Once for each version, into the pool; from there it is linked into every checkpoint. */
+/* Writes each version once, into the pool; from there it is linked into every checkpoint. */
 static pd_status write_index(struct store_save *save, const char *path, struct pd_error *err)
 {
     if (save->index_written == save->index_version) return PD_OK;
@@ -51,7 +51,7 @@ pd_status store_save_place_index(struct store_save *save, struct pd_error *err)
     return write_new_file(save, path.text, save->index_data, save->index_bytes, err);
 }
 
-/* PD_EXISTS: an earlier attempt of this launch at the same step left something that could not be cleared then. */
+/* PD_EXISTS: an earlier attempt of this launch at the same step left files that could not be removed then. */
 static pd_status check_unused(const struct store_save *save, struct pd_error *err)
 {
     static const char *const suffixes[] = {"", ".tmp"};
@@ -66,8 +66,8 @@ static pd_status check_unused(const struct store_save *save, struct pd_error *er
     return PD_OK;
 }
 
-/* The name has this launch's fence, and nothing was there: one that exists now is ours, made by a call that a network file
- * system has sent twice. */
+/* The name has this launch's fence and did not exist, so if it exists now we made it: a network file system sent the call
+ * twice. */
 static pd_status prepare_directory(struct store_save *save, struct pd_error *err)
 {
     const struct store_dir *root = &save->files->dir;
@@ -94,8 +94,8 @@ static pd_status check_begin(struct store_save *save, const struct pd_identity *
             PD_FAIL(err, PD_EXISTS, "step %" PRIu64 " is committed already as %s", identity->step, entry->name);
     }
     PD_TRY(store_items_reserve(committed, err));
-    if (root->dir.leads_share) PD_TRY(store_lease_check_here(&root->lease, err)); /* before anything is written in vain */
-    /* PD_NOT_FOUND: the pool is gone; it may be made again. */
+    if (root->dir.leads_share) PD_TRY(store_lease_check_here(&root->lease, err)); /* check before writing in vain */
+    /* PD_NOT_FOUND: the pool is gone; recreate it. */
     if (store_pool_is_gone(&save->files->pool))
         PD_FAIL(err, PD_NOT_FOUND, "pool-%" PRIu64 " was removed from %s", save->files->pool.fence, save->files->dir.root);
     return PD_OK;
@@ -137,13 +137,13 @@ void store_save_leave(struct store_save *save, const char *name)
         snprintf(save->leftovers[save->leftover_count++], PD_STORE_NAME_MAX, "%s", name);
 }
 
-/* A directory that stays would keep its files, generations among them: pruning tries again. */
+/* A remaining directory would keep its files, generations among them, so pruning retries. */
 static void clear_save(struct store_save *save, const char *name)
 {
     if (store_remove(save->files, name, false, NULL) != PD_OK) store_save_leave(save, name);
 }
 
-/* A step that was saved later under the same name is no leftover. */
+/* A checkpoint saved later under the same name is not a leftover. */
 void store_save_clear_leftovers(struct store_save *save)
 {
     char names[STORE_LEFTOVERS_MAX][PD_STORE_NAME_MAX];
@@ -154,9 +154,9 @@ void store_save_clear_leftovers(struct store_save *save)
         if (!store_items_find(&save->catalog->committed, names[i])) clear_save(save, names[i]);
 }
 
-/* Removes what the failed save made, with two exceptions. Another launch owns the store: it may have rolled the checkpoint
- * forward, and that it did is the better reason to report, as is a directory that is gone as a whole. A peer is lost: this
- * rank cannot know whether some host has committed, so nothing on disk is touched and the next open decides. */
+/* Removes what the failed save made, with two exceptions. If another launch owns the store, it may have rolled the
+ * checkpoint forward; its ownership is the better error, and so is a missing directory. If a peer is lost, this rank
+ * cannot know whether some host has committed: it changes nothing on disk, and the next open decides. */
 pd_status store_save_give_up(struct store_save *save, pd_status st, struct pd_error *err)
 {
     const struct store_files *root = save->files;
@@ -177,7 +177,7 @@ static pd_status check_identities(const struct store_dir *root, struct pd_error 
     return PD_OK;
 }
 
-/* The root's copy of the state with what only the store knows. `shards` come in the order of ranks. */
+/* Encodes the root's copy of the state with what only the store knows. `shards` are in rank order. */
 static pd_status encode_record(const struct store_save *save, struct pd_shard_summary *shards, uint32_t shards_a_rank,
                                const struct pd_run_state *state, void **ret_data, uint64_t *ret_bytes, struct pd_error *err)
 {
@@ -196,7 +196,7 @@ static pd_status encode_record(const struct store_save *save, struct pd_shard_su
     return pd_commit_encode(&commit, ret_data, ret_bytes, err);
 }
 
-/* Everybody's summaries on the root, the record on everybody. *ret_total: bytes of all shards. */
+/* Gathers summaries on the root, builds the record, and sends it to every rank. *ret_total: bytes of all shards. */
 static pd_status build_record(const struct store_save *save, const struct pd_shard_summary *summaries, uint32_t count,
                               const struct pd_run_state *state, void **ret_data, uint64_t *ret_bytes, uint64_t *ret_total,
                               struct pd_error *err)
@@ -217,13 +217,13 @@ static pd_status build_record(const struct store_save *save, const struct pd_sha
     }
     free(all);
     PD_TRY(st);
-    /* The last word before anybody commits: still the owner, on every host. */
+    /* Last check before anybody commits: this launch still owns the store, on every host. */
     if (mine == PD_OK && root->dir.leads_share) mine = store_lease_check_here(&root->lease, err);
     PD_TRY(store_spread(&root->dir, 0, mine, ret_data, ret_bytes, err));
     return pd_group_broadcast(group, 0, ret_total, sizeof *ret_total, err);
 }
 
-/* The record is written in place: its name is durable already, and until the last byte is, it does not decode. */
+/* Writes the record in place: its name is already durable, and it does not decode until its last byte is. */
 pd_status store_commit_here(struct store_dir *root, const char *from, const char *to, const void *record, uint64_t bytes,
                             struct pd_error *err)
 {
@@ -236,8 +236,8 @@ pd_status store_commit_here(struct store_dir *root, const char *from, const char
     return store_sync_dir(root, root->root, err);
 }
 
-/* Hosts with disks of their own sync the root too: otherwise one could lose the whole directory after another has committed
- * it. On one disk the name of the directory and the record in it become durable together, when it gets its final name. */
+/* Hosts with their own disks also sync the root: otherwise one could lose the whole directory after another has committed
+ * it. On one disk the final rename makes the directory's name and its record durable together. */
 static pd_status sync_prepared(const struct store_save *save, struct pd_error *err)
 {
     struct store_dir *root = &save->files->dir;

@@ -1,5 +1,5 @@
-/* A leader's listings travel as words: a header a directory, then (rank, bytes) of its shards, then the sizes its record
- * promises. */
+/* A leader's listings are sent as words: a header for each directory, then (rank, bytes) of its shards, then the sizes in
+ * its record. */
 #include "ckpt/store/scan.h"
 
 #include "ckpt/base/digest.h"
@@ -10,7 +10,7 @@
 #include <string.h>
 
 #define SIZE_ABSENT UINT64_MAX
-#define SIZE_OF_NO_FILE (UINT64_MAX - 1) /* a pipe, a device, a directory in its place */
+#define SIZE_OF_NO_FILE (UINT64_MAX - 1) /* a pipe, a device or a directory has the name */
 
 /* ---- one leader's listings ---- */
 
@@ -43,8 +43,8 @@ bool store_has_other_shards(const struct store_dir *dir, const char *step, const
     return false;
 }
 
-/* The record has the name of its directory: where that is another one, and the shards are those of the record, somebody
- * renamed it. */
+/* The record states the name of its directory. If that differs, and the shards are those of the record, somebody renamed
+ * it. */
 static pd_status check_name(const struct store_dir *dir, struct store_listing *listing, const char *step,
                             const struct pd_commit *commit, struct pd_error *err)
 {
@@ -84,14 +84,14 @@ static pd_status read_record(const struct store_dir *dir, struct store_listing *
     return st;
 }
 
-/* A message about a file of a directory that whoever prints it names. */
+/* Removes from a message the directory that the caller will print. */
 static const char *below(const char *path, const char *message)
 {
     const size_t folder = (size_t)(strrchr(path, '/') + 1 - path);
     return strncmp(message, path, folder) == 0 ? message + folder : message;
 }
 
-/* A file of step directory `step`. A symbolic link to a file that is not there counts as absent. */
+/* Lists a file of step directory `step`. A dangling symbolic link counts as absent. */
 static pd_status list_file(const struct store_dir *dir, struct store_listing *listing, const char *step, const char *name,
                            struct pd_error *err)
 {
@@ -123,8 +123,8 @@ static pd_status list_files(const struct store_dir *dir, struct store_listing *l
     return st;
 }
 
-/* PD_NOT_FOUND: it went away meanwhile. Only bytes that are wrong twice are damage; a directory or a record that cannot be read
- * says nothing about it. */
+/* PD_NOT_FOUND: it has disappeared. Only bytes that are wrong twice are damage; an unreadable directory or record proves
+ * nothing. */
 static pd_status list_step(const struct store_dir *dir, const char *step, struct store_listing *listing,
                            struct pd_error *unreadable)
 {
@@ -136,7 +136,7 @@ static pd_status list_step(const struct store_dir *dir, const char *step, struct
     PD_CHECK(length > 0 && (size_t)length < sizeof path);
     if (st == PD_OK && (st = read_record(dir, listing, path, &own)) == PD_CORRUPT)
         st = read_record(dir, listing, path, &own);
-    /* What came of reading the record at `path`. */
+    /* Result of reading the record at `path`. */
     snprintf(listing->cause, sizeof listing->cause, "%.191s", below(path, own.message));
     listing->record = st == PD_OK          ? STORE_RECORD_VALID
                       : st == PD_NOT_FOUND ? STORE_RECORD_ABSENT
@@ -147,7 +147,7 @@ static pd_status list_step(const struct store_dir *dir, const char *step, struct
     return st == PD_NO_MEMORY ? st : PD_OK;
 }
 
-/* PD_NOT_FOUND: it holds no valid record, and is nobody's business. */
+/* PD_NOT_FOUND: it holds no valid record, so it is ignored. */
 static pd_status list_other(const struct store_dir *dir, const char *path, struct store_listing *listing,
                             struct pd_error *unreadable)
 {
@@ -190,7 +190,7 @@ static pd_status list_all(const struct store_dir *dir, struct store_scan *scan, 
     return st;
 }
 
-/* Where nothing may be made, a host without the directory just sees nothing, unless none has it. */
+/* For a reader a host without the directory just sees nothing, unless no host has it. */
 static pd_status list_here(struct store_dir *dir, bool must_be_there, struct store_scan *scan, struct pd_error *err)
 {
     struct pd_error own = {0};
@@ -224,7 +224,7 @@ enum {
     W_COUNT = W_MISNAMED + PD_STORE_NAME_MAX / 8
 };
 
-enum word_name { NAME_FINAL, NAME_TMP, NAME_OTHER }; /* within one checkpoint in this order */
+enum word_name { NAME_FINAL, NAME_TMP, NAME_OTHER }; /* order within one checkpoint */
 
 static uint64_t count_words(const struct store_scan *scan)
 {
@@ -252,7 +252,7 @@ static void write_words(const struct store_scan *scan, uint64_t *words)
     }
 }
 
-/* A listing inside the words of some rank. */
+/* A listing within some rank's words. */
 struct remote {
     uint32_t rank;
     const uint64_t *header, *files, *expected;
@@ -319,7 +319,7 @@ static void index_united(const struct store_dir *dir, struct united *u)
     qsort(u->rows, u->count, sizeof *u->rows, compare_remote);
 }
 
-/* Rank 0 gets everything, sorted; the others get nothing. */
+/* Rank 0 gets all listings, sorted; the others get none. */
 static pd_status unite(const struct store_dir *dir, const struct store_scan *scan, struct united *u, struct pd_error *err)
 {
     struct pd_group *group = dir->group;
@@ -350,11 +350,11 @@ struct pd_store_name store_state_name(const struct store_state *state, bool is_t
     return pd_step_name_text(&(struct pd_step_name){state->step, state->fence, is_tmp});
 }
 
-/* The shards that the record promises, against what lies somewhere. */
+/* The shards in the record compared with the files of all hosts. */
 struct shards_seen {
-    uint64_t absent, wrong;            /* how many */
-    uint64_t first, first_absent;      /* the lowest of both, and of those absent */
-    uint64_t first_bytes, first_right; /* sizes of the former */
+    uint64_t absent, wrong;            /* number of each */
+    uint64_t first, first_absent;      /* lowest of both kinds; lowest absent one */
+    uint64_t first_bytes, first_right; /* its actual and its right size */
 };
 
 static struct shards_seen compare_sizes(const uint64_t *sizes, const struct remote *record)
@@ -371,7 +371,7 @@ static struct shards_seen compare_sizes(const uint64_t *sizes, const struct remo
     return seen;
 }
 
-/* A shard counts as the record promises it where any host has it so. */
+/* A shard has the right size if any host has it so. */
 static void find_sizes(const struct remote *rows, uint64_t count, const struct remote *record, uint64_t *sizes)
 {
     const uint64_t shards = record->header[W_SHARDS];
@@ -385,7 +385,7 @@ static void find_sizes(const struct remote *rows, uint64_t count, const struct r
     }
 }
 
-/* Names alone change while a copy is made: only what has its final one is counted. */
+/* Only final names count: a copy being made has a temporary one. */
 static uint32_t count_hosts(const struct remote *rows, uint64_t count, const struct remote *record, uint64_t *hosts)
 {
     const uint64_t shards = record->header[W_SHARDS];
@@ -434,8 +434,8 @@ static pd_status look_for_shards(const struct remote *rows, uint64_t count, cons
     return PD_OK;
 }
 
-/* A network file system may show an old size for a while, and the right file may be on another host: there another size
- * proves nothing. */
+/* A network file system may show an old size for a while, and another host may have the right file: a wrong size proves
+ * nothing there. */
 static enum store_state_kind kind_with_record(const struct store_dir *dir, bool writable, const struct store_state *state,
                                               const struct shards_seen *seen)
 {
@@ -480,7 +480,7 @@ static void note_record(const struct remote *record, struct store_state *state)
         state->bytes += record->expected[i];
 }
 
-/* How many of them, the first, have a name of ours. Of the others one is noted. */
+/* Counts the leading ones that have a name of ours. Records one of the others. */
 static uint64_t count_named(const struct remote *rows, uint64_t count, struct store_state *state)
 {
     uint64_t named = 0;
@@ -490,7 +490,7 @@ static uint64_t count_named(const struct remote *rows, uint64_t count, struct st
     return named;
 }
 
-/* From all listings (count) of one (step, fence): first its names, then its record, then its shards. */
+/* Derives one (step, fence) from all listings (count): first its names, then its record, then its shards. */
 static pd_status find_state(const struct store_dir *dir, bool writable, const struct remote *rows, uint64_t count,
                             struct store_state *state, struct pd_error *err)
 {

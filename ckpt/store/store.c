@@ -1,8 +1,8 @@
-/* The store: how a directory becomes a checkpoint, stays one, and stops being one. This file is the roof: the public calls,
- * and the order in which a store is opened. What it stands on, each with its owner, from the lowest up:
+/* The store: how a directory becomes a checkpoint, stays one, and stops being one. This file has the public calls,
+ * and the order in which a store is opened. It builds on these parts, from the lowest up:
  *
- *   dir (where, who sees it) ◀ lease (lock, fence) ◀ pool (files free and in use) ◀ files (all three)
- *   catalog (what is committed) · scan (what lies where) ◀ remove, quarantine ◀ save (the checkpoint being made) ◀ recover
+ *   dir (path, who shares it) ◀ lease (lock, fence) ◀ pool (files free and in use) ◀ files (all three)
+ *   catalog (committed ones) · scan (finds what is there) ◀ remove, quarantine ◀ save (the checkpoint being made) ◀ recover
  *
  *   prepare           commit                             remove
  *   step-S-F.tmp ───▶ commit.h5 valid ───▶ step-S-F ────▶ record gone everywhere ───▶ pool-F/trash-… ───▶ gone
@@ -33,29 +33,29 @@
  *    9. After a failed sync of a file or directory the save is given up: its files are removed, never reused. A power loss may
  *       bring its directory back, so removed.h5 is unlinked after all else is durably gone. Where a peer is lost nothing is
  *       removed: nobody knows whether some host has committed, and the next open decides.
- *   10. What is not named by paths.h is not ours: never touched, also inside our directories.
+ *   10. A name that paths.h does not give is not ours: never touched, even inside our directories.
  *   11. A generation is written under a name of its own (pool-F/generation-…), by whoever uses it, before any
  *       checkpoint knows it. It is linked once it is finished and synced, and never written from then on: released, it is
  *       either free (no checkpoint has it) or loses its name in the pool. Then the checkpoint alone has it, as it has any
  *       shard: it is free again when retention has taken the record away on every host, durably, which 5 puts first.
- *   12. What was in use when a launch died is unlinked, never taken over: writes of it may still be in flight in the kernel
- *       though every lock is free, and a sync of it may have failed with nobody left to say so. What was free has neither:
+ *   12. A file in use when its launch died is unlinked, never taken over: writes to it may still be in flight in the kernel
+ *       though every lock is free, and a sync may have failed with nobody left to report it. A free file has neither problem:
  *       it is taken over under 7 and the rule of pool.c.
  *   13. A replica of another host's shard is whole and synced before it gets its name in a checkpoint that is committed
  *       already. Until then it is in use (12). The record knows its digest, so nothing believes it because of where it lies.
  *
- * Why nobody else's writes reach a committed checkpoint or a file of ours: a worker that lives on, whatever it believes, has
- * open for writing only what it uses. That was never linked (11) and is never ours (12): where its lock is seen its whole
- * pool stays as it is; where it is not seen its files are unlinked and it writes into files without a name. It can link what
- * it has finished, but into a directory of its own fence, which it cannot commit (8) and the next open clears (6). What it
- * takes, it takes by renaming inside its own pool, so that a file has one taker, whoever else moves it meanwhile.
+ * Why nobody else's writes reach a committed checkpoint or a file of ours: a worker that outlives its launch has open for
+ * writing only files in use. Those were never linked (11) and are never ours (12): if we see its lock its whole pool stays
+ * as it is; if we do not, its files are unlinked and it writes into files without a name. It can link what it has finished,
+ * but only into a directory of its own fence, which it cannot commit (8) and the next open clears (6). It takes files by
+ * renaming inside its own pool, so a file has one taker, whoever else moves it meanwhile.
  *
  * A crash leaves one of: the old directories; a directory being prepared without a valid record (cleared at the next open);
  * one with a valid record somewhere (rolled forward); a final name whose record is gone everywhere and is marked as removed
- * (cleared; kept where nothing is whole, since a removal of ours leaves something whole). A final name without record and mark
- * is nobody's removal: it stays, and counts again once its record is put back.
- * Hosts that share the file system and hosts with one of their own follow the same steps: who leads a directory is found out
- * at open (lease.c) and never configured.
+ * (cleared, unless nothing else is whole, since our own removals leave something whole). A final name without record and
+ * mark is not our removal: it stays, and counts again once its record is put back.
+ * Hosts that share the file system and hosts with one of their own follow the same steps: the open finds out who leads a
+ * directory (lease.c); it is never configured.
  */
 #include "ckpt/base/digest.h"
 #include "ckpt/base/fault.h"
@@ -79,7 +79,7 @@ struct pd_store {
 
 /* ---- opening ---- */
 
-/* The oldest checkpoint that retention lets go is removed where it lies, since there is no pool. *ret_any: there was one. */
+/* Removes the oldest checkpoint that retention does not keep, in place, since there is no pool. *ret_any: there was one. */
 static pd_status remove_oldest(struct pd_store *store, bool *ret_any, struct pd_error *err)
 {
     static const struct pd_store_options look = {.quiet = true};
@@ -94,7 +94,7 @@ static pd_status remove_oldest(struct pd_store *store, bool *ret_any, struct pd_
     if (st == PD_OK) st = store_catalog_victims(&catalog, &store->options, &names, &count, err);
     st = pd_group_agree(root->group, st, err);
     *ret_any = false;
-    for (uint32_t i = 0; i < catalog.unusable_count; i++) /* what is refused at open loses nothing before */
+    for (uint32_t i = 0; i < catalog.unusable_count; i++) /* report these before anything can fail */
         if (catalog.unusable[i].flaw == PD_STORE_OF_ANOTHER_RUN || catalog.unusable[i].flaw == PD_STORE_UNREADABLE)
             count = 0;
     for (uint32_t i = 0; st == PD_OK && i < count && !*ret_any; i++) {
@@ -110,8 +110,8 @@ static pd_status remove_oldest(struct pd_store *store, bool *ret_any, struct pd_
     return st;
 }
 
-/* Without room for a pool there is no way to free any by way of it. So what dead launches left goes, then old checkpoints, one
- * at a time. */
+/* A full disk has no space for a pool, so nothing can be freed through one. First removes what dead launches left, then
+ * old checkpoints, one at a time. */
 static pd_status open_pool(struct pd_store *store, struct pd_error *err)
 {
     struct store_files *files = &store->files;
@@ -144,7 +144,7 @@ static pd_status open_all(struct pd_store *store, struct pd_vfs *vfs, struct pd_
     PD_TRY(store_files_open(&store->files, vfs, group, path, options, err));
     if (options->writable) PD_TRY(open_pool(store, err));
     if (options->writable) PD_TRY(open_replicas(store, err));
-    /* Every rank has heard what lies where before anything is changed. */
+    /* Every rank knows the scan's result before anything is changed. */
     struct store_dir *root = &store->files.dir;
     struct store_scan scan = {0};
     PD_TRY(store_scan(root, store->options.writable, &scan, err));
@@ -263,12 +263,12 @@ void pd_store_pin(struct pd_store *store, const struct pd_store_entry *entry)
 void pd_store_unpin(struct pd_store *store, const char *name)
 {
     struct store_item *item = store_items_find(&store->catalog.committed, name);
-    if (!item) return; /* quarantined while it was pinned */
+    if (!item) return; /* it was quarantined while pinned */
     PD_CHECK(item->pins > 0);
     item->pins--;
 }
 
-/* One rank reads, all decode the same bytes: so all try a second time or none does. */
+/* One rank reads and all decode the same bytes, so that all retry or none does. */
 pd_status pd_store_read_commit(struct pd_store *store, const struct pd_store_entry *entry, struct pd_commit *ret_commit,
                                struct pd_error *err)
 {
@@ -286,14 +286,14 @@ pd_status pd_store_read_commit(struct pd_store *store, const struct pd_store_ent
         PD_TRY(store_spread(root, item->record_rank, st, &data, &bytes, err));
         st = pd_commit_decode(path.text, data, bytes, &commit, err);
         free(data);
-        st = pd_group_agree(root->group, st, err); /* one may lack the memory */
+        st = pd_group_agree(root->group, st, err); /* one rank may be out of memory */
         if (!st) *ret_commit = commit;
         if (st) pd_commit_deinit(&commit);
         if (st != PD_CORRUPT || attempt > 0) return st;
     }
 }
 
-/* A bit for each shard that a rank sees, and one for the record: one exchange, however many shards there are. */
+/* One bit for each shard that a rank sees, and one for the record: one exchange, however many shards there are. */
 pd_status pd_store_has_gone(struct pd_store *store, const struct pd_store_entry *entry, bool *ret_has_gone,
                             struct pd_error *err)
 {
@@ -329,11 +329,11 @@ pd_status pd_store_count_quarantined(struct pd_store *store, uint32_t *ret_count
 /* ---- space ---- */
 
 struct space_need {
-    uint64_t bytes;   /* one checkpoint of the ranks that share the directory, or one generation of theirs */
-    uint64_t there;   /* what lies there already and makes room as new ones come */
-    uint64_t needed;  /* beyond that */
-    uint32_t ranks;   /* that share the directory */
-    uint32_t copies;  /* must fit at once */
+    uint64_t bytes;   /* one checkpoint, or one generation, of the ranks that share the directory */
+    uint64_t there;   /* existing bytes that will be freed as new ones come */
+    uint64_t needed;  /* beyond those */
+    uint32_t ranks;   /* number that share the directory */
+    uint32_t copies;  /* copies that must fit at once */
     bool generations; /* files of state; else checkpoints, of which one must fit in any case */
 };
 
@@ -366,9 +366,9 @@ static uint64_t replica_bytes(const struct pd_store *store, uint32_t newest)
     return store->replicas.sources ? store_replica_bytes(&store->files.dir, &store->catalog.committed, newest) : 0;
 }
 
-/* What the newest committed ones take here: the share of the ranks that see this directory. Of plain ones one fewer than
- * `copies` will stay; of those that generations replace as many as are kept, since the first ones are written before any of
- * them goes. */
+/* Bytes here of the newest committed checkpoints, for the ranks that share this directory. Of plain ones one fewer than
+ * `copies` will stay. Of those that generations replace as many as are kept, since the first new ones are written before
+ * any is removed. */
 static uint64_t committed_bytes_here(const struct pd_store *store, const struct space_need *need)
 {
     const struct store_items *committed = &store->catalog.committed;
@@ -462,7 +462,7 @@ pd_status pd_store_generations_reserve(struct pd_store *store, uint64_t file_byt
     return pd_error_context(err, st, "room for %.1f MiB of state, again and again", (double)file_bytes / (1 << 20));
 }
 
-/* The pool is not there any more: another launch has taken over, or its file system is gone. */
+/* Explains a missing pool: another launch has taken over, or its file system is gone. */
 static pd_status explain_no_pool(const struct store_files *files, struct pd_error *err)
 {
     struct pd_error why = {0};
@@ -519,7 +519,7 @@ pd_status pd_store_begin(struct pd_store *store, const struct pd_identity *ident
     PD_TRY(store_save_begin(&store->save, identity, err));
     store->save.is_preparing = true;
     store_save_path(&store->save, ret_shard_path);
-    (void)!store_free_take(&store->files.pool, store->files.dir.group->rank, ret_shard_path); /* else it is a new file */
+    (void)!store_free_take(&store->files.pool, store->files.dir.group->rank, ret_shard_path); /* else a new file */
     return PD_OK;
 }
 
@@ -546,8 +546,8 @@ void pd_store_set_index(struct pd_store *store, const void *data, uint64_t bytes
     store->save.index_version++;
 }
 
-/* What cannot be removed keeps nothing else from going. Without its record it is not a checkpoint any more: the rest of it is
- * tried again at the next pruning. Returns the first failure. */
+/* A failed removal does not stop the others. Without its record a checkpoint no longer counts; the next pruning removes
+ * the rest. Returns the first failure. */
 static pd_status remove_all(struct pd_store *store, char (*names)[PD_STORE_NAME_MAX], uint32_t count, struct pd_error *err)
 {
     pd_status first = PD_OK;

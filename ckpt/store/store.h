@@ -101,7 +101,7 @@ PD_MUST_USE pd_status pd_store_needed_bytes(struct pd_store *store, uint64_t byt
 /* ---- saving: begin, write the shard at the given path, commit or abort ---- */
 
 /* Returns the path of this rank's shard file in the directory being prepared (ret_shard_path: 4096 bytes); a recycled
- * file may be there. After PD_OK call pd_store_commit. errors PD_EXISTS: this launch has already committed this step */
+ * file may be there. After PD_OK call pd_store_commit.   errors  PD_EXISTS: this launch has already committed this step */
 PD_MUST_USE pd_status pd_store_begin(struct pd_store *store, const struct pd_identity *identity, char *ret_shard_path,
                                      struct pd_error *err);
 /* `mine` is this rank's result of writing its shard: any failure aborts the save on every rank. PD_OK: committed on every
@@ -156,7 +156,7 @@ PD_MUST_USE pd_status pd_store_generation_take(struct pd_store *store, uint32_t 
 void pd_store_generation_release(struct pd_store *store, uint32_t slot, bool is_bad);
 /* As pd_store_begin, when this rank's shard is the finished and synced generation `slot`: links it into the directory
  * being prepared. If the file system refuses links it is copied (through `buffers`, at least 1 MiB, aligned to
- * PD_VFS_ALIGN); pd_store_links_generations tells in advance. errors as pd_store_begin; if one rank fails to link, all
+ * PD_VFS_ALIGN); pd_store_links_generations tells in advance.   errors  as pd_store_begin; if one rank fails to link, all
  * ranks return an error */
 PD_MUST_USE pd_status pd_store_begin_generation(struct pd_store *store, const struct pd_identity *identity, uint32_t slot,
                                                 void *buffers, uint64_t buffer_bytes, struct pd_error *err);

@@ -7,7 +7,7 @@
 
 /* ---- shuffle ---- */
 
-/* The compiler makes vectors of these loops, with -O3, where it knows the width. */
+/* With -O3 and a known width the compiler vectorises these loops. */
 static inline __attribute__((always_inline)) void shuffle(unsigned char *restrict dst, const unsigned char *restrict src,
                                                           uint64_t count, uint32_t width)
 {
@@ -50,7 +50,7 @@ void pd_byte_unshuffle(void *dst, const void *src, uint64_t bytes, uint32_t elem
 
 /* ---- zstd ---- */
 
-/* Exponents are few values in no order: short matches among them are by chance and cost more than coding the bytes. */
+/* Exponents have few values in no order: short matches among them are chance, and cost more than coding the bytes. */
 #define MATCH_BYTES_MIN 7
 
 struct pd_zstd {
@@ -84,7 +84,7 @@ uint64_t pd_zstd_heap_bytes(const struct pd_zstd *zstd)
     return sizeof *zstd + ZSTD_sizeof_CCtx(zstd->out) + ZSTD_sizeof_DCtx(zstd->in);
 }
 
-/* 0 where all went in, else zstd's own error, or that the room is too small. */
+/* Returns 0 on success, else zstd's own error, or that dst is too small. */
 static size_t compress_planes(ZSTD_CCtx *out, ZSTD_outBuffer *dst, const void *src, uint64_t bytes, uint64_t plane_bytes)
 {
     ZSTD_inBuffer in = {src, 0, 0};
@@ -117,7 +117,7 @@ pd_status pd_zstd_compress(struct pd_zstd *zstd, int level, void *dst, uint64_t 
     return PD_OK;
 }
 
-#define WINDOW_LOG_MAX 31 /* zstd --long=31, as large text collections are published */
+#define WINDOW_LOG_MAX 31 /* as zstd --long=31, used to publish large text collections */
 
 pd_status pd_zstd_decompress_some(struct pd_zstd *zstd, const void *src, uint64_t *src_bytes, void *dst, uint64_t *dst_bytes,
                                   bool *ret_frame_ended, struct pd_error *err)

@@ -38,7 +38,7 @@ static uint64_t digest_run_portable(uint64_t first, const float *data, uint64_t 
 #if defined(__x86_64__)
 __attribute__((target("avx2"))) static inline __m256i mix_avx2(__m256i k, __m256i bits)
 {
-    enum { swap = 0xb1 }; /* exchanges neighbouring 32-bit lanes; a constant also for compilers that do not fold one */
+    enum { swap = 0xb1 }; /* exchanges neighbouring 32-bit lanes; an enum, for compilers that do not fold a constant */
     __m256i x = _mm256_xor_si256(k, _mm256_or_si256(bits, _mm256_slli_epi64(bits, 32)));
     __m256i swapped = _mm256_shuffle_epi32(x, swap);
     __m256i y = _mm256_add_epi64(swapped, _mm256_mul_epu32(x, swapped));
@@ -97,7 +97,7 @@ uint64_t pd_tensor_digest_part(const struct pd_tensor *tensor, const struct pd_b
     const uint32_t element_bytes = pd_dtype_bytes(dtype);
     const struct pd_box whole = pd_box_whole(tensor);
     uint64_t run = 1;
-    for (int d = PD_TENSOR_DIMS_MAX; d-- > 0;) { /* dimensions that the box fills join the run */
+    for (int d = PD_TENSOR_DIMS_MAX; d-- > 0;) { /* merge dimensions that the box fills into the run */
         run *= box->count[d];
         if (box->count[d] != whole.count[d]) break;
     }

@@ -74,7 +74,7 @@ int64_t pd_tensor_table_find(const struct pd_tensor_table *table, const char *na
  * one tensor add up to the digest of their union, however it is cut. bf16 elements count as their fp32 value.
  *   data (box elements) fp32 or bf16, host */
 uint64_t pd_tensor_digest(const struct pd_tensor *tensor, const struct pd_box *box, enum pd_dtype dtype, const void *data);
-/* Digest of elements [first, first + count) of the box, in row-major order. data (count) fp32 or bf16, host */
+/* Digest of elements [first, first + count) of the box, in row-major order.   data  (count) fp32 or bf16, host */
 uint64_t pd_tensor_digest_part(const struct pd_tensor *tensor, const struct pd_box *box, uint64_t first, uint64_t count,
                                enum pd_dtype dtype, const void *data);
 

@@ -97,11 +97,11 @@ struct pd_catalog {
 void pd_catalog_init(struct pd_catalog *catalog, const char *format);
 void pd_catalog_deinit(struct pd_catalog *catalog);
 
-/* All copy their arguments. errors PD_NO_MEMORY; PD_CORRUPT: more than the maxima above, a name too long or empty, an
+/* All copy their arguments.   errors  PD_NO_MEMORY; PD_CORRUPT: more than the maxima above, a name too long or empty, an
  * overflowing product: the message names tensor and file */
 PD_MUST_USE pd_status pd_catalog_add_file(struct pd_catalog *catalog, const char *path, uint64_t bytes, uint32_t *ret_file,
                                           struct pd_error *err);
-/* Ignores piece_begin and piece_count of `tensor`. ret_tensor may be NULL */
+/* Ignores piece_begin and piece_count of `tensor`.   ret_tensor  may be NULL */
 PD_MUST_USE pd_status pd_catalog_add_tensor(struct pd_catalog *catalog, const struct pd_foreign_tensor *tensor,
                                             uint32_t *ret_tensor, struct pd_error *err);
 PD_MUST_USE pd_status pd_catalog_add_piece(struct pd_catalog *catalog, uint32_t tensor, const struct pd_piece *piece,

@@ -32,7 +32,7 @@ struct pd_element_row {
     uint32_t block_elements; /* 1 for plain types */
     uint32_t block_bytes;
     bool is_float; /* usable for weights; the others are counters and masks */
-    /* Converts whole blocks, at any address. stored (blocks * block_bytes), values (blocks * block_elements) */
+    /* Converts whole blocks, at any address.   stored  (blocks * block_bytes), values (blocks * block_elements) */
     void (*to_f32)(const void *stored, uint64_t blocks, float *values);
     /* Rounds once, to nearest even; quantises as GGML's reference does. Types that are never written PD_CHECK here. */
     void (*from_f32)(const float *values, uint64_t blocks, void *stored);

@@ -17,7 +17,7 @@ PD_MUST_USE pd_status pd_formats_copy_texts(const struct pd_catalog *from, struc
 /* Writes those texts into a directory. Keeps files that exist there; does not write other texts of the catalog. */
 PD_MUST_USE pd_status pd_formats_write_texts(struct pd_vfs *vfs, const char *directory, const struct pd_catalog *catalog,
                                              struct pd_error *err);
-/* Writes a new small file. errors PD_EXISTS */
+/* Writes a new small file.   errors  PD_EXISTS */
 PD_MUST_USE pd_status pd_formats_write_text(struct pd_vfs *vfs, const char *path, const char *text, uint64_t bytes,
                                             struct pd_error *err);
 /* Overwrites the first bytes of a file, created if absent; unsynced. */
@@ -25,10 +25,10 @@ PD_MUST_USE pd_status pd_formats_patch(struct pd_vfs *vfs, const char *path, con
                                        struct pd_error *err);
 /* Returns "<path>/<name>", where the file `pointer` in `path` contains the name. False: no such file, or no name in it. */
 bool pd_formats_follow(struct pd_vfs *vfs, const char *path, const char *pointer, char ret_path[PD_FORMATS_PATH_MAX]);
-/* Returns "<directory>/<name>" for `name` of one component. errors PD_CORRUPT: it is not one; PD_INVALID: too long */
+/* Returns "<directory>/<name>" for `name` of one component.   errors  PD_CORRUPT: it is not one; PD_INVALID: too long */
 PD_MUST_USE pd_status pd_formats_path(const char *directory, const char *name, char ret_path[PD_FORMATS_PATH_MAX],
                                       struct pd_error *err);
-/* Returns "<directory>/<below>" for any relative path. errors PD_INVALID: too long */
+/* Returns "<directory>/<below>" for any relative path.   errors  PD_INVALID: too long */
 PD_MUST_USE pd_status pd_formats_join(const char *directory, const char *below, char ret_path[PD_FORMATS_PATH_MAX],
                                       struct pd_error *err);
 /* `st` is the result of creating something at `path`. If the parent directory is at fault, adds what is wrong with it. */

@@ -33,7 +33,7 @@ struct pd_links {
     uint32_t count;
 };
 void pd_links_deinit(struct pd_links *links);
-/* Adds a copy of `link`, its name included. errors PD_NO_MEMORY */
+/* Adds a copy of `link`, its name included.   errors  PD_NO_MEMORY */
 PD_MUST_USE pd_status pd_links_add(struct pd_links *links, const struct pd_link *link, struct pd_error *err);
 
 struct pd_view pd_view_of_shape(const uint64_t *shape, uint32_t ndim); /* as it is */

@@ -54,7 +54,7 @@ PD_MUST_USE pd_status pd_compare(struct pd_vfs *vfs, const struct pd_compare_req
                                  struct pd_error *err);
 
 /* Reports on each tensor of left.catalog: ret_reports (tensor_count). wanted (tensor_count): which ones to read; NULL:
- * all. ret_bytes_read may be NULL. */
+ * all.   ret_bytes_read  may be NULL. */
 PD_MUST_USE pd_status pd_compare_report(struct pd_vfs *vfs, const struct pd_compare_request *request, const bool *wanted,
                                         struct pd_tensor_report *ret_reports, uint64_t *ret_bytes_read,
                                         struct pd_error *err);

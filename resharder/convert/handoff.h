@@ -38,7 +38,7 @@ PD_MUST_USE pd_status handoff_start(struct handoff *handoff, struct pd_error *er
 /* Waits for a slot to fill. False: the caller has stopped taking. */
 bool handoff_free(struct handoff *handoff, uint32_t *ret_slot);
 void handoff_fill(struct handoff *handoff);
-/* Waits for a filled slot, and returns the previous one. *ret_has_one false: no more. errors of the thread */
+/* Waits for a filled slot, and returns the previous one. *ret_has_one false: no more.   errors  of the thread */
 PD_MUST_USE pd_status handoff_next(struct handoff *handoff, uint32_t *ret_slot, bool *ret_has_one, struct pd_error *err);
 /* Ends the thread; fine if it was not started. */
 void handoff_stop(struct handoff *handoff);

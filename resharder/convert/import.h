@@ -36,7 +36,7 @@ struct pd_import_report {
 };
 
 /* Checks that every tensor and kind has one link to a catalog tensor that contains its view, with an element type for
- * weights, and that the layout can cut it. errors PD_INVALID: by name */
+ * weights, and that the layout can cut it.   errors  PD_INVALID: by name */
 PD_MUST_USE pd_status pd_import_check(const struct pd_import_request *request, struct pd_error *err);
 /*   errors  as check; PD_CORRUPT, PD_IO: of the source, by file and tensor; PD_NO_SPACE, PD_STOPPED. The target store is
  *           unchanged then. */

@@ -21,8 +21,7 @@ struct pd_dcp_key {
 struct pd_dcp_style {
     struct pd_dcp_key keys[PD_KIND_COUNT][PD_DCP_KEYS_MAX]; /* several keys: the same bytes under each */
     struct pd_dcp_key step;                                 /* a number for each parameter, or none */
-    bool has_paths;                                         /* store the paths of the dictionaries that keys were made
-                                                               from */
+    bool has_paths;                                         /* store the paths of the dictionaries behind the keys */
 };
 /* As pd_dcp_plan, into `directory`, with the names of `style`; continue with pd_dcp_observe and pd_dcp_finish. The keys
  * in `objects` (object_count) hold torch.save([None]). directory, style and objects are borrowed until pd_dcp_finish. */

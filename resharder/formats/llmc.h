@@ -21,7 +21,7 @@ enum { PD_LLMC_TENSORS = 16, PD_LLMC_VOCAB_UNIT = 128 /* rows of wte are padded 
 struct pd_llmc_sizes {
     int32_t context, vocab, layers, heads, width, padded_vocab;
 };
-/* Returns tensor t in fp32, for all layers. ret_layers 1: not stacked */
+/* Returns tensor t in fp32, for all layers.   ret_layers  1: not stacked */
 struct pd_foreign_tensor pd_llmc_tensor(const struct pd_llmc_sizes *sizes, int t, uint64_t *ret_layers);
 uint64_t pd_llmc_elements(const struct pd_llmc_sizes *sizes); /* of the model */
 extern const enum pd_kind pd_llmc_kinds[PD_KIND_COUNT];       /* in the order of a state file */

@@ -12,7 +12,7 @@ void pd_megatron_observe(void *state, uint32_t tensor, const void *data, uint64_
 PD_MUST_USE pd_status pd_megatron_finish(void *state, pd_status mine, struct pd_error *err);
 
 /* megatron_buckets.c: converts the buckets of an unfinished catalog into moments and fp32 parameters of its tensors;
- * leaves a catalog without buckets unchanged. errors PD_UNSUPPORTED: buckets in an unknown order; PD_CORRUPT */
+ * leaves a catalog without buckets unchanged.   errors  PD_UNSUPPORTED: buckets in an unknown order; PD_CORRUPT */
 PD_MUST_USE pd_status pd_megatron_spread_buckets(struct pd_vfs *vfs, const char *directory, struct pd_catalog *catalog,
                                                  struct pd_error *err);
 

@@ -37,7 +37,7 @@ PD_MUST_USE pd_status pd_torch_tensor(const struct pd_torch_archive *archive, co
                                       struct pd_error *err);
 /* Returns the tensor as a box of `file`, a number of the catalog; it starts at 0. */
 struct pd_piece pd_torch_piece(const struct pd_torch_tensor *tensor, uint32_t file);
-/* Reads a tensor of one element, or a plain number. errors as above; PD_CORRUPT: it is neither */
+/* Reads a tensor of one element, or a plain number.   errors  as above; PD_CORRUPT: it is neither */
 PD_MUST_USE pd_status pd_torch_number(const struct pd_torch_archive *archive, const char *name,
                                       const struct pd_pickle_node *node, double *ret, struct pd_error *err);
 /* Converts steps or tokens, which torch stores as floats. False, with *ret unchanged: negative, not finite, or >= 2^63. */
@@ -52,7 +52,7 @@ struct pd_torch_output {
     uint64_t bytes;        /* of the archive */
     uint64_t data_offset;  /* of the tensor's bytes in the archive */
 };
-/* Plans all offsets. key of the dictionary that holds the tensor alone; NULL: no dictionary. errors PD_NO_MEMORY */
+/* Plans all offsets. key of the dictionary that holds the tensor alone; NULL: no dictionary.   errors  PD_NO_MEMORY */
 PD_MUST_USE pd_status pd_torch_plan(const struct pd_foreign_tensor *tensor, const char *key,
                                     struct pd_torch_output *ret_output, struct pd_error *err);
 /* Writes all but the tensor's bytes, whose CRC-32 is `crc`, into `file` at `begin`. */
@@ -60,7 +60,7 @@ PD_MUST_USE pd_status pd_torch_write(struct pd_torch_output *output, uint32_t cr
                                      struct pd_error *err);
 void pd_torch_output_deinit(struct pd_torch_output *output);
 
-/* Makes a small archive in memory, as below. ret_text (*ret_bytes) malloc'ed, the caller's */
+/* Makes a small archive in memory, as below.   ret_text  (*ret_bytes) malloc'ed, the caller's */
 PD_MUST_USE pd_status pd_torch_make_small(const struct pd_pickle_writer *pickle, const void *data, uint64_t data_bytes,
                                           char **ret_text, uint64_t *ret_bytes, struct pd_error *err);
 /* Writes a new small file with `pickle` (finished), and with `data` (data_bytes) as storage 0 of its one tensor; NULL: no

@@ -14,7 +14,7 @@ struct pd_pickle_writer { /* zero: nothing written yet */
 };
 
 void pd_pickle_begin(struct pd_pickle_writer *w);
-/* Appends STOP. The writer keeps the text. errors PD_NO_MEMORY */
+/* Appends STOP. The writer keeps the text.   errors  PD_NO_MEMORY */
 PD_MUST_USE pd_status pd_pickle_finish(struct pd_pickle_writer *w, struct pd_error *err);
 void pd_pickle_writer_deinit(struct pd_pickle_writer *w);
 

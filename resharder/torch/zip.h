@@ -30,7 +30,7 @@ PD_MUST_USE pd_status pd_zip_read(struct pd_file *file, const char *path, uint64
 void pd_zip_deinit(struct pd_zip *zip);
 /* Returns the entry with this name after the first '/' ("data.pkl" finds "archive/data.pkl"), or NULL. */
 const struct pd_zip_entry *pd_zip_find(const struct pd_zip *zip, const char *inner_name);
-/* Returns the file offset of its data. errors PD_CORRUPT, PD_UNSUPPORTED: it is compressed */
+/* Returns the file offset of its data.   errors  PD_CORRUPT, PD_UNSUPPORTED: it is compressed */
 PD_MUST_USE pd_status pd_zip_data(struct pd_file *file, const char *path, const struct pd_zip *zip,
                                   const struct pd_zip_entry *entry, uint64_t *ret_offset, struct pd_error *err);
 

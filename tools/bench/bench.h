@@ -118,7 +118,7 @@ PD_MUST_USE pd_status pd_bench_run_configure(struct pd_bench_run *run, const str
  * (trainer/engine/state_files.h). Close the run even if open failed. */
 PD_MUST_USE pd_status pd_bench_run_open(struct pd_bench_run *run, uint32_t threads, struct pd_error *err);
 void pd_bench_run_close(struct pd_bench_run *run);
-/* Runs step `i` and waits until the device has finished it. ret_loss may be NULL. */
+/* Runs step `i` and waits until the device has finished it.   ret_loss  may be NULL. */
 PD_MUST_USE pd_status pd_bench_run_step(struct pd_bench_run *run, uint64_t i, double *ret_seconds, double *ret_loss,
                                         struct pd_error *err);
 uint64_t pd_bench_run_state_bytes(const struct pd_bench_run *run);
@@ -127,7 +127,7 @@ uint64_t pd_bench_run_state_bytes(const struct pd_bench_run *run);
  * that all rows of an embedding are used alike. In nanoGPT's format. */
 PD_MUST_USE pd_status pd_bench_write_tokens(const char *path, uint64_t count, uint64_t words, bool evenly,
                                             struct pd_error *err);
-/* Creates an empty file in $TMPDIR or /tmp. ret_path (4096) */
+/* Creates an empty file in $TMPDIR or /tmp.   ret_path  (4096) */
 PD_MUST_USE pd_status pd_bench_temporary(char *ret_path, struct pd_error *err);
 
 /* Makes a GPT-2 of width 768 (256 for a state below 512 MiB) with as many layers as fit, positions for the rest, and a

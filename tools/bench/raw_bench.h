@@ -27,7 +27,7 @@ enum pd_raw_state {
 /* Returns the time from open to the end of fdatasync and close. `bytes` is rounded up to PD_VFS_ALIGN; the file stays. */
 PD_MUST_USE pd_status pd_raw_bench_write(struct pd_raw_bench *bench, const char *path, uint64_t bytes,
                                          enum pd_raw_state state, double *ret_seconds, struct pd_error *err);
-/* Returns the time to open, read the first `bytes` of an existing file, and close. errors PD_CORRUPT: it is shorter */
+/* Returns the time to open, read the first `bytes` of an existing file, and close.   errors  PD_CORRUPT: it is shorter */
 PD_MUST_USE pd_status pd_raw_bench_read(struct pd_raw_bench *bench, const char *path, uint64_t bytes, double *ret_seconds,
                                         struct pd_error *err);
 /* Returns the time to read the first `bytes` of one file while overwriting as many of another, half of the depth each,

@@ -48,7 +48,7 @@ pd_status pd_ckpt_foreign_add_advice(pd_status status, const char *path, struct 
 PD_MUST_USE pd_status pd_ckpt_foreign_refuse_step(const struct pd_ckpt_foreign *foreign, uint64_t step,
                                                   struct pd_error *err);
 /* Links its tensors to the model's, and its moments if it has any: all of them, or with `fresh_optimizer` those it has.
- * The error says what is missing and what to do. errors of pd_model_links; PD_UNSUPPORTED: fp8 with scales */
+ * The error says what is missing and what to do.   errors  of pd_model_links; PD_UNSUPPORTED: fp8 with scales */
 PD_MUST_USE pd_status pd_ckpt_foreign_link(const struct pd_ckpt_foreign *foreign, const struct pd_model *model,
                                            bool fresh_optimizer, struct pd_links *ret_links, struct pd_error *err);
 /* Returns all its counters; if it counts only updates, their number is the step. */

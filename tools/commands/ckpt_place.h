@@ -30,7 +30,7 @@ void pd_run_tiers_of_config(const struct pd_config *config, struct pd_run_tiers 
 /* Tiers named in config.yaml of a run directory, including a checkpoint.dir elsewhere. None if all checkpoints are in
  * <run.dir>/checkpoints, or it is not a run. */
 void pd_run_tiers_of_run(const char *run_dir, struct pd_run_tiers *ret_tiers);
-/* Reads the contents of each. errors of the first that cannot be read */
+/* Reads the contents of each.   errors  of the first that cannot be read */
 PD_MUST_USE pd_status pd_run_tiers_look(struct pd_run_tiers *tiers, struct pd_error *err);
 /* errors PD_IO of the first that cannot be read: an answer about all tiers would be incomplete */
 PD_MUST_USE pd_status pd_run_tiers_unread(const struct pd_run_tiers *tiers, struct pd_error *err);
@@ -94,7 +94,7 @@ struct pd_ckpt_target {
     struct pd_ckpt_place place;
 };
 
-/* Creates the directory if absent. errors PD_USAGE: it is a file, or one checkpoint; PD_BUSY: a run is using it */
+/* Creates the directory if absent.   errors  PD_USAGE: it is a file, or one checkpoint; PD_BUSY: a run is using it */
 PD_MUST_USE pd_status pd_ckpt_target_open(struct pd_vfs *vfs, const char *path, struct pd_ckpt_target *ret_target,
                                           struct pd_error *err);
 /* Returns the checkpoint committed there since open, or NULL. */

@@ -65,8 +65,7 @@ struct pd_history {
     char dir[4096], name[256];
     uint64_t rows, damaged_lines;
     double *columns[PD_COLUMNS]; /* (rows), NaN if a line lacks the member; owned */
-    bool *counts;                /* (rows) no later row has this step or an earlier one, so it was not computed again;
-                                    owned */
+    bool *counts;                /* (rows) no later row repeats this step or an earlier one; owned */
     uint64_t start_count;
     struct pd_history_start *starts; /* (start_count), in time order; owned */
     uint64_t saved_step;             /* newest step known to be committed */
@@ -110,7 +109,7 @@ uint64_t pd_history_saves(const struct pd_history *history, uint32_t tier, doubl
 /* Returns the newest value of a column, or NaN. */
 double pd_history_last(const struct pd_history *history, enum pd_column column);
 /* Returns the step from which on all losses are not finite, and "not finite since step 2; 34 skipped"; 0 and "" if the
- * newest is finite, or there is none. ret_text (room) */
+ * newest is finite, or there is none.   ret_text  (room) */
 uint64_t pd_history_not_finite_since(const struct pd_history *history, char *ret_text, size_t room);
 /* Quantile `share` over rows first..last (both included); NaN if none is finite. */
 double pd_history_quantile(const struct pd_history *history, enum pd_column column, uint64_t first, uint64_t last,
