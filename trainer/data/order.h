@@ -1,12 +1,12 @@
-/* Which sample comes i-th, as pure functions: there is no loader state to save, skip or repeat.
+/* Which sample is the i-th, as pure functions: no loader state to save, nothing skipped or repeated.
  *
  * A keyed permutation of [0, n): a balanced Feistel network of 8 rounds (Luby and Rackoff 1988) on the next even number of
- * bits, walked until the result is below n (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", method 2). At
- * most 4 walks are expected; nothing is stored.
+ * bits, repeated until the result is below n (Black and Rogaway 2002, "Ciphers with Arbitrary Finite Domains", method 2).
+ * Expects at most 4 repetitions; stores nothing.
  *
- * A blend of sources by weight: a cycle of PD_BLEND_CYCLE samples holds for each source its share of them, to the nearest
- * whole (at least one), spread as evenly as they go. Sample i is slot i mod cycle; the k-th sample of a source is known
- * from the slot, since every cycle takes the same number of it.
+ * A blend of sources by weight: a cycle of PD_BLEND_CYCLE samples has each source's share, rounded (at least one), spread as
+ * evenly as possible. Sample i is slot i mod cycle. The slot also gives k for the k-th sample of a source, since every cycle
+ * has the same number of each.
  *   threads  any */
 #pragma once
 
@@ -23,7 +23,7 @@ struct pd_blend {
         uint32_t source;
         uint32_t before; /* slots of the same source earlier in the cycle */
     } slots[PD_BLEND_CYCLE];
-    uint32_t share[PD_BLEND_SOURCES_MAX]; /* slots a cycle */
+    uint32_t share[PD_BLEND_SOURCES_MAX]; /* slots per cycle */
 };
 
 /* weights (count) positive and finite, count <= PD_BLEND_SOURCES_MAX */

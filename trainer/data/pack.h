@@ -1,12 +1,11 @@
-/* Writes token files out of documents (documents.h): nanoGPT, llm.c, Megatron. Tokens are those of a tokenizer, or the bytes
- * of the text (0 to 255).
+/* Writes token files from documents (documents.h): nanoGPT, llm.c, Megatron. Tokens are a tokenizer's, or the bytes of the
+ * text (0 to 255).
  *
- * Documents that are empty are left out. A document ends with `document_token`, unless that is negative. Types: nanoGPT u16;
- * llm.c u16, or u32 where the vocabulary or document_token is larger; Megatron the narrowest of u8, u16 and i32 that holds all.
- * Lines of JSON are parsed on every core.
- * Whole or not at all: files are written under a temporary name, synced and renamed; Megatron's index comes last.
- * A copy of the tokenizer lies beside the file then (token_origin.h), and documents are encoded whole, on every core.
- *   memory   4 bytes a document, for Megatron alone; with a tokenizer as struct pd_encoder says */
+ * Skips empty documents. Ends each document with `document_token`, unless negative. Types: nanoGPT u16; llm.c u16, or u32 if
+ * the vocabulary or document_token is larger; Megatron the narrowest of u8, u16 and i32 that fits. Parses JSON lines on
+ * every core. Files are written atomically: temporary name, sync, rename; Megatron's index last. With a tokenizer, puts a
+ * copy of it beside the file (token_origin.h) and encodes whole documents on every core.
+ *   memory   4 bytes per document, for Megatron only; with a tokenizer see struct pd_encoder */
 #pragma once
 
 #include "ckpt/base/stop.h"
@@ -20,15 +19,15 @@
 struct pd_pack_options {
     const char *const *inputs; /* (input_count) files, directories, globs */
     uint32_t input_count;
-    const char *output;                   /* the file; Megatron: X.bin, X.idx or X writes both */
+    const char *output;                   /* the file; for Megatron X.bin, X.idx or X writes both */
     enum pd_data_format format;           /* NANOGPT, LLMC, MEGATRON */
-    int64_t document_token;               /* ends each document; negative: none */
-    const char *separator;                /* between documents of one input, not written; NULL: none */
+    int64_t document_token;               /* appended to each document; negative: none */
+    const char *separator;                /* between documents in one input, not written; NULL: none */
     const struct pd_tokenizer *tokenizer; /* borrowed; NULL: bytes */
-    bool overwrite;                       /* else an existing output is PD_EXISTS */
-    const char *field;                    /* of JSON lines; NULL: "text" */
-    pd_should_stop should_stop;           /* asked between pieces of text */
-    /* Called now and then, with bytes of the inputs as they are stored; NULL: never. */
+    bool overwrite;                       /* else PD_EXISTS if the output exists */
+    const char *field;                    /* for JSON lines; NULL: "text" */
+    pd_should_stop should_stop;           /* checked between pieces of text */
+    /* Called now and then with stored bytes of the inputs; NULL: never. */
     void (*progress)(void *context, uint64_t done_bytes, uint64_t total_bytes);
     void *progress_context;
 };
@@ -37,23 +36,23 @@ struct pd_pack_result {
     uint64_t input_bytes, tokens, documents, empty_documents, output_bytes;
     enum pd_data_format format;
     const char *type_name; /* "u16", static */
-    char *notes;           /* lines on what the inputs are and what was changed in them, "" or ending in a newline; owned */
+    char *notes;           /* lines on the inputs and changes to them, "" or ending in a newline; owned */
 };
 
 PD_MUST_USE pd_status pd_data_pack(const struct pd_pack_options *options, struct pd_pack_result *ret_result,
                                    struct pd_error *err);
 void pd_pack_result_deinit(struct pd_pack_result *result);
 
-/* What a token file holds, for people. */
+/* Contents of a token file, for people. */
 #define PD_INSPECT_TOP 16u
 #define PD_INSPECT_FIRST 32u
 
 struct pd_data_inspection {
     struct pd_token_file file;        /* open */
-    struct pd_token_origin tokenizer; /* that made it, as the copy beside the file says */
+    struct pd_token_origin tokenizer; /* its tokenizer, from the copy beside the file */
     struct pd_token_scan scan;
-    uint64_t documents; /* by the index, or by document_token; 0: not known */
-    uint64_t distinct;  /* different tokens; 0 when there are too many to count (max of 2^22 and more, negative ones) */
+    uint64_t documents; /* by the index, or by document_token; 0: unknown */
+    uint64_t distinct;  /* different tokens; 0 if not counted (max of 2^22 and more, negative tokens) */
     struct {
         int64_t token;
         uint64_t count;
@@ -62,30 +61,30 @@ struct pd_data_inspection {
     int32_t first[PD_INSPECT_FIRST]; /* the first tokens */
 };
 
-/* document_token negative: none. Errors as pd_data_open, but for tokens out of range, and as pd_token_origin_read. */
+/* document_token negative: none. Errors as in pd_data_open, except tokens out of range, and as in pd_token_origin_read. */
 PD_MUST_USE pd_status pd_data_inspect(const char *path, enum pd_data_format format, int64_t document_token,
                                       struct pd_data_inspection *ret_inspection, struct pd_error *err);
 void pd_data_inspection_deinit(struct pd_data_inspection *inspection);
 
-/* Whole documents into tokens on every core: pieces come in, batches of documents are encoded side by side, their tokens come
- * out in the order of the documents. A piece is never encoded alone: where text is cut, tokens would be others.
- *   memory   two copies of a batch of PD_ENCODE_BATCH_BYTES, or of the longest document, and 4 bytes a token of it
+/* Encodes whole documents on every core: takes pieces, encodes batches of documents in parallel, and returns their tokens in
+ * document order. A piece is never encoded alone, because cutting text changes its tokens.
+ *   memory   two copies of a batch of PD_ENCODE_BATCH_BYTES, or of the longest document, and 4 bytes per token of it
  *   threads  one caller */
 #define PD_ENCODE_BATCH_BYTES (32u << 20)
 
 struct pd_encoder;
 
-struct pd_encoder_sink { /* takes the tokens (count) of one document; none: it was empty */
+struct pd_encoder_sink { /* takes the tokens (count) of one document; count 0: it was empty */
     pd_status (*take)(void *context, const int32_t *ids, size_t count, struct pd_error *err);
     void *context;
 };
 
-/* tokenizer and pool are borrowed until free. */
+/* Borrows tokenizer and pool until free. */
 PD_MUST_USE pd_status pd_encoder_new(const struct pd_tokenizer *tokenizer, struct pd_thread_pool *pool,
                                      const struct pd_encoder_sink *sink, struct pd_encoder **ret_encoder,
                                      struct pd_error *err);
 void pd_encoder_free(struct pd_encoder *encoder); /* NULL is fine */
-/* errors  PD_INVALID: as pd_tokenizer_encode */
+/* errors PD_INVALID: as in pd_tokenizer_encode */
 PD_MUST_USE pd_status pd_encoder_add(struct pd_encoder *encoder, const char *text, size_t bytes, bool ends,
                                      struct pd_error *err);
 PD_MUST_USE pd_status pd_encoder_flush(struct pd_encoder *encoder, struct pd_error *err);

@@ -1,8 +1,8 @@
-/* What a rank would take, from everything in fp32 on one device down to what sharding, half precision and recomputation leave
- * (Rajbhandari et al. 2020, figure 1; Chen et al. 2016). Printed where a configuration does not fit.
- *   world          ranks of the sharded rungs; their degrees are the configuration's, or the fastest layout's
- *   threads        of a rank
- *   allowed_bytes  that a rank may take
+/* Prints the memory of a rank, from everything in fp32 on one device down to sharding, half precision and recomputation
+ * (Rajbhandari et al. 2020, figure 1; Chen et al. 2016). Printed if a configuration does not fit.
+ *   world          ranks of the sharded rungs; degrees as configured, or of the fastest layout
+ *   threads        per rank
+ *   allowed_bytes  per rank
  *   errors         as of pd_lay_out; nothing was printed */
 #pragma once
 

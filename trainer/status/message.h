@@ -1,9 +1,9 @@
-/* Messages between ranks, relays and their launcher, over a stream: a header of 12 bytes, little-endian, and a payload.
+/* Messages between ranks, relays and their launcher, over a stream: a 12-byte header, little-endian, and a payload.
  *
  *   u32 payload bytes   u16 kind   u16 zero   u32 rank   payload   (MAC of 16 bytes, once both sides are proven: seal.h)
  *
- * Pure: bytes in, messages out. The length and kind of what a peer sends are checked here; the receiver checks ranks, since
- * it knows their number. A peer that sends anything else is disconnected. */
+ * Pure: converts bytes to messages. Length and kind are checked here; the receiver checks ranks, since it knows their
+ * number. A peer that sends anything else is disconnected. */
 #pragma once
 
 #include "ckpt/base/heartbeat.h"
@@ -13,8 +13,8 @@
 #define PD_MESSAGE_MAC_BYTES 16u
 #define PD_MESSAGE_NONCE_BYTES 32u
 #define PD_MESSAGE_PROOF_BYTES 32u
-#define PD_MESSAGE_BYTES_MAX 4096u             /* payload of what ranks and relays send */
-#define PD_MESSAGE_ANSWER_BYTES_MAX (4u << 20) /* payload of what the launcher sends: a configuration */
+#define PD_MESSAGE_BYTES_MAX 4096u             /* payload from ranks and relays */
+#define PD_MESSAGE_ANSWER_BYTES_MAX (4u << 20) /* payload from the launcher: a configuration */
 #define PD_MESSAGE_HOST_BYTES 64u
 #define PD_MESSAGE_BUILD_BYTES 64u
 #define PD_MESSAGE_PLACE_BYTES 192u
@@ -23,22 +23,22 @@
 #define PD_MESSAGE_NOBODY UINT32_MAX /* no rank */
 
 enum pd_message_kind {
-    PD_MESSAGE_HELLO = 1, /* rank: its nonce. Not sealed, as the two that follow */
+    PD_MESSAGE_HELLO = 1, /* rank: its nonce. This and the next two are not sealed */
     PD_MESSAGE_CHALLENGE, /* launcher: its nonce, and its proof */
     PD_MESSAGE_PROOF,     /* rank: its proof */
-    PD_MESSAGE_BEGUN,     /* rank: struct pd_begun. The first sealed message of a rank */
+    PD_MESSAGE_BEGUN,     /* rank: struct pd_begun, its first sealed message */
     PD_MESSAGE_READY,     /* rank: it has joined the others (MPI_Init has ended) */
-    PD_MESSAGE_TRAINING,  /* rank 0: the first step of this start begins; from now on there may be something to save */
+    PD_MESSAGE_TRAINING,  /* rank 0: the first step of this start begins; there may be something to save */
     PD_MESSAGE_SAVED,     /* rank 0: u64, the newest committed step */
     PD_MESSAGE_GPU,       /* rank: struct pd_lost_gpu */
     PD_MESSAGE_SUSPECT,   /* rank: struct pd_suspect, a gradient was not finite */
     PD_MESSAGE_TAKEN,     /* rank: its host will be taken away (preempt.notice) */
     PD_MESSAGE_ENDED,     /* rank: struct pd_ended. The launcher answers with ACK */
-    PD_MESSAGE_RELAY,     /* relay: the place of its host. The first sealed message of a relay */
+    PD_MESSAGE_RELAY,     /* relay: its host's place, its first sealed message */
     PD_MESSAGE_HEARTBEAT, /* relay: struct pd_remote_heartbeat of `rank` */
-    PD_MESSAGE_CONFIG,    /* launcher, answers BEGUN: the configuration; rank 1: start the relay of this host */
-    PD_MESSAGE_REFUSED,   /* launcher, answers BEGUN: why this rank cannot take part */
-    PD_MESSAGE_ACK,       /* launcher: the last message has arrived */
+    PD_MESSAGE_CONFIG,    /* launcher, answers BEGUN: the configuration; rank 1: start the host's relay */
+    PD_MESSAGE_REFUSED,   /* launcher, answers BEGUN: why this rank is refused */
+    PD_MESSAGE_ACK,       /* launcher: the last message arrived */
     PD_MESSAGE_WATCH,     /* launcher, to a relay: struct pd_watched of `rank` */
     PD_MESSAGE_KINDS
 };
@@ -49,56 +49,55 @@ struct pd_message {
     const uint8_t *data; /* (bytes) in the buffer it was taken from */
 };
 
-/* A rank has caught signals, and asks what to do. */
+/* A rank has installed its signal handlers and asks what to do. */
 struct pd_begun {
     int32_t process;
-    bool is_here;                       /* its place is the launcher's: the number means this process on this host */
+    bool is_here;                       /* same place as the launcher, so `process` is valid there */
     uint32_t mpi_job;                   /* Open MPI's number of the job; 0: unknown */
     int32_t heartbeat;                  /* descriptor of its heartbeats (ckpt/base/heartbeat.h); -1: none */
     char place[PD_MESSAGE_PLACE_BYTES]; /* pd_message_place */
     char host[PD_MESSAGE_HOST_BYTES], build[PD_MESSAGE_BUILD_BYTES];
-    char step[PD_MESSAGE_STEP_BYTES]; /* Slurm's name of the job step, "12.3"; "": it does not run under srun */
+    char step[PD_MESSAGE_STEP_BYTES]; /* Slurm's job step, "12.3"; "": not under srun */
 };
 
 struct pd_ended {
     pd_status status;
-    uint32_t missed; /* PD_PEER_LOST: the rank that this one found missing; PD_MESSAGE_NOBODY: it cannot say */
+    uint32_t missed; /* PD_PEER_LOST: the rank found missing; PD_MESSAGE_NOBODY: unknown */
     char message[sizeof((struct pd_error *)0)->message];
 };
 
 struct pd_lost_gpu {
-    char identity[PD_MESSAGE_GPU_BYTES]; /* of struct pd_dev; the same whatever number a process knows the GPU by */
-    uint32_t is_spare;                   /* 1: the rank's host has another one for it */
+    char identity[PD_MESSAGE_GPU_BYTES]; /* of struct pd_dev; independent of the number a process uses for the GPU */
+    uint32_t is_spare;                   /* 1: the host has another one for the rank */
 };
 
 struct pd_suspect {
     uint32_t rank;
-    char host[PD_MESSAGE_HOST_BYTES], gpu[PD_MESSAGE_GPU_BYTES]; /* gpu "": it computes on a CPU */
+    char host[PD_MESSAGE_HOST_BYTES], gpu[PD_MESSAGE_GPU_BYTES]; /* gpu "": on a CPU */
     uint32_t is_spare;                                           /* as above */
 };
 
-/* What a relay sees of a rank of its host, twice a second. */
+/* What a relay reports of a rank on its host, twice a second. */
 struct pd_remote_heartbeat {
     struct pd_heartbeat heartbeat;
     int32_t process;
     uint32_t is_stopped;
     uint64_t busy_ms;
     char host[PD_MESSAGE_HOST_BYTES];
-    char kernel[240]; /* where it is in the kernel, while it completes nothing; "": not known */
+    char kernel[240]; /* place in the kernel while it makes no progress; "": unknown */
 };
 
 struct pd_watched {
     int32_t process, heartbeat;
 };
 
-/* Bytes of the header and payload at the beginning of `data`; 0: not all of it is there; -1: it is not a message, or its
- * payload is longer than `bytes_max`. A MAC that follows is not counted. */
+/* Length of the header and payload at the start of `data`; 0: incomplete; -1: not a message, or its payload exceeds
+ * `bytes_max`. Excludes a MAC that follows. */
 int64_t pd_message_take(const uint8_t *data, size_t bytes, uint32_t bytes_max, struct pd_message *ret_message);
 void pd_message_header(const struct pd_message *message, uint8_t ret_header[PD_MESSAGE_HEADER_BYTES]);
 
-/* Payloads. BEGUN is lines of text, since its sender may be of another build. Those that follow it are structs as they lie in
- * memory, between processes of one build. Parse returns false, and leaves *ret undefined, when the payload is something else.
- * Text becomes printable ASCII. */
+/* Payloads. BEGUN is text, since its sender may be another build. Later ones are structs in memory layout, between processes
+ * of one build. Parse returns false, with *ret undefined, for a wrong payload. Text becomes printable ASCII. */
 uint32_t pd_message_print_begun(const struct pd_begun *begun, uint8_t ret_data[PD_MESSAGE_BYTES_MAX]);
 bool pd_message_parse_begun(const struct pd_message *message, struct pd_begun *ret);
 bool pd_message_parse_ended(const struct pd_message *message, struct pd_ended *ret);
@@ -107,35 +106,35 @@ bool pd_message_parse_suspect(const struct pd_message *message, struct pd_suspec
 bool pd_message_parse_heartbeat(const struct pd_message *message, struct pd_remote_heartbeat *ret);
 bool pd_message_parse_watched(const struct pd_message *message, struct pd_watched *ret);
 
-/* Boot and process namespace of this host: where these are equal, process numbers mean the same. rank of size: for hosts
- * that a test pretends (ckpt/base/pretended_host.h). */
+/* Boot and process namespace of this host: process numbers are comparable where these are equal. rank and size: for
+ * simulated hosts in tests (ckpt/base/pretended_host.h). */
 void pd_message_place(uint32_t rank, uint32_t size, char ret_text[PD_MESSAGE_PLACE_BYTES]);
-/* At most bytes - 1 printable characters of ASCII; others become '?'. */
+/* Copies at most bytes - 1 characters of printable ASCII; replaces others by '?'. */
 void pd_message_text(const uint8_t *data, size_t count, char *ret_text, size_t bytes);
-/* "1.2.0, build 0123456789abcdef", by the bytes of a program's file. */
+/* "1.2.0, build 0123456789abcdef", from the bytes of a program's file. */
 void pd_message_build(const char *program, char ret_build[PD_MESSAGE_BUILD_BYTES]);
 
-/* What the ranks of one start have said so far, in the launcher's memory. The receiver writes it, the launcher reads it: one
- * thread. A start begins with an empty table. */
+/* The reports of the ranks of one start, in the launcher's memory. One thread: the receiver writes, the launcher reads.
+ * Empty at the beginning of a start. */
 struct pd_rank_entry {
     bool has_begun, is_ready, has_ended, is_taken;
     struct pd_begun begun;
-    struct pd_ended *ended;   /* owned; NULL: it has not ended, or not said so */
-    struct pd_lost_gpu *lost; /* owned; NULL: it lost none */
+    struct pd_ended *ended;   /* owned; NULL: not ended, or not reported */
+    struct pd_lost_gpu *lost; /* owned; NULL: none lost */
 };
 
 struct pd_rank_table {
     struct pd_rank_entry *ranks;         /* (count) */
-    uint32_t count, begun, ready, ended; /* count: processes; the others of them */
-    bool is_training;                    /* rank 0 has begun its first step: there may be something to save */
+    uint32_t count, begun, ready, ended; /* count: processes; the others: how many of them */
+    bool is_training;                    /* rank 0 began its first step: there may be something to save */
     bool has_saved, has_suspect;
-    uint64_t saved; /* the newest step that was committed */
+    uint64_t saved; /* newest committed step */
     struct pd_suspect suspect;
 };
 
 PD_MUST_USE pd_status pd_rank_table_init(struct pd_rank_table *table, uint32_t count, struct pd_error *err);
 void pd_rank_table_deinit(struct pd_rank_table *table);
-/* Takes a message of a rank but BEGUN's answer. False: its payload is wrong, its rank is none, or it has begun already. */
+/* Enters a rank's message. False: wrong payload, no such rank, or it has begun already. */
 bool pd_rank_table_take(struct pd_rank_table *table, const struct pd_message *message);
-/* Files that Open MPI leaves in /dev/shm when a rank of this host is killed, 4 MiB each. */
+/* Removes the files that Open MPI leaves in /dev/shm when a rank of this host is killed, 4 MiB each. */
 void pd_rank_table_remove_memory(const struct pd_rank_table *table);

@@ -1,5 +1,5 @@
-/* Added tokens: found in the text before anything else, whole. The longest one at the leftmost place counts.
- *   threads  any, once nothing is added any more */
+/* Added tokens: found in the text first, as a whole. The leftmost longest match counts.
+ *   threads  any, once all tokens are added */
 #pragma once
 
 #include "ckpt/base/digest.h"
@@ -8,12 +8,12 @@
 #include <stdint.h>
 
 struct pd_added_token {
-    char *content, *normalized; /* owned; normalized: what the normalizer makes of it, NULL: is not normalized */
+    char *content, *normalized; /* owned; normalized: content after the normalizer; NULL: not normalized */
     uint32_t id;
     bool single_word, lstrip, rstrip, special;
 };
 
-struct pd_added_node { /* of a trie of bytes */
+struct pd_added_node { /* of a byte trie */
     uint32_t child, sibling;
     int32_t token; /* index; -1: none ends here */
     unsigned char byte;
@@ -28,7 +28,7 @@ struct pd_added_trie {
 struct pd_added {
     struct pd_added_token *tokens; /* (count) */
     uint32_t count;
-    struct pd_added_trie raw, normalized; /* tokens found before, and after normalizing */
+    struct pd_added_trie raw, normalized; /* tokens matched before, and after normalizing */
 };
 
 struct pd_added_match {
@@ -44,7 +44,7 @@ struct pd_added_cursor { /* zeroed: at the start of the text */
 PD_MUST_USE pd_status pd_added_index(struct pd_added *added, struct pd_error *err);
 void pd_added_deinit(struct pd_added *added);
 void pd_added_digest(const struct pd_added *added, struct pd_digest_stream *stream);
-/* The next one, with the spaces that lstrip and rstrip take. */
+/* The next match, including spaces for lstrip and rstrip. */
 struct pd_added_match pd_added_next(const struct pd_added *added, const struct pd_added_trie *trie, const char *text,
                                     size_t bytes, struct pd_added_cursor *cursor);
 const struct pd_added_token *pd_added_by_id(const struct pd_added *added, uint32_t id); /* NULL: none */

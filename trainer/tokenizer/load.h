@@ -1,4 +1,4 @@
-/* Between the files that read a tokenizer.json: load_json.c (members, added tokens, template), load_steps.c (normalizers,
+/* Shared by the files that read a tokenizer.json: load_json.c (members, added tokens, template), load_steps.c (normalizers,
  * pre-tokenizers, decoders), load_model.c (vocabulary and merges). Errors name file and JSON path. */
 #pragma once
 
@@ -15,8 +15,8 @@ struct pd_loader {
     struct pd_tokenizer *tokenizer;
 };
 
-struct pd_load_kind { /* one of normalizer, pre-tokenizer, decoder, post-processor */
-    const char *list; /* member of a Sequence that lists its parts */
+struct pd_load_kind { /* normalizer, pre-tokenizer, decoder or post-processor */
+    const char *list; /* member of a Sequence that has its parts */
     pd_status (*load)(const struct pd_loader *loader, const struct pd_json_value *value, const char *path, const char *type,
                       struct pd_error *err);
 };
@@ -27,20 +27,20 @@ PD_MUST_USE pd_status pd_load_steps(const struct pd_loader *l, const struct pd_j
 /* merges (ret_count) malloc'ed, also on failure: the caller frees them. */
 PD_MUST_USE pd_status pd_load_model(const struct pd_loader *l, const struct pd_json_value *model,
                                     struct pd_merge **ret_merges, uint32_t *ret_count, struct pd_error *err);
-/* A list of merges; `path` names it in messages. As above.   errors  PD_INVALID: a token is not in the vocabulary */
+/* Loads a list of merges; `path` names it in messages. As above. errors PD_INVALID: a token is not in the vocabulary */
 PD_MUST_USE pd_status pd_load_merges(const struct pd_vocab *vocab, const struct pd_json_value *list, const char *path,
                                      struct pd_merge **ret_merges, uint32_t *ret_count, struct pd_error *err);
-/* Appends the step ByteLevel; there is room. */
+/* Appends the step ByteLevel; needs a free place. */
 PD_MUST_USE pd_status pd_load_byte_level(struct pd_splitter *splitter, bool splits, bool prefix, struct pd_error *err);
 
-/* tokenizer.gguf: the whole of it.
- *   errors  PD_INVALID: an array is missing or contradicts another; PD_UNSUPPORTED: model or pre is not known */
+/* Loads a whole tokenizer.gguf.
+ *   errors  PD_INVALID: an array is missing or contradicts another; PD_UNSUPPORTED: unknown model or pre */
 PD_MUST_USE pd_status pd_load_gguf(const char *name, const struct pd_json_value *root, struct pd_tokenizer *tokenizer,
                                    struct pd_error *err);
 
-/* Members; null counts as missing. */
+/* Gets a member; null counts as missing. */
 const struct pd_json_value *pd_load_member(const struct pd_json_value *object, const char *key);
-/* Texts are borrowed from the document, a content is malloc'ed. */
+/* Texts are borrowed from the document; a content is malloc'ed. */
 PD_MUST_USE pd_status pd_load_text(const struct pd_loader *l, const struct pd_json_value *object, const char *path,
                                    const char *key, const char **ret_text, struct pd_error *err);
 PD_MUST_USE pd_status pd_load_bool(const struct pd_loader *l, const struct pd_json_value *object, const char *path,

@@ -1,13 +1,13 @@
-/* What a tokenizer is made of. Loaders fill it (load_json.c, load_gguf.c), tokenizer.c runs it. */
+/* The parts of a tokenizer. Loaders fill it (load_json.c, load_gguf.c), tokenizer.c runs it. */
 #pragma once
 
 #include "trainer/tokenizer/added.h"
 #include "trainer/tokenizer/bpe.h"
 #include "trainer/tokenizer/matcher.h"
 
-/* Normalizers: text to text, before anything is split.
+/* Normalizers convert text to text, before it is split.
  *   threads  a normalizer any, a scratch one at a time */
-#define PD_STEPS_MAX 32u /* of a normalizer, of a pre-tokenizer, of a decoder */
+#define PD_STEPS_MAX 32u /* in a normalizer, pre-tokenizer or decoder */
 
 enum pd_normalizer_kind {
     PD_NORMALIZE_NFC,
@@ -31,10 +31,10 @@ struct pd_normalizer {
 };
 
 struct pd_normalizer_scratch {
-    struct pd_string texts[2]; /* of a step and of the one before, in turn */
+    struct pd_string texts[2]; /* output of a step and of the one before, alternating */
 };
 
-/* A stretch of text, and how many of its first bytes come from the very start of the document: a pre-tokenizer asks. */
+/* A part of the text. origin_bytes: how many of its first bytes are the start of the document, for pre-tokenizers. */
 struct pd_stretch {
     const char *text;
     size_t bytes, origin_bytes;
@@ -42,13 +42,13 @@ struct pd_stretch {
 
 void pd_normalizer_deinit(struct pd_normalizer *normalizer);
 void pd_normalizer_digest(const struct pd_normalizer *normalizer, struct pd_digest_stream *stream);
-/* *stretch changes to the normalized text, in the scratch until the next call or as it was.
- *   errors  PD_INVALID: Replace makes more than PD_STRING_GROWN_MAX of it */
+/* Replaces *stretch by the normalized text, which is unchanged or in the scratch until the next call.
+ *   errors  PD_INVALID: Replace makes it longer than PD_STRING_GROWN_MAX */
 PD_MUST_USE pd_status pd_normalizer_run(const struct pd_normalizer *normalizer, struct pd_normalizer_scratch *scratch,
                                         struct pd_pattern_scratch *patterns, struct pd_stretch *stretch,
                                         struct pd_error *err);
 
-/* Pre-tokenizers: a stretch of text into words, none of which a merge crosses.
+/* Pre-tokenizers split text into words; merges never cross words.
  *   memory   a copy of the text for each step that changes it
  *   threads  a splitter any, a scratch one at a time */
 enum pd_split_kind { PD_SPLIT_BYTE_LEVEL, PD_SPLIT_MATCHES, PD_SPLIT_METASPACE };
@@ -67,7 +67,7 @@ struct pd_split_step {
     struct pd_matcher matcher; /* MATCHES, BYTE_LEVEL; METASPACE: the replacement, a literal */
     enum pd_split_behavior behavior;
     bool invert;
-    enum pd_prepend_scheme prepend; /* METASPACE; BYTE_LEVEL: ALWAYS or NEVER, of a space */
+    enum pd_prepend_scheme prepend; /* METASPACE; BYTE_LEVEL: ALWAYS or NEVER, for a space */
 };
 
 struct pd_splitter {
@@ -76,10 +76,10 @@ struct pd_splitter {
 };
 
 struct pd_split_scratch {
-    struct pd_string texts[PD_STEPS_MAX]; /* by step */
+    struct pd_string texts[PD_STEPS_MAX]; /* one per step */
 };
 
-struct pd_word_sink { /* takes the words in their order */
+struct pd_word_sink { /* takes the words in order */
     pd_status (*take)(void *context, const char *text, size_t bytes, struct pd_error *err);
     void *context;
 };
@@ -90,7 +90,7 @@ PD_MUST_USE pd_status pd_splitter_run(const struct pd_splitter *splitter, struct
                                       struct pd_pattern_scratch *patterns, struct pd_stretch stretch,
                                       const struct pd_word_sink *sink, struct pd_error *err);
 
-/* Decoders: the texts of tokens to text. A decoder sees a list of pieces, one for each token at first.
+/* Decoders convert token texts to text. A decoder works on a list of pieces, at first one per token.
  *   threads  a decoder any */
 enum pd_decoder_kind {
     PD_DECODE_BYTE_LEVEL,
@@ -105,7 +105,7 @@ struct pd_decoder_step {
     enum pd_decoder_kind kind;
     struct pd_matcher matcher; /* REPLACE; STRIP and METASPACE: the character, a literal */
     char *content;             /* REPLACE, owned */
-    uint32_t start, stop;      /* STRIP: at most so many characters at either end */
+    uint32_t start, stop;      /* STRIP: at most this many characters at either end */
     bool keeps_first;          /* METASPACE: the first piece keeps its marks, as spaces */
 };
 
@@ -123,12 +123,12 @@ struct pd_pieces { /* zeroed: none */
 void pd_decoder_deinit(struct pd_decoder *decoder);
 void pd_pieces_deinit(struct pd_pieces *pieces);
 PD_MUST_USE pd_status pd_pieces_add(struct pd_pieces *pieces, const char *text, size_t bytes, struct pd_error *err);
-/* The pieces become what the decoder makes of them; `spare` is room to work in. Pieces are valid UTF-8, before and after. */
+/* Applies the decoder to the pieces; `spare` is scratch. Pieces are valid UTF-8, before and after. */
 PD_MUST_USE pd_status pd_decoder_run(const struct pd_decoder *decoder, struct pd_pattern_scratch *patterns,
                                      struct pd_pieces *pieces, struct pd_pieces *spare, struct pd_error *err);
 
 struct pd_tokenizer {
-    bool is_bytes; /* ids are bytes; nothing else is used */
+    bool is_bytes; /* ids are bytes; all else is unused */
     struct pd_vocab vocab;
     struct pd_bpe *bpe;
     struct pd_bpe_options bpe_options;
@@ -137,20 +137,20 @@ struct pd_tokenizer {
     struct pd_splitter splitter;
     struct pd_decoder decoder;
     bool has_decoder;                /* else pieces are joined by spaces */
-    struct pd_tokens before, behind; /* tokens of the template */
-    uint32_t limit;                  /* largest id + 1, added tokens too */
+    struct pd_tokens before, behind; /* tokens that the template puts before and after */
+    uint32_t limit;                  /* largest id + 1, including added tokens */
     uint64_t digest;
-    bool is_gguf;            /* its arrays made it */
-    struct pd_merge *merges; /* (merge_count) by rank, owned; kept of GGUF alone */
+    bool is_gguf;            /* built from GGUF arrays */
+    struct pd_merge *merges; /* (merge_count) by rank, owned; only kept for GGUF */
     uint32_t merge_count;
-    char *json; /* (json_bytes) what it was parsed from, owned; NULL: nothing */
+    char *json; /* (json_bytes) the parsed text, owned; NULL: none */
     size_t json_bytes;
 };
 
-/* Builds the model of the parts, computes limit and digest. merges (count) are borrowed. */
+/* Builds the model from the parts, computes limit and digest. Borrows merges (count). */
 PD_MUST_USE pd_status pd_tokenizer_finish(struct pd_tokenizer *tokenizer, const struct pd_merge *merges, uint32_t count,
                                           struct pd_error *err);
-/* Whether its words are bytes: the last step of the splitter is byte-level. */
+/* Whether its words are bytes: the splitter's last step is byte-level. */
 bool pd_tokenizer_is_byte_level(const struct pd_tokenizer *tokenizer);
-/* The text of a token as a decoder takes it; NULL: no token has this id. */
+/* The text of a token for a decoder; NULL: no such id. */
 const char *pd_tokenizer_text(const struct pd_tokenizer *tokenizer, uint32_t id, size_t *ret_bytes);

@@ -1,4 +1,4 @@
-/* Bytes that grow, up to 1 GiB, and tokens that grow. */
+/* Growing byte strings, up to 1 GiB, and growing token lists. */
 #pragma once
 
 #include "ckpt/base/status.h"
@@ -6,15 +6,15 @@
 #include <string.h>
 
 #define PD_STRING_BYTES_MAX (1u << 30)
-/* What steps that replace may make of a text of so many bytes: a chain of them could make gigabytes of a line. */
+/* Limit for replacing steps on a text of `bytes`: a chain of them could turn a line into gigabytes. */
 #define PD_STRING_GROWN_MAX(bytes) (64 * (size_t)(bytes) + (1u << 20))
 
 struct pd_string {
-    char *bytes; /* owned; NULL while nothing was reserved */
+    char *bytes; /* owned; NULL until first reserved */
     size_t count, capacity;
 };
 
-/* Room for `more` bytes behind those that there are. */
+/* Reserves `more` bytes after the present ones. */
 PD_MUST_USE static inline pd_status pd_string_reserve(struct pd_string *text, size_t more, struct pd_error *err)
 {
     if (more <= text->capacity - text->count) return PD_OK;
@@ -36,7 +36,7 @@ PD_MUST_USE static inline pd_status pd_string_add(struct pd_string *text, const 
     return PD_OK;
 }
 
-/* `count` bytes from the start are the text now; they are reserved. */
+/* Sets the length to `count` bytes, which must be reserved. */
 static inline void pd_string_cut(struct pd_string *text, size_t count)
 {
     text->count = count;
@@ -49,7 +49,7 @@ static inline void pd_string_deinit(struct pd_string *text)
 }
 
 struct pd_tokens {
-    int32_t *ids; /* (count) owned; NULL while there was none */
+    int32_t *ids; /* (count) owned; NULL until the first is added */
     size_t count, capacity;
 };
 
