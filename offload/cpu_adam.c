@@ -6,7 +6,7 @@
 #include <math.h>
 
 #define PIECE (UINT64_C(64) << 10)         /* elements of one index of the pool */
-#define MOMENTS UINT64_C(0x6d6f6d656e7473) /* among what is drawn from a seed */
+#define MOMENTS UINT64_C(0x6d6f6d656e7473) /* separates these keys from other uses of the seed */
 
 struct adam_job {
     const struct pd_adam_step *step;
@@ -14,7 +14,7 @@ struct adam_job {
     void (*kernel)(const struct pd_adam_step *step, const struct pd_update_range *range);
 };
 
-/* By squaring, so that the bits are those of IEEE multiplication and not of a C library. */
+/* By squaring, so that the bits follow from IEEE multiplication, not from a C library. */
 static double power(double base, uint64_t exponent)
 {
     double result = 1.0;

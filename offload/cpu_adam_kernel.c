@@ -1,9 +1,9 @@
-/* Plain C that every instruction set vectorizes: only multiplications, additions, divisions and square roots, each correctly
- * rounded by IEEE 754, so the width of a vector cannot show.
+/* Plain C that the compiler vectorizes for every instruction set. It uses only multiplication, addition, division and
+ * square root, each correctly rounded by IEEE 754, so the bits do not depend on the vector width.
  *
- * Strip by strip, the moments first, then the parameter, then its copy from the first-level cache. Some processors find
- * lines in that cache by a hash of the address: lines of arrays a power of two apart then drive each other out, and four
- * arrays at once were much slower than three and then one. README.md has the figures.
+ * Works strip by strip: the moments first, then the parameter, then its copy from the first-level cache. Some processors
+ * hash addresses to find lines in that cache, so lines of arrays a power of two apart evict each other: four arrays at
+ * once were much slower than three and then one. README.md has the figures.
  */
 #include "offload/cpu_adam_kernel.h"
 #include "ckpt/base/half.h"
@@ -18,10 +18,10 @@
 
 #define STRIP 256u
 #define LINE 16u
-/* Elements from what is updated to what is fetched: these are more streams than the processor follows by itself. */
+/* Prefetch distance in elements: these are more streams than the hardware prefetcher follows. */
 #define AHEAD 256u
 
-/* m, v and what is taken from the parameter. */
+/* Updates m and v, and computes what is subtracted from the parameter. */
 static inline void moments_elements(const struct pd_adam_step *restrict s, uint64_t n, float *restrict m, float *restrict v,
                                     const float *restrict grad, float *restrict change)
 {
@@ -89,7 +89,7 @@ static void widen(uint64_t n, const uint16_t *restrict narrow, float *restrict w
         wide[i] = pd_f32_from_bf16(narrow[i]);
 }
 
-/* Elements index .. index + n of the tensor, which share the high half of their index. */
+/* Rounds elements index .. index + n of the tensor, whose indexes have the same high half. */
 static void round_moments(uint64_t key, uint64_t index, uint64_t n, const float *restrict m, const float *restrict v,
                           uint16_t *restrict m16, uint16_t *restrict v16)
 {
@@ -102,7 +102,7 @@ static void round_moments(uint64_t key, uint64_t index, uint64_t n, const float 
     }
 }
 
-/* How many of `most` elements from element `at` of a box on follow each other in the tensor and share that half. */
+/* Counts how many of `most` elements from element `at` of a box are contiguous in the tensor and share that high half. */
 static uint64_t run_length(const struct pd_update_place *place, uint64_t at, uint64_t index, uint64_t most)
 {
     const uint64_t row = place->columns == place->stride ? most : place->columns - at % place->columns;

@@ -1,5 +1,5 @@
-/* Extent i lives in slot i % SLOTS from its first expectation until the copies that left it are in the device, which is
- * waited for when the slot is taken again. */
+/* Extent i uses slot i % SLOTS from its first expect until its copies are on the device. Taking the slot again waits for
+ * that. */
 #include "offload/crossing.h"
 
 #include "ckpt/base/owner.h"
@@ -11,25 +11,25 @@
 #define PAGE_ELEMENTS 1024u
 
 struct part {
-    const float *gradient; /* the device's */
-    void *copy;            /* the device's */
-    uint64_t n, at;        /* at: elements into the slot */
+    const float *gradient; /* device memory */
+    void *copy;            /* device memory */
+    uint64_t n, at;        /* at: offset in the slot, in elements */
 };
 
-/* Who has the memory of a slot: copies_out from expect until is_out has passed, the caller from meet until leave, copies_in
- * from leave until is_in has passed. The caller's thread waits for these events before it passes the slot on. */
+/* Owner of a slot's memory: copies_out from expect until is_out has passed, the caller from meet until leave, copies_in
+ * from leave until is_in has passed. The caller's thread waits for these events before it hands the slot on. */
 #define BY_GRADIENTS "gradients out"
 #define BY_UPDATE "update"
 #define BY_COPIES "copies in"
 
 struct slot {
-    char *base; /* gradients of an extent, then copies */
+    char *base; /* an extent's gradients, then its copies */
     struct pd_owner owner;
     struct part parts[PD_CROSSING_PARTS_MAX];
     uint32_t count, met;
     uint64_t elements;
     struct pd_event *is_out, *is_in;
-    bool goes_in; /* copies are on their way to the device */
+    bool goes_in; /* copies to the device are in flight */
 };
 
 struct pd_crossing {
@@ -135,7 +135,7 @@ pd_status pd_crossing_begin(struct pd_crossing *c, struct pd_error *err)
 {
     const struct pd_crossing_options *o = &c->options;
     PD_TRY(follow_compute(c, err));
-    if (c->expected != c->left) PD_TRY(pd_dev_stream_sync(o->dev, o->copies_out, err)); /* nobody met them */
+    if (c->expected != c->left) PD_TRY(pd_dev_stream_sync(o->dev, o->copies_out, err)); /* expected but never met */
     for (uint32_t i = 0; i < SLOTS; i++)
         if (!c->slots[i].goes_in) c->slots[i].owner = (struct pd_owner){NULL};
     c->expected = c->left = 0;

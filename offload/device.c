@@ -4,7 +4,7 @@
 
 void pd_dev_prepare(void)
 {
-    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* as many as there can be */
+    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0); /* the maximum */
 }
 
 pd_status pd_dev_alloc(struct pd_dev *dev, enum pd_dev_place place, uint64_t bytes, struct pd_span *ret_span,

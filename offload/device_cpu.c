@@ -1,4 +1,4 @@
-/* The CPU as a device: its memory is the host's, its streams complete at once. */
+/* The CPU as a device: its memory is host memory, its streams complete at once. */
 #include "ckpt/base/cpu.h"
 #include "offload/device.h"
 
@@ -75,7 +75,7 @@ static pd_status cpu_enter(struct pd_dev *dev, struct pd_error *err)
     return PD_OK;
 }
 
-/* Nothing reads memory of the CPU behind its back. */
+/* Nothing to do: no other device reads CPU memory asynchronously. */
 static pd_status cpu_lock(struct pd_dev *dev, void *data, uint64_t bytes, struct pd_error *err)
 {
     (void)dev, (void)data, (void)bytes, (void)err;
@@ -118,7 +118,7 @@ static void cpu_event_free(struct pd_dev *dev, struct pd_event *event)
     free(event);
 }
 
-/* Whatever was given to the stream has already happened, so an event is past as soon as it exists. */
+/* All work on the stream is already done, so an event has passed as soon as it exists. */
 static pd_status cpu_event_record(struct pd_dev *dev, struct pd_event *event, struct pd_stream *stream, struct pd_error *err)
 {
     event->passed_ns = pd_clock_monotonic_ns(NULL);

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CAPABILITY_MIN 8 /* tools/cmake/cuda.cmake compiles for no less */
+#define CAPABILITY_MIN 8 /* tools/cmake/cuda.cmake compiles for nothing older */
 
 struct pd_stream {
     cudaStream_t stream;
@@ -30,8 +30,7 @@ static pd_status status_of(cudaError_t code)
     }
 }
 
-/* The thread forgets the error: whoever goes on without what failed would meet it at the next kernel's launch. One that is
- * the device's stays. */
+/* Clears the thread's error, which the next kernel launch would report otherwise. Sticky errors of the device remain. */
 #define CUDA_TRY(err, call, ...)                                                                                \
     do {                                                                                                        \
         cudaError_t cuda_code_ = (call);                                                                        \
@@ -43,14 +42,14 @@ static pd_status status_of(cudaError_t code)
         }                                                                                                       \
     } while (0)
 
-/* Of what nobody is told. */
+/* Clears an error that is not reported. */
 static void forget(cudaError_t code)
 {
     if (code != cudaSuccess) (void)cudaGetLastError();
 }
 
-/* In every slot: a thread that never said so is on GPU 0, and its first call there, with a stream or an event of another GPU
- * even, makes a context on it, some hundred MiB of its memory a process. */
+/* Call in every slot: a thread that has not selected a device uses GPU 0, and its first call, even with another GPU's
+ * stream or event, creates a context there, which takes some hundred MiB a process. */
 static pd_status select_device(struct pd_dev *dev, struct pd_error *err)
 {
     CUDA_TRY(err, cudaSetDevice((int)dev->index), "GPU %u", dev->index);
@@ -207,7 +206,7 @@ static pd_status cuda_event_passed(struct pd_dev *dev, struct pd_event *event, b
     const cudaError_t code = cudaEventQuery(event->event);
     *ret_passed = code == cudaSuccess;
     if (code != cudaErrorNotReady) CUDA_TRY(err, code, "GPU %u", dev->index);
-    (void)cudaGetLastError(); /* "not ready" is noted as one */
+    (void)cudaGetLastError(); /* clears "not ready", which counts as an error */
     return PD_OK;
 }
 
@@ -251,7 +250,7 @@ static const struct pd_dev_ops cuda_ops = {
     .close = cuda_close,
 };
 
-/* The runtime calls a driver that is not there too old. */
+/* For a missing driver the runtime reports one that is too old. */
 static pd_status check_driver(struct pd_error *err)
 {
     int count;
@@ -262,7 +261,7 @@ static pd_status check_driver(struct pd_error *err)
     PD_FAIL(err, PD_UNSUPPORTED, "no NVIDIA driver (libcuda.so.1); see: perdure doctor");
 }
 
-/* The first call that makes a context. */
+/* Makes the first call that creates a context. */
 static pd_status open_context(uint32_t index, struct pd_error *err)
 {
     const cudaError_t code = cudaSetDevice((int)index);
@@ -331,6 +330,6 @@ pd_status pd_dev_cuda_room(uint32_t index, char ret_name[96], struct pd_dev_memo
     const pd_status st = cuda_memory(dev, ret_memory, err);
     snprintf(ret_name, 96, "%s", dev->description);
     pd_dev_close(dev);
-    forget(cudaDeviceReset()); /* its context goes, and the memory that it took */
+    forget(cudaDeviceReset()); /* destroys its context and frees that memory */
     return st;
 }

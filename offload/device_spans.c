@@ -1,4 +1,4 @@
-/* A span is taken from a stack of places, and its place goes back when it was collected. */
+/* A span takes a slot from a stack, and collecting it returns the slot. */
 #include "offload/device_spans.h"
 
 #include "ckpt/base/trace.h"
@@ -8,19 +8,19 @@
 #include <string.h>
 
 #define NO_SPAN UINT32_MAX
-#define AT_WORK_MAX 64u /* at a time: lanes, and what the host notes */
+#define AT_WORK_MAX 64u /* lanes, and notes of the host, that run at the same time */
 
 enum state { UNUSED, OPEN, ENDED, NOTED, LOST };
 
 struct span {
-    struct pd_event *begin, *end; /* made once, used again */
+    struct pd_event *begin, *end; /* created once, reused */
     const char *lane, *name;
-    uint64_t value, begin_ns, end_ns; /* ns: NOTED */
+    uint64_t value, begin_ns, end_ns; /* in ns, for NOTED */
     enum state state;
     bool is_compute;
 };
 
-/* What was collected, in seconds since the base. */
+/* A collected span, in seconds since the base. */
 struct interval {
     uint32_t share;
     bool is_compute;
@@ -35,7 +35,7 @@ struct edge {
 struct pd_device_spans {
     struct pd_dev *dev;
     struct pd_stream *compute;
-    struct pd_event *base; /* at base_ns of the host's clock */
+    struct pd_event *base; /* recorded at base_ns of the host's clock */
     uint64_t base_ns;
     uint32_t capacity;
     struct pd_device_share shares[PD_DEVICE_SHARES_MAX];
@@ -45,15 +45,15 @@ struct pd_device_spans {
     struct edge *edges;         /* (2,capacity) */
     uint32_t interval_count;
 
-    pthread_mutex_t giving;      /* held while a copy and its events are given to a stream */
-    pthread_mutex_t lock;        /* guards what follows */
+    pthread_mutex_t giving;      /* held while a copy and its events are enqueued */
+    pthread_mutex_t lock;        /* guards the members below */
     struct span *spans;          /* (capacity) */
-    uint32_t *unused;            /* (capacity) numbers of places, the next one last */
-    uint32_t unused_count, high; /* high: places from there on were never taken */
+    uint32_t *unused;            /* (capacity) free slot numbers, the next one last */
+    uint32_t unused_count, high; /* high: slots from there on were never used */
     uint64_t lost;
 };
 
-/* The host's clock and the device's meet in an event that nothing is in front of. */
+/* Matches the clocks of host and device at an event on an idle stream. */
 static pd_status set_base(struct pd_device_spans *s, struct pd_error *err)
 {
     PD_TRY(pd_dev_stream_sync(s->dev, s->compute, err));
@@ -194,7 +194,7 @@ void pd_device_spans_note(struct pd_device_spans *s, const char *lane, const cha
 
 /* ---- shares ---- */
 
-/* What comes after too many others is the last one's. */
+/* The last share collects everything beyond the maximum. */
 static uint32_t share_of(struct pd_device_spans *s, const struct span *span)
 {
     uint32_t i = 0;
@@ -209,11 +209,11 @@ static int by_time(const void *a, const void *b)
 {
     const struct edge *x = a, *y = b;
     if (x->at != y->at) return x->at < y->at ? -1 : 1;
-    if (x->is_end != y->is_end) return x->is_end ? -1 : 1; /* what ends makes room first */
+    if (x->is_end != y->is_end) return x->is_end ? -1 : 1; /* an end comes before a begin at the same time */
     return (x->interval > y->interval) - (x->interval < y->interval);
 }
 
-/* at_work: in the order in which they began. */
+/* at_work: in order of begin. */
 static const struct interval *answering(const struct pd_device_spans *s, const uint32_t *at_work, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++)
@@ -241,7 +241,7 @@ static void add(struct pd_device_spans *s, const struct span *span, double begin
 
 /* ---- collecting ---- */
 
-/* Begin and end both from the base: rounded, they still come in the order in which the stream passed them. */
+/* Measures begin and end from the base: rounding keeps them in stream order. */
 static pd_status collect_one(struct pd_device_spans *s, const struct span *span, struct pd_error *err)
 {
     double begin, end, seconds;
@@ -254,7 +254,7 @@ static pd_status collect_one(struct pd_device_spans *s, const struct span *span,
     return PD_OK;
 }
 
-/* A place is not taken again before it goes back, so a span that has ended stays what it is without the lock. */
+/* A slot is not reused before it is returned, so an ended span can be read without the lock. */
 static pd_status collect_ended(struct pd_device_spans *s, uint32_t high, bool *ret_any_open, struct pd_error *err)
 {
     for (uint32_t i = 0; i < high; i++) {
@@ -301,7 +301,7 @@ static pd_status collect(struct pd_device_spans *s, struct pd_error *err)
     const bool is_empty = s->unused_count == s->capacity;
     if (is_empty) all_unused(s);
     pthread_mutex_unlock(&s->lock);
-    return is_empty ? set_base(s, err) : PD_OK; /* a new base: differences of events lose digits as they grow */
+    return is_empty ? set_base(s, err) : PD_OK; /* a new base, since differences of events lose digits as they grow */
 }
 
 pd_status pd_device_spans_collect(struct pd_device_spans *s, struct pd_error *err)

@@ -42,7 +42,7 @@ void pd_host_update_free(struct pd_host_update *u)
     free(u);
 }
 
-/* The next extent of some ranges, as a range. */
+/* Iterates over the extents of some ranges, each a range. */
 struct cursor {
     const struct pd_update_range *ranges;
     uint32_t count;

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What is left of a slot is filled with the beginning of a group only where that makes pieces worth a request. */
+/* Least blocks of a group that may start in the rest of a slot: smaller pieces are not worth a request. */
 #define REST_BLOCKS_MIN 16u
 
 uint64_t pd_optimizer_page_bytes(enum pd_dtype moments, int kind, uint64_t elements)
@@ -23,7 +23,7 @@ uint64_t pd_optimizer_all_page_bytes(enum pd_dtype moments, uint64_t elements)
 
 /* ---- groups ---- */
 
-/* The box of that kind which covers what `boxes[param]` covers: behind it, among those of the same tensor. */
+/* Finds the box of that kind that covers the same elements as `boxes[param]`: after it, within the same tensor. */
 static bool find_moment(const struct pd_shard_box *boxes, uint32_t box_count, uint32_t param, enum pd_kind kind,
                         uint32_t *ret_box)
 {

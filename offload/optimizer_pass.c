@@ -9,7 +9,7 @@ static const struct pd_optimizer_group *group_of(const struct pd_optimizer_pass 
     return &pass->store->groups.groups[part->group];
 }
 
-/* Updates alone make use of what is kept. */
+/* Only updates use the kept memory. */
 static bool is_kept(const struct pd_optimizer_pass *pass, const struct pd_optimizer_group *group)
 {
     return pass->step && group->kept_at != PD_OPTIMIZER_NOT_KEPT;
@@ -30,7 +30,7 @@ static uint64_t block_elements(const struct pd_optimizer_pass *pass)
     return pd_optimizer_block_elements(moments_of(pass));
 }
 
-/* Where a kind of a group begins in what is kept of it. */
+/* Offset of a kind in the kept memory of a group. */
 static uint64_t kept_skip(const struct pd_optimizer_pass *pass, const struct pd_optimizer_group *group, int kind)
 {
     uint64_t skip = 0;
@@ -39,7 +39,7 @@ static uint64_t kept_skip(const struct pd_optimizer_pass *pass, const struct pd_
     return skip;
 }
 
-/* One page-aligned range of a box in both files, which are laid out alike. */
+/* A page-aligned range of a box in both files, which have the same layout. */
 static struct pd_ring_piece piece_of(const struct pd_optimizer_pass *pass, const struct pd_optimizer_part *part, int kind)
 {
     const struct pd_optimizer_group *group = group_of(pass, part);
@@ -61,7 +61,7 @@ static struct pd_ring_piece piece_of(const struct pd_optimizer_pass *pass, const
     return piece;
 }
 
-/* By file, in any order of files, and place there. */
+/* Orders by file (in any order) and offset. */
 static bool comes_before(const struct pd_ring_piece *a, const struct pd_ring_piece *b)
 {
     if (a->from != b->from) return (uintptr_t)a->from < (uintptr_t)b->from;
@@ -69,7 +69,7 @@ static bool comes_before(const struct pd_ring_piece *a, const struct pd_ring_pie
     return a->from_offset + a->to_offset < b->from_offset + b->to_offset; /* equal, or one is 0 */
 }
 
-/* Pieces in the order of the file, so that neighbours travel together. */
+/* Inserts a piece in file order, so that neighbours become one transfer. */
 static void add_piece(struct pd_ring_extent *extent, struct pd_optimizer_flight *flight, uint16_t *tags,
                       struct pd_ring_piece piece, uint16_t tag)
 {
@@ -106,7 +106,7 @@ static void describe(void *context, uint64_t i, struct pd_ring_extent *extent)
 
 /* ---- one block ---- */
 
-/* Where in a box, and in memory, one index of the pool works. */
+/* The part of a box, and its memory, that one pool index works on. */
 struct place {
     const struct pd_optimizer_part *part;
     const struct pd_optimizer_group *group;
@@ -139,7 +139,7 @@ static struct place place_of(const struct pd_optimizer_pass *pass, uint64_t inde
     return place;
 }
 
-/* A block of a kind's shard, of one or two that a place is. */
+/* A block of a kind's shard; a place has one or two. */
 struct piece {
     uint64_t block; /* of the box */
     char *data;
@@ -188,7 +188,7 @@ static void note_failure(struct pd_optimizer_pass *pass, uint64_t index, pd_stat
     pthread_mutex_unlock(&pass->mutex);
 }
 
-/* Of a group's elements from `first` on, state, gradient and copy apart. */
+/* Range of a group's elements from `first` on, without state, gradient and copy. */
 static struct pd_update_range range_of(const struct pd_optimizer_pass *pass, const struct pd_optimizer_group *group,
                                        uint64_t first, uint64_t n)
 {
@@ -204,7 +204,7 @@ static struct pd_update_range range_of(const struct pd_optimizer_pass *pass, con
     return range;
 }
 
-/* Checked, updated and hashed while it is in the cache. */
+/* Checks, updates and hashes a block while it is in the cache. */
 static void work_block(void *context, uint64_t index)
 {
     struct pd_optimizer_pass *pass = context;
@@ -234,7 +234,7 @@ static void work_block(void *context, uint64_t index)
     }
 }
 
-/* ---- boxes that stay ---- */
+/* ---- resident boxes ---- */
 
 static pd_status update_resident(struct pd_optimizer_pass *pass, const struct pd_optimizer_group *group,
                                  struct pd_error *err)
@@ -252,7 +252,7 @@ static pd_status update_resident(struct pd_optimizer_pass *pass, const struct pd
     return step->left ? step->left(step->context, err) : PD_OK;
 }
 
-/* Those before `end`, so that all groups are met in ascending order. */
+/* Updates residents before group `end`, so that all groups are met in ascending order. */
 static pd_status pass_residents(struct pd_optimizer_pass *pass, uint32_t end, struct pd_error *err)
 {
     for (; pass->next_group < end; pass->next_group++) {
@@ -284,8 +284,8 @@ static uint32_t unit_of(const struct pd_optimizer_pass *pass, const struct pd_op
     return group_of(pass, &flight->parts[0])->unit;
 }
 
-/* Extent `now` and the one after it, as far as it is in the ring already; of another unit where units are kept apart it is
- * asked for in its turn. */
+/* Announces extent `now` and, if it is already in the ring, the next one; with by_unit an extent of another unit is
+ * announced in its turn. */
 static pd_status expect_extents(struct pd_optimizer_pass *pass, uint64_t now, struct pd_error *err)
 {
     const struct pd_optimizer_store_step *step = pass->step;
@@ -313,12 +313,12 @@ static pd_status work(void *context, uint64_t i, struct pd_ring_extent *extent, 
     struct pd_optimizer_flight *flight = extent->user;
     const bool expects = pass->step->update && pass->step->expect;
     pass->now = flight;
-    if (expects && pass->expected == i) PD_TRY(pass_residents(pass, flight->parts[0].group, err)); /* of the unit before */
+    if (expects && pass->expected == i) PD_TRY(pass_residents(pass, flight->parts[0].group, err)); /* of the previous unit */
     if (expects) PD_TRY(expect_extents(pass, i, err));
     for (uint32_t p = 0; p < flight->count; p++)
         for (int kind = 0; kind < PD_KIND_COUNT; kind++)
             flight->data[p][kind] = extent->pieces[flight->piece[p][kind]].data;
-    for (uint32_t p = 0; p < flight->count; p++) /* gradients are asked for before */
+    for (uint32_t p = 0; p < flight->count; p++) /* ask for gradients before the work */
         PD_TRY(meet_part(pass, p, err));
     PD_TRY(work_blocks(pass, err));
     return expects ? pass->step->left(pass->step->context, err) : PD_OK;
@@ -374,7 +374,7 @@ void pd_optimizer_pass_abandon(struct pd_optimizer_pass *pass)
 
 /* ---- the last writes of a generation ---- */
 
-/* Boxes of a page and more that stay in memory, as the caller of a stream writes them. */
+/* Writes resident boxes of a page or more, as the caller of a stream must. */
 static pd_status work_resident(void *context, uint64_t i, struct pd_ring_extent *extent, struct pd_error *err)
 {
     const struct pd_optimizer_pass *pass = context;

@@ -1,14 +1,14 @@
-/* Two generations in turn: `current` is whole and read; the other is being made, or was before and is free to become the
- * next. Each has a shard writer of its own, which keeps the checksums of what it wrote.
+/* Two generations take turns. `current` is complete and read; the other is being made, or was the previous one and is
+ * free to become the next. Each has its own shard writer, which keeps the checksums of what it wrote.
  *
- *   none ──begin──▶ filling ──end──▶ current ──update begin──▶ updating ──end──▶ current' (the one before is let go)
- *                                     │                          └─abandon, fails─▶ current, as it was; what was begun is
- *                                     │                                             thrown away
- *                                     └─finish─▶ current, its file a whole shard
+ *   none ──begin──▶ filling ──end──▶ current ──update begin──▶ updating ──end──▶ current' (the old one is released)
+ *                                     │                          └─abandon, fails─▶ current, unchanged; the new one is
+ *                                     │                                             discarded
+ *                                     └─finish─▶ current, its file a complete shard
  *
- *   invariants  1. a slot of the store is held from the moment its file may be written until it is not read any more
- *               2. boxes that stay in memory lie there once for each generation, so that a failure leaves the old ones
- *               3. what is kept in memory (options.kept) is in the files too: after a failure it is read from there
+ *   invariants  1. a slot of the store is held from the moment its file may be written until it is no longer read
+ *               2. resident boxes exist once for each generation, so that a failure leaves the old ones intact
+ *               3. state kept in memory (options.kept) is also in the files: after a failure it is read from there
  */
 #include "ckpt/base/checked.h"
 #include "ckpt/shard/stream.h"
@@ -19,7 +19,7 @@
 #include <string.h>
 
 #define WRITER_BUFFER_MAX (UINT64_C(16) << 20) /* metadata and tables need no more */
-#define OWN_FILES 3u                           /* without a store: read, written, one to spare */
+#define OWN_FILES 3u                           /* without a store: one read, one written, one spare */
 
 static struct pd_optimizer_generation *current_of(struct pd_optimizer_store *store)
 {
@@ -33,7 +33,7 @@ static struct pd_optimizer_generation *next_of(struct pd_optimizer_store *store)
 
 /* ---- making one ---- */
 
-/* Of a box that stays: every one begins at a multiple of 4. */
+/* Resident bytes of a box: each begins at a multiple of 4. */
 static uint64_t resident_room(uint64_t elements, uint32_t element_bytes)
 {
     return pd_round_up(elements * element_bytes, sizeof(float));
@@ -77,7 +77,7 @@ static pd_status build(struct pd_optimizer_store *store, struct pd_error *err)
     return pd_ring_new(o->vfs, o->buffers, o->buffer_bytes, &store->ring, err);
 }
 
-/* Beside its shard writers. */
+/* Heap beside the shard writers. */
 static uint64_t own_bytes(uint32_t box_count, uint64_t resident_bytes, uint64_t buffer_bytes)
 {
     return sizeof(struct pd_optimizer_store) + pd_ring_bytes(buffer_bytes) +
@@ -101,7 +101,7 @@ pd_status pd_optimizer_store_new(const struct pd_optimizer_store_options *option
         pd_optimizer_store_free(store);
         return pd_error_context(err, st, "optimizer state in files");
     }
-    /* What plans counted holds. */
+    /* Checks that the plan's bound holds. */
     const struct pd_optimizer_store_options *o = &store->options;
     const uint64_t bytes = own_bytes(o->box_count, store->resident_bytes, o->buffer_bytes) +
                            writer_bytes(store->generations[0].file.writer) + writer_bytes(store->generations[1].file.writer);
@@ -213,7 +213,7 @@ static pd_status open_file(struct pd_optimizer_store *store, struct pd_optimizer
     return pd_shard_stream_begin(file->writer, file->path, &g->identity, store->options.rank, &file->stream, err);
 }
 
-/* Makes the generation beside the current one ready to be written. */
+/* Opens the file of the generation after the current one for writing. */
 static pd_status open_next(struct pd_optimizer_store *store, const struct pd_identity *identity, struct pd_error *err)
 {
     struct pd_optimizer_generation *g = next_of(store);
@@ -282,7 +282,7 @@ pd_status pd_optimizer_store_update_end(struct pd_optimizer_store *store, const 
     return st;
 }
 
-/* Nothing was written yet: the file may wait for the next one. */
+/* Nothing was written yet, so the next update can use the file. */
 void pd_optimizer_store_update_abandon(struct pd_optimizer_store *store)
 {
     if (!store->is_updating) return;
@@ -311,7 +311,7 @@ pd_status pd_optimizer_store_begin(struct pd_optimizer_store *store, const struc
     return PD_OK;
 }
 
-/* A piece of a box on its way into the file, copied to where it is staged and hashed there. */
+/* A piece of a box on its way into the file: copied into staging and hashed there. */
 struct filling {
     struct pd_shard_stream *stream;
     uint32_t box;
@@ -330,7 +330,7 @@ static void stage_block(void *context, uint64_t index)
     pd_shard_stream_block(f->stream, f->box, f->first_block + index, f->staged + skip, bytes);
 }
 
-/* Pieces are whole blocks, but for the last: slots are, too. */
+/* Pieces are whole blocks except for the last; so are slots. */
 static pd_status stage_range(const struct pd_optimizer_store *store, struct filling f, uint64_t offset, struct pd_error *err)
 {
     const uint64_t padded = pd_round_up(f.bytes, PD_VFS_ALIGN);
@@ -359,7 +359,7 @@ pd_status pd_optimizer_store_put(struct pd_optimizer_store *store, uint32_t box,
     }
     PD_CHECK(first % PD_SHARD_BLOCK_BYTES == 0);
     PD_CHECK(first_element + elements == whole || bytes % PD_SHARD_BLOCK_BYTES == 0);
-    /* Nothing of it is in flight afterwards: between two ranges the buffers may serve somebody else. */
+    /* Leaves nothing in flight: between two ranges the buffers may serve somebody else. */
     const struct pd_optimizer_file *file = &next_of(store)->file;
     const struct filling filling = {
         .stream = file->stream, .box = box, .first_block = first / PD_SHARD_BLOCK_BYTES, .data = data, .bytes = bytes};
@@ -384,7 +384,7 @@ static pd_status say_finished(const struct pd_optimizer_generation *g, struct pd
     return pd_error_pass(err, g->finish_status, &g->finish_error);
 }
 
-/* The ring stays with the caller's thread: one that comes to another is made anew, buffers registered again. */
+/* The ring stays with the caller's thread. If another thread calls, it is recreated and buffers are registered again. */
 pd_status pd_optimizer_store_complete(struct pd_optimizer_store *store, struct pd_error *err)
 {
     PD_CHECK(store->has_current && !store->is_filling && !store->is_updating);

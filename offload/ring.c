@@ -1,12 +1,12 @@
-/* Slots go round: extent i lives in slot i % PD_RING_SLOTS from its description until its last write was reaped.
+/* Slots are used in turn: extent i has slot i % PD_RING_SLOTS from its description until its last write was reaped.
  *
  *   IDLE ──describe──▶ READING ──all read, its turn──▶ (work) ──▶ WRITING ──all written──▶ IDLE
  *
- *   invariants  1. the queue never holds more than `depth` transfers, so submitting never blocks: what is finished is seen
- *                  before what is not is waited for
- *               2. requests leave slot by slot, the oldest extent first; a write and a read alternate while both wait;
- *                  after each extent that was worked on the queue is polled, so that reads do not wait for a pause
- *               3. after a failure nothing more is sent, and everything that was is reaped before the job is over
+ *   invariants  1. the queue never holds more than `depth` transfers, so submitting never blocks: finished ones are reaped
+ *                  before it waits for others
+ *               2. requests are sent slot by slot, the oldest extent first; writes and reads alternate while both wait;
+ *                  after work on each extent the queue is polled, so that reads do not wait for a pause
+ *               3. after a failure nothing more is sent, and everything in flight is reaped before the job ends
  */
 #include "offload/ring.h"
 
@@ -15,8 +15,7 @@
 
 #include <stdlib.h>
 
-/* From 1 MiB on requests of this size move as much as the disk gives; smaller pieces are joined where they are neighbours.
- */
+/* Requests of 1 MiB or more reach the full speed of the disk; adjacent smaller pieces are joined. */
 #define REQUEST_BYTES (UINT64_C(1) << 20)
 #define IN_FLIGHT_MAX 128u
 #define BATCH 32u
@@ -26,10 +25,10 @@ enum slot_state { IDLE, READING, WRITING };
 
 struct slot {
     enum slot_state state;
-    unsigned char *data;   /* the kernel writes it ("read") and reads it ("write") until reaped; "work" is between */
-    struct pd_owner owner; /* of data; all of it happens in the caller's thread, in this order */
+    unsigned char *data;   /* the kernel writes ("read") and reads ("write") it until reaped; "work" is in between */
+    struct pd_owner owner; /* of data; the caller's thread goes through all states, in this order */
     struct pd_ring_extent extent;
-    struct pd_transfer *transfers; /* (transfer_max) those of the state */
+    struct pd_transfer *transfers; /* (transfer_max) for the current state */
     uint32_t count, sent, done;
 };
 
@@ -37,12 +36,12 @@ struct slot {
 struct running {
     struct pd_ring *ring;
     struct pd_ring_job job;
-    uint64_t described, worked, finished; /* extents that came so far */
+    uint64_t described, worked, finished; /* number of extents that reached each stage */
     uint64_t start_ns;
     uint32_t in_flight;
-    bool read_next; /* a write went last */
+    bool read_next; /* the last one sent was a write */
     struct pd_ring_report report;
-    pd_status failed; /* the first transfer or work that failed; its message is in *err */
+    pd_status failed; /* first failed transfer or work; its message is in *err */
     struct pd_error *err;
 };
 
@@ -61,7 +60,7 @@ static uint64_t slot_bytes_of(uint64_t buffer_bytes)
     return buffer_bytes / PD_RING_SLOTS / SLOT_UNIT * SLOT_UNIT;
 }
 
-/* Every run of neighbours leaves at most one short request. */
+/* Most requests of a slot: every run of neighbours leaves at most one short request. */
 static uint64_t transfers_of(uint64_t slot_bytes)
 {
     return slot_bytes / REQUEST_BYTES + PD_RING_PIECES_MAX;
@@ -147,7 +146,7 @@ static void cut_run(struct slot *slot, uint32_t transfer_max, const struct run *
     }
 }
 
-/* Requests of one direction: pieces that are neighbours in memory and in the file go as one. */
+/* Makes the requests of one direction: pieces adjacent in memory and in the file become one. */
 static void cut_requests(struct slot *slot, uint32_t transfer_max, bool is_write)
 {
     struct run run = {0};
@@ -187,7 +186,7 @@ static void describe(struct running *r)
 
 /* ---- sending and reaping ---- */
 
-/* The oldest extent with a request of that direction to send. */
+/* Returns the oldest extent with an unsent request of that direction. */
 static struct slot *next_slot(struct running *r, enum slot_state state)
 {
     for (uint64_t i = r->finished; i < r->described; i++) {
@@ -223,7 +222,7 @@ static pd_status send(struct running *r)
     return PD_OK;
 }
 
-/* Errors of transfers go to r->failed; the result is about the queue alone. */
+/* Puts errors of transfers into r->failed; returns only errors of the queue itself. */
 static pd_status reap(struct running *r, bool wait, uint32_t *ret_count)
 {
     struct pd_transfer *done[IN_FLIGHT_MAX];
@@ -241,8 +240,7 @@ static pd_status reap(struct running *r, bool wait, uint32_t *ret_count)
 
 /* ---- a job ---- */
 
-/* Writes that ended meanwhile make room for reads at once: else extents that are all there would be worked on, written and
- * read again in turns. */
+/* Starts reads as soon as finished writes make space: otherwise extents would be worked on, written and read in phases. */
 static pd_status work(struct running *r, struct slot *slot)
 {
     uint32_t count;
@@ -260,11 +258,11 @@ static pd_status wait_for_some(struct running *r)
 {
     uint32_t count = 0;
     PD_TRY(reap(r, true, &count));
-    PD_CHECK(count > 0); /* else nothing could ever move */
+    PD_CHECK(count > 0); /* otherwise nothing would ever progress */
     return PD_OK;
 }
 
-/* Extents whose writes are done leave, the oldest first, and the next ones are described. */
+/* Releases extents whose writes are done, oldest first, and describes the next ones. */
 static void turn(struct running *r)
 {
     while (r->finished < r->worked) {
@@ -289,7 +287,7 @@ static pd_status run_extents(struct running *r)
     return r->failed;
 }
 
-/* Buffers are lent until reaped, whatever failed. */
+/* The kernel has the buffers until reaped, whatever failed. */
 static pd_status drain(struct running *r)
 {
     for (uint32_t count = 1; count;)
@@ -297,7 +295,7 @@ static pd_status drain(struct running *r)
     return PD_OK;
 }
 
-/* What was sent comes back; the ring takes another job. */
+/* Reaps everything in flight; then the ring can take another job. */
 static pd_status leave(struct pd_ring *ring)
 {
     pd_status drained = drain(&ring->running);
@@ -312,12 +310,12 @@ pd_status pd_ring_begin(struct pd_ring *ring, const struct pd_ring_job *job, str
     ring->is_running = true;
     for (uint32_t i = 0; i < PD_RING_SLOTS; i++) {
         ring->slots[i].state = IDLE;
-        ring->slots[i].owner = (struct pd_owner){NULL}; /* a job that was left is drained */
+        ring->slots[i].owner = (struct pd_owner){NULL}; /* an abandoned job was drained */
     }
     turn(&ring->running);
     pd_status st = send(&ring->running);
     if (!st) return PD_OK;
-    ring->running.failed = st; /* the message is there */
+    ring->running.failed = st; /* the message is set */
     (void)!leave(ring);
     return st;
 }
@@ -328,7 +326,7 @@ pd_status pd_ring_end(struct pd_ring *ring, struct pd_ring_report *ret_report, s
     PD_CHECK(ring->is_running);
     r->err = err;
     pd_status st = run_extents(r);
-    if (st) r->failed = st; /* the message is there */
+    if (st) r->failed = st; /* the message is set */
     pd_status drained = leave(ring);
     if (!st) st = drained ? drained : r->failed;
     r->report.seconds = pd_clock_seconds_since(r->start_ns);
@@ -340,7 +338,7 @@ void pd_ring_abandon(struct pd_ring *ring)
 {
     if (!ring->is_running) return;
     ring->running.err = NULL;
-    ring->running.failed = PD_STOPPED; /* what else fails is nobody's concern */
+    ring->running.failed = PD_STOPPED; /* ignore other failures */
     (void)!leave(ring);
 }
 

@@ -1,15 +1,15 @@
-/* Spans of the host's memory go straight to the file (struct spill_file). Spans of a device go by way of the host: each has a
- * slot, whose staging is a place of its own in `memory`, or one of a few places that wait for the file:
+/* Spans in host memory go straight to the file (struct spill_file). Spans in device memory go through the host: each uses
+ * a slot, which has staging of its own in `memory`, or one of a few bounce buffers for the file:
  *
  *   FREE ──write──▶ COMES_OUT ──copied──▶ TO_FILE ──written──▶ FREE
  *   FREE ──read───▶ FROM_FILE ──read, waited for──▶ GOES_IN ──copied──▶ FREE
  *
- * Without a file a slot is its span's for good, and is COMES_OUT or GOES_IN from its first write on.
+ * Without a file a slot belongs to its span for good, and is COMES_OUT or GOES_IN from its first write on.
  *
  *   write   compute, copies_in, others ─▶ copies_out ─▶ staging ─▶ file
  *   read    file ─▶ staging ─▶ copies_in ─▶ compute
  *
- * The host waits for drives and for copies that go to them, each two spans later, and never for the device to compute. */
+ * The host waits for drives, and for copies to them, each two spans later, and never for the device's computation. */
 #include "offload/spill.h"
 
 #include "ckpt/base/checked.h"
@@ -24,13 +24,13 @@
 enum span_state { SPAN_IDLE, SPAN_WRITING, SPAN_READING };
 
 struct span {
-    uint64_t offset, bytes; /* in the file; data of it */
+    uint64_t offset, bytes; /* file offset; data bytes */
     uint64_t first_block, writes;
     void *data;                    /* while in flight */
     struct pd_transfer *transfers; /* (transfer_count) */
     uint32_t transfer_count, in_flight;
     enum span_state state;
-    pd_status failed; /* of a transfer, until waited for */
+    pd_status failed; /* first failed transfer, until waited for */
     struct pd_error error;
 };
 
@@ -101,7 +101,7 @@ static pd_status build(struct spill_file *s, struct pd_error *err)
     uint64_t bytes = 0;
     PD_CHECK(s->options.block_bytes && s->options.block_bytes % PD_VFS_ALIGN == 0);
     PD_TRY(take_tables(s, &bytes, err));
-    /* Without a name nothing is left behind, however the process ends. */
+    /* Unlinked at once, so nothing is left behind however the process ends. */
     const struct pd_spill_options *o = &s->options;
     const unsigned flags = PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_TRUNCATE | PD_OPEN_DIRECT;
     PD_TRY(pd_file_open(o->vfs, o->path, flags, &s->file, err));
@@ -215,7 +215,7 @@ static pd_status spill_file_wait(struct spill_file *s, uint32_t index, struct pd
     struct hashing h = {.spill = s, .span = index, .data = span->data};
     pd_parallel(s->options.pool, block_count(s, index), verify_one, &h);
     if (!h.mismatches) return PD_OK;
-    h.mismatches = 0; /* damage only where a second read differs too */
+    h.mismatches = 0; /* damage only if a second read differs too */
     PD_TRY(pd_file_read(s->file, span->offset, span->data, pd_round_up(span->bytes, PD_VFS_ALIGN), err));
     pd_parallel(s->options.pool, block_count(s, index), verify_one, &h);
     if (!h.mismatches) return PD_OK;
@@ -249,7 +249,7 @@ static void spill_file_free(struct spill_file *s)
     free(s);
 }
 
-/* options->device is not looked at. */
+/* Ignores options->device. */
 static pd_status spill_file_new(const struct pd_spill_options *options, struct spill_file **ret_spill, struct pd_error *err)
 {
     struct spill_file *s = calloc(1, sizeof *s);
@@ -266,27 +266,27 @@ static pd_status spill_file_new(const struct pd_spill_options *options, struct s
     return st;
 }
 
-#define BEHIND 2u /* operations after which a copy that goes to a file is waited for: a place has two spans */
+#define BEHIND 2u /* number of operations after which a copy for the file is waited for; a slot serves two spans */
 
 enum slot_state { FREE, COMES_OUT, TO_FILE, FROM_FILE, GOES_IN };
 
 struct slot {
     enum slot_state state;
     uint32_t span;
-    uint64_t turn;           /* of the operation that took it */
-    char *staging;           /* whoever `owner` names has it: a copy on a stream, or the drive */
-    struct pd_owner owner;   /* named by the state; the caller's thread waits for one before it starts the next */
-    void *data;              /* the device's, of what is read */
-    struct pd_event *room;   /* there is, in data */
+    uint64_t turn;           /* number of the operation that took it */
+    char *staging;           /* used by `owner`: a copy on a stream, or the drive */
+    struct pd_owner owner;   /* named by the state; the caller's thread waits for one user before it starts the next */
+    void *data;              /* device memory to read into */
+    struct pd_event *room;   /* recorded when `data` may be overwritten */
     struct pd_event *copied; /* out or in */
 };
 
 struct pd_spill {
-    bool has_device;         /* else only `file` counts */
-    struct spill_file *file; /* NULL: spans of a device, in memory */
+    bool has_device;         /* otherwise only `file` is used */
+    struct spill_file *file; /* NULL: spans in device memory, kept in host memory */
     struct pd_spill_device device;
     uint64_t *span_bytes; /* (span_count) */
-    struct slot *slots;   /* (slot_count): with a file some, else one a span */
+    struct slot *slots;   /* (slot_count): a few with a file, else one a span */
     uint32_t span_count, slot_count;
     uint64_t turn;
     struct pd_event *computed, *arrived;
@@ -354,7 +354,7 @@ pd_status pd_spill_new(const struct pd_spill_options *options, struct pd_spill *
     return st;
 }
 
-/* Files are written from what copies bring out, and read into what copies take in. */
+/* Finishes copies out, which files are written from, and reads, which copies in take. */
 static void end_transfers(struct pd_spill *s)
 {
     struct pd_error ignored;
@@ -383,7 +383,7 @@ void pd_spill_free(struct pd_spill *s)
 
 /* ---- copies ---- */
 
-/* A stream goes on once another has done what it was given until now. */
+/* Makes `stream` wait for the work given to another one so far. */
 static pd_status follow(struct pd_spill *s, struct pd_stream *stream, struct pd_stream *other, struct pd_event *event,
                         struct pd_error *err)
 {
@@ -401,7 +401,7 @@ static pd_status copy(struct pd_spill *s, bool to_host, void *dst, void *src, ui
     return pd_dev_event_record(d->dev, copied, stream, err);
 }
 
-/* What the device computed, and what came in to it. */
+/* Copies out after what the device computed, and what was copied in. */
 static pd_status copy_out(struct pd_spill *s, void *dst, void *src, uint64_t bytes, struct pd_event *copied,
                           struct pd_error *err)
 {
@@ -414,7 +414,7 @@ static pd_status copy_out(struct pd_spill *s, void *dst, void *src, uint64_t byt
 
 /* ---- slots ---- */
 
-/* The staging of a slot changes hands when its state does. */
+/* Changes the state of a slot, and with it the owner of its staging. */
 static void pass(struct slot *slot, enum slot_state state)
 {
     static const char *const owners[] = {
@@ -439,7 +439,7 @@ static pd_status go_in(struct pd_spill *s, struct slot *slot, struct pd_error *e
     return copy(s, false, slot->data, slot->staging, s->span_bytes[slot->span], slot->copied, err);
 }
 
-/* Nothing of it is left to do, but for somebody to wait for what was read. */
+/* Completes its operation, except that somebody must wait for a read. */
 static pd_status finish(struct pd_spill *s, struct slot *slot, struct pd_error *err)
 {
     if (slot->state == COMES_OUT) PD_TRY(to_file(s, slot, err));
@@ -450,7 +450,7 @@ static pd_status finish(struct pd_spill *s, struct slot *slot, struct pd_error *
     return PD_OK;
 }
 
-/* NULL: nothing of the span is on its way. */
+/* Returns NULL if nothing of the span is in flight. */
 static struct slot *find(struct pd_spill *s, uint32_t span)
 {
     for (uint32_t i = s->file ? 0 : span; i < s->slot_count; i++)
@@ -461,8 +461,8 @@ static struct slot *find(struct pd_spill *s, uint32_t span)
     return NULL;
 }
 
-/* A slot for the span, and nothing of it on its way to or from the file. Copies of operations long past have ended: their
- * spans set out for the file. */
+/* Takes a slot for the span, once nothing of it is on its way to or from the file. Copies of much earlier operations have
+ * ended: starts the writes of their spans. */
 static pd_status take_slot(struct pd_spill *s, uint32_t span, struct slot **ret_slot, struct pd_error *err)
 {
     struct slot *slot = s->file ? find(s, span) : NULL, *oldest = &s->slots[0];
@@ -502,7 +502,7 @@ pd_status pd_spill_read(struct pd_spill *s, uint32_t span, void *data, struct pd
     PD_TRY(take_slot(s, span, &slot, err));
     slot->data = data;
     PD_TRY(pd_dev_event_record(d->dev, slot->room, d->compute, err));
-    if (!s->file) return go_in(s, slot, err); /* behind `room`, for which compute has waited until it came out */
+    if (!s->file) return go_in(s, slot, err); /* after `room`; compute waited for it on the way out */
     PD_TRY(spill_file_read(s->file, span, slot->staging, err));
     pass(slot, FROM_FILE);
     return PD_OK;

@@ -14,7 +14,7 @@ struct pd_stalls {
     struct pd_stream *compute;
     struct pair *pairs; /* (capacity) */
     uint32_t count, capacity;
-    uint64_t begin_ns, sum_ns; /* the host's */
+    uint64_t begin_ns, sum_ns; /* for the host */
 };
 
 pd_status pd_stalls_new(struct pd_dev *dev, struct pd_stream *compute, struct pd_stalls **ret_stalls, struct pd_error *err)

@@ -1,8 +1,8 @@
-/* While it is filled, pieces stand in the order in which they came, with the tensor of each beside it; finish puts those of
- * a tensor side by side, drops replicas and proves that what is left is the tensor.
+/* While the catalog is filled, pieces are in order of arrival, with the tensor of each. finish groups them by tensor,
+ * drops replicas and proves that the remaining pieces make up the tensor.
  *
- * The proof of a cover: the elements of all pieces are as many as the tensor's, and no two pieces overlap. Pieces that one
- * straight cut separates do not overlap; groups are cut along one dimension after the other until each is a single piece. */
+ * The proof: all pieces together have as many elements as the tensor, and no two overlap. Pieces separated by a straight
+ * cut do not overlap; groups are cut along one dimension after the other until each is a single piece. */
 #include "resharder/catalog/catalog.h"
 #include "ckpt/base/grow.h"
 
@@ -119,7 +119,7 @@ pd_status pd_catalog_add_tensor(struct pd_catalog *catalog, const struct pd_fore
     return PD_OK;
 }
 
-/* Strides that say nothing are none: what lies dense is read ahead. */
+/* Drops strides that are dense: dense pieces are read ahead. */
 static void drop_dense_strides(struct pd_piece *piece, uint32_t dims)
 {
     uint64_t dense = 1;
@@ -251,7 +251,7 @@ static bool is_strided(const struct pd_piece *piece)
     return false;
 }
 
-/* Bytes from the piece's offset to behind its last element; false where they overflow. */
+/* Bytes from the piece's offset to the end of its last element; false on overflow. */
 static bool piece_extent(const struct pd_foreign_tensor *tensor, const struct pd_piece *piece, uint64_t *ret_bytes)
 {
     const struct pd_element_row *element = &pd_elements[tensor->element];
@@ -285,7 +285,7 @@ static pd_status check_piece(const struct pd_catalog *catalog, const struct pd_f
     if (piece->is_range && is_strided(piece))
         PD_FAIL(err, PD_CORRUPT, "%s: a range of tensor %s has strides", file->path, tensor->name);
     uint64_t bytes;
-    if (!piece_elements(piece) || catalog->source.read) return PD_OK; /* such a format answers for its places itself */
+    if (!piece_elements(piece) || catalog->source.read) return PD_OK; /* such a format checks its own offsets */
     if (!piece_extent(tensor, piece, &bytes) || !pd_checked_range(piece->offset, bytes, file->bytes))
         PD_FAIL(err, PD_CORRUPT, "%s: tensor %s begins at byte %" PRIu64 " and ends beyond the file's %" PRIu64 " bytes",
                 file->path, tensor->name, piece->offset, file->bytes);
@@ -319,7 +319,7 @@ static int by_start(const void *a, const void *b)
     return (x->start > y->start) - (x->start < y->start);
 }
 
-/* Whether straight cuts separate all of order[count]; their order changes. */
+/* True if straight cuts separate all of order[count]; reorders them. */
 static bool are_apart(struct piece_span *order, uint64_t count, uint32_t ndim, unsigned depth)
 {
     if (count < 2) return true;
@@ -336,7 +336,7 @@ static bool are_apart(struct piece_span *order, uint64_t count, uint32_t ndim, u
             if (order[i].end > end) end = order[i].end;
         }
         if (first == count) continue;
-        for (uint64_t begin = 0; begin < count;) { /* every group between two cuts of this dimension */
+        for (uint64_t begin = 0; begin < count;) { /* each group between two cuts of this dimension */
             uint64_t next = begin + 1;
             for (end = order[begin].end; next < count && order[next].start < end; next++)
                 if (order[next].end > end) end = order[next].end;
@@ -373,7 +373,7 @@ static pd_status check_cover(const struct pd_catalog *catalog, const struct pd_f
     return PD_OK;
 }
 
-/* Pieces by tensor, in the order in which they came within one. */
+/* Sorts pieces by tensor, keeping their order within one. */
 static pd_status sort_pieces(struct pd_catalog *catalog, struct pd_error *err)
 {
     struct pd_piece *sorted = malloc((catalog->piece_count + 1) * sizeof *sorted);

@@ -1,8 +1,8 @@
-/* Conversions are loops over whole blocks that compilers turn into vectors. Nothing here computes with denormal floats:
- * threads of the pool flush them to zero, and stored ones must come through.
+/* Conversions are loops over whole blocks that compilers vectorize. None computes with denormal floats: pool threads
+ * flush them to zero, and stored ones must survive.
  *
- * Blocks as in GGML (ggml-quants.c, dequantize_row_* and quantize_row_q8_0_ref): a scale in fp16 first, then what the type
- * has. */
+ * Blocks as in GGML (ggml-quants.c, dequantize_row_* and quantize_row_q8_0_ref): an fp16 scale first, then the type's
+ * data. */
 #include "resharder/catalog/element.h"
 
 #include "ckpt/base/half.h"
@@ -10,11 +10,11 @@
 #include <math.h>
 #include <string.h>
 
-/* ckpt/base/half.h's, of halves, without its branches: these become vectors. */
+/* As in ckpt/base/half.h, but without branches, so that it vectorizes. */
 static float half_to_f32(uint16_t half)
 {
     const uint32_t sign = (uint32_t)(half & 0x8000u) << 16, rest = half & 0x7fffu;
-    const uint32_t tiny = pd_f32_bits((float)(int32_t)rest * 0x1p-24f); /* denormal halves are normal floats */
+    const uint32_t tiny = pd_f32_bits((float)(int32_t)rest * 0x1p-24f); /* denormal halves are normal as floats */
     const uint32_t usual = (rest << 13) + (rest >= 0x7c00u ? 224u << 23 : 112u << 23);
     return pd_f32_of_bits(sign | (rest < 0x400u ? tiny : usual));
 }
@@ -23,7 +23,7 @@ static uint16_t f32_to_half(float value)
 {
     const uint32_t bits = pd_f32_bits(value), rest = bits & 0x7fffffffu;
     const uint32_t tiny =
-        pd_f32_bits(pd_f32_of_bits(rest) + 0.5f) - pd_f32_bits(0.5f); /* the sum rounds at 2^-24, a half's last place */
+        pd_f32_bits(pd_f32_of_bits(rest) + 0.5f) - pd_f32_bits(0.5f); /* the sum rounds at 2^-24, the last bit of a half */
     const uint32_t usual = (rest - (112u << 23) + 0xfffu + (rest >> 13 & 1)) >> 13;
     const uint32_t nan = 0x7e00u | (rest >> 13 & 0x3ffu);
     const uint32_t half = rest > 0x7f800000u    ? nan
@@ -96,7 +96,7 @@ static void never_from_f32(const float *values, uint64_t blocks, void *stored)
 /* ---- blocks of 32 ---- */
 
 #define Q 32
-#define NO_MINIMUM -0.0f /* a sum with it is the other, also -0 */
+#define NO_MINIMUM -0.0f /* x + -0.0f is x, even for -0 */
 
 static void q8_0_to_f32(const void *stored, uint64_t blocks, float *values)
 {
@@ -120,12 +120,12 @@ static void q8_0_from_f32(const float *values, uint64_t blocks, void *stored)
         memcpy(b, &half, sizeof half);
         for (int i = 0; i < Q; i++) {
             const float x = roundf(values[i] * inverse);
-            b[2 + i] = (unsigned char)(x >= -127.0f && x <= 127.0f ? (int8_t)x : 0); /* what is not finite has no scale */
+            b[2 + i] = (unsigned char)(x >= -127.0f && x <= 127.0f ? (int8_t)x : 0); /* not finite: 0 */
         }
     }
 }
 
-/* Halves of bytes: the low ones are elements 0 to 15, the high ones 16 to 31. `fifth` has the fifth bit of each. */
+/* Splits bytes: low halves are elements 0 to 15, high ones 16 to 31. `fifth` has the fifth bit of each. */
 static void nibbles(const unsigned char *bytes, uint32_t fifth, float scale, float zero, float low, float *values)
 {
     for (int i = 0; i < Q / 2; i++) {
@@ -175,8 +175,8 @@ static void q5_1_to_f32(const void *stored, uint64_t blocks, float *values)
 
 #define K 256
 
-/* Eight 6-bit scales and eight 6-bit minima in 12 bytes: the first four of each in the low bits of bytes 0 to 7, the others
- * in the halves of bytes 8 to 11 with their upper bits on top of those. */
+/* Eight 6-bit scales and eight 6-bit minima in 12 bytes: the first four of each in the low bits of bytes 0 to 7, the
+ * others in the halves of bytes 8 to 11 with their upper bits on top of those. */
 static void q4_k_scale(const unsigned char *s, int i, int *scale, int *low)
 {
     if (i < 4) {
@@ -204,13 +204,13 @@ static void q4_k_to_f32(const void *stored, uint64_t blocks, float *values)
     }
 }
 
-/* 128 bytes of low halves, 64 of upper pairs of bits, 16 signed scales, the scale of all. */
+/* 128 bytes of low halves, 64 bytes of upper 2-bit parts, 16 signed scales, the scale of all. */
 static void q6_k_to_f32(const void *stored, uint64_t blocks, float *values)
 {
     const unsigned char *b = stored;
     for (uint64_t n = 0; n < blocks; n++, b += 210) {
         const float all = half_to_f32(half_at(b + 208));
-        for (int part = 0; part < 8; part++, values += 32) { /* four parts a half of the block */
+        for (int part = 0; part < 8; part++, values += 32) { /* four parts in each half of the block */
             const int half = part / 4, quarter = part % 4;
             const unsigned char *low = b + half * 64 + quarter % 2 * 32, *high = b + 128 + half * 32;
             const unsigned char *scales = b + 192 + half * 8 + quarter * 2;
@@ -233,7 +233,7 @@ static void f8_e4m3_to_f32(const void *stored, uint64_t count, float *values)
     }
 }
 
-/* The upper byte of a half. */
+/* An fp8 e5m2 number is the upper byte of a half. */
 static void f8_e5m2_to_f32(const void *stored, uint64_t count, float *values)
 {
     const unsigned char *b = stored;

@@ -1,10 +1,10 @@
-/* The table of families of models: see family.h. Sources: transformers; torchtitan's and Megatron-Core's state dicts and
+/* The table of model families: see family.h. Sources: transformers; torchtitan's and Megatron-Core's state dicts and
  * arguments; llama.cpp's convert_hf_to_gguf and gguf-py's constants; llm.c. */
 #include "resharder/catalog/family.h"
 
 #include <stddef.h>
 
-/* torchtitan saves parameters apart and their moments as they are: one matrix where the model has one. */
+/* torchtitan saves q, k and v separately, but their moments like the model: in one matrix if the model has one. */
 #define TITAN "layers.%u.attention."
 #define FUSED TITAN "qkv_linear.wqkv.*"
 #define LAYER "decoder.layers.%u."

@@ -1,12 +1,12 @@
-/* A window holds stored bytes [number * W, ...) of one piece, W being whole blocks of its element type.
+/* A window holds stored bytes [number * W, ...) of one piece; W is whole blocks of its element type.
  *
  *          expect, need           the completion is reaped, checked
- *   free ──────────────▶ coming ───────────────────────────────────▶ there ──▶ (used, then taken for another)
+ *   free ──────────────▶ coming ───────────────────────────────────▶ there ──▶ (used, then reused for another)
  *
  *   invariants  1. no byte of a checked piece is converted before its window was checked
- *               2. a window that a task of the line will read is taken for another only where nothing else is left: `until` is
- *                  the last such task's number
- *               3. direct reads end at the last whole page of a file; what is behind it comes through the page cache */
+ *               2. a window that a task of the line will read is reused only if no other is left: `until` is the number of
+ *                  the last such task
+ *               3. direct reads end at the last whole page of a file; the rest comes through the page cache */
 #include "resharder/catalog/read.h"
 
 #include "ckpt/base/checked.h"
@@ -17,20 +17,20 @@
 
 #define WINDOW_BYTES (UINT64_C(1) << 20)
 #define WINDOW_ROOM (WINDOW_BYTES + 2 * PD_VFS_ALIGN) /* data may begin and end inside a page */
-#define WINDOWS_MAX 60u                               /* fewer than files are open, so one of those has nothing on its way */
-#define TURNED_ROWS 16u                               /* are read before they become columns: a cache line of each */
+#define WINDOWS_MAX 60u                               /* fewer than open files, so one of those has nothing in flight */
+#define TURNED_ROWS 16u                               /* rows read before they become columns: a cache line of each */
 #define TURNED_COLUMNS 2048u
-#define TURNED_PITCH (TURNED_COLUMNS + 16u) /* so that the rows do not share lines of the cache */
-#define TURNED_AHEAD 32u                    /* columns: their lines are sent for */
-#define SCATTERED 1024u                     /* elements converted at a time that do not lie side by side; at least a block */
+#define TURNED_PITCH (TURNED_COLUMNS + 16u) /* so that rows do not share cache lines */
+#define TURNED_AHEAD 32u                    /* columns: prefetch distance */
+#define SCATTERED 1024u                     /* most strided elements converted at once; at least a block */
 
 struct window {
     uint64_t piece, number; /* piece UINT64_MAX: free */
     uint32_t tensor;
     struct pd_transfer_slot *slot; /* while it is coming */
-    unsigned char *room, *data;    /* (WINDOW_ROOM); inside it, of the window's first byte */
+    unsigned char *room, *data;    /* (WINDOW_ROOM) buffer; address in it of the window's first byte */
     uint64_t bytes, used_at;
-    uint64_t until; /* the last task of the line that was expected to read it; 0: none */
+    uint64_t until; /* last task of the line expected to read it; 0: none */
     bool is_used;
 };
 
@@ -38,7 +38,7 @@ struct open_file {
     uint32_t file; /* UINT32_MAX: none */
     struct pd_file *direct, *buffered;
     uint64_t used_at;
-    uint32_t coming; /* windows */
+    uint32_t coming; /* windows in flight */
 };
 
 struct pd_reader {
@@ -47,12 +47,12 @@ struct pd_reader {
     struct pd_queue *queue;
     struct pd_transfer_ring ring;
     struct pd_transfer_slot slots[WINDOWS_MAX];
-    struct window *sent[WINDOWS_MAX]; /* by slot */
+    struct window *sent[WINDOWS_MAX]; /* (slot number) */
     struct window windows[WINDOWS_MAX];
     uint32_t window_count;
-    struct window *last;       /* that a read used */
+    struct window *last;       /* last one read */
     struct pd_read_line *line; /* NULL: none */
-    uint64_t tasks_done;       /* of the line */
+    uint64_t tasks_done;       /* in the line */
     struct open_file files[PD_READER_FILES_MAX];
     uint64_t clock, bytes_read;
     uint64_t last_piece;
@@ -66,7 +66,7 @@ static const struct pd_piece *piece_of(const struct pd_reader *r, uint64_t piece
     return &r->catalog->pieces[piece];
 }
 
-/* Of one window: whole blocks. */
+/* Size of one window: whole blocks. */
 static uint64_t window_bytes(const struct pd_reader *r, uint32_t tensor)
 {
     const uint32_t block = pd_elements[r->catalog->tensors[tensor].element].block_bytes;
@@ -79,7 +79,8 @@ static uint64_t window_elements(const struct pd_reader *r, uint32_t tensor)
     return WINDOW_BYTES / element->block_bytes * element->block_elements;
 }
 
-/* How many all pieces are, at most `most`: memory that is touched first takes longer than reading a small checkpoint. */
+/* Windows for all pieces, at most `most`: touching all memory the first time takes longer than reading a small
+ * checkpoint. */
 static uint32_t count_windows(const struct pd_reader *r, uint64_t most)
 {
     uint64_t count = 0;
@@ -124,7 +125,7 @@ static void close_file(struct open_file *f)
 void pd_reader_close(struct pd_reader *r)
 {
     if (!r) return;
-    (void)!pd_transfer_ring_drain(&r->ring, PD_OK, NULL); /* what came is of no use to anybody */
+    (void)!pd_transfer_ring_drain(&r->ring, PD_OK, NULL); /* nobody needs the data */
     for (uint32_t i = 0; i < PD_READER_FILES_MAX; i++)
         close_file(&r->files[i]);
     pd_queue_close(r->queue);
@@ -136,7 +137,7 @@ uint64_t pd_reader_bytes(const struct pd_reader *r)
     return r->bytes_read;
 }
 
-/* One that is open, or opened in place of the one that was used longest ago. */
+/* Returns an open file; may close the least recently used one for it. */
 static pd_status need_file(struct pd_reader *r, uint32_t file, struct open_file **ret_file, struct pd_error *err)
 {
     struct open_file *oldest = NULL;
@@ -174,8 +175,8 @@ static struct window *find_window(struct pd_reader *r, uint64_t piece, uint64_t 
     return NULL;
 }
 
-/* One that is free, or was used longest ago and no task will read. Only where `may_waste` and there is no such, one that will be
- * read: of those nobody has used yet, the one that is needed last. The last used stays: the next read may begin inside it. */
+/* Takes a free window, or the least recently used one that no task will read. If there is none and `may_waste`, takes an
+ * unused one that will be read, the one needed last. Never the last used one: the next read may begin inside it. */
 static struct window *take_window(struct pd_reader *r, bool may_waste)
 {
     struct window *done = NULL, *oldest = NULL, *latest = NULL;
@@ -198,7 +199,7 @@ static bool is_plain(const struct pd_reader *r, uint64_t piece)
     return !source->is_plain || source->is_plain(source->context, piece);
 }
 
-/* The last page of a file has no whole page behind it that a direct read could end at. */
+/* Reads the partial last page of a file, where a direct read cannot end. */
 static pd_status read_tail(struct pd_reader *r, struct window *w, struct open_file *f, uint64_t begin, uint64_t end,
                            struct pd_error *err)
 {
@@ -207,7 +208,7 @@ static pd_status read_tail(struct pd_reader *r, struct window *w, struct open_fi
     return pd_file_read(f->buffered, begin, w->data + (int64_t)(begin - first), end - begin, err);
 }
 
-/* Sends for the window, whose piece, number and tensor are set. */
+/* Submits the window, whose piece, number and tensor are set. */
 static pd_status send_for(struct pd_reader *r, struct window *w, struct pd_error *err)
 {
     const struct pd_piece *piece = piece_of(r, w->piece);
@@ -266,7 +267,7 @@ static pd_status arrive_one(struct pd_reader *r, struct pd_error *err)
     struct pd_transfer_slot *slot = NULL;
     PD_TRY(pd_transfer_ring_next(&r->ring, &slot, err));
     PD_CHECK(slot);
-    /* A completion: the window is there, checked, or free again. */
+    /* Handles a completion: the window is there, checked, or free again. */
     struct window *w = r->sent[slot->number];
     const struct pd_catalog_source *source = &r->catalog->source;
     const uint32_t file = piece_of(r, w->piece)->file;
@@ -303,18 +304,18 @@ static pd_status need_window(struct pd_reader *r, uint32_t tensor, uint64_t piec
 
 /* ---- expecting ---- */
 
-/* Elements [*begin, *end) of the piece, in its own order, that may be wanted of elements [low, high) of the tensor. */
+/* Elements [*begin, *end) of the piece, in its own order, that may lie in elements [low, high) of the tensor. */
 static bool piece_part(const struct pd_foreign_tensor *tensor, const struct pd_piece *piece, uint64_t low, uint64_t high,
                        uint64_t *begin, uint64_t *end)
 {
-    uint64_t step = 1, inner = 1, at = 0; /* elements of one row of dimension `row`: of the tensor, of the piece */
+    uint64_t step = 1, inner = 1, at = 0; /* elements of one row of dimension `row`, in tensor and piece */
     uint32_t row = 0;
     const bool is_flat = piece->is_range || tensor->ndim == 0;
     for (uint32_t d = 1; d < tensor->ndim && !is_flat; d++) {
         step *= tensor->shape[d];
         inner *= piece->count[d];
     }
-    while (!is_flat && piece->count[row] == 1 && row + 1 < tensor->ndim) { /* a layer of a stack, say: what there is of it */
+    while (!is_flat && piece->count[row] == 1 && row + 1 < tensor->ndim) { /* e.g. one layer of a stack: all of the piece */
         at += piece->start[row++] * step;
         step /= tensor->shape[row];
         inner /= piece->count[row];
@@ -328,7 +329,7 @@ static bool piece_part(const struct pd_foreign_tensor *tensor, const struct pd_p
     if (first >= last) return false;
     *begin = (first - piece->start[row]) * inner;
     *end = (last - piece->start[row]) * inner;
-    if (!is_flat && inner == step) { /* whole rows: exactly */
+    if (!is_flat && inner == step) { /* whole rows: exact */
         const uint64_t begins = piece->start[row] * step;
         if (low > begins + *begin) *begin = low - begins;
         if (high < begins + *end) *end = high - begins;
@@ -336,7 +337,7 @@ static bool piece_part(const struct pd_foreign_tensor *tensor, const struct pd_p
     return true;
 }
 
-/* Windows of a part of a piece stay until task `until` is done; those that are not there are sent for, where it `sends`. */
+/* Keeps the windows of a part of a piece until task `until` is done; if `sends`, submits the missing ones. */
 static pd_status visit_piece(struct pd_reader *r, uint32_t tensor, uint64_t number, uint64_t begin, uint64_t end,
                              uint64_t until, bool sends, bool *ret_fits, struct pd_error *err)
 {
@@ -358,7 +359,7 @@ static pd_status visit_piece(struct pd_reader *r, uint32_t tensor, uint64_t numb
     return PD_OK;
 }
 
-/* Elements [low, high) of a tensor that a view begins with and ends before. */
+/* Elements [low, high) of a tensor that enclose a view. */
 struct extent {
     uint64_t low, high;
 };
@@ -371,13 +372,13 @@ static struct extent extent_of(const struct pd_view *view)
     return extent;
 }
 
-/* Of a piece that is read through windows ahead of time: its elements that may be wanted of those of the extent. */
+/* For a piece read through windows ahead of time: its elements that may lie in the extent. */
 static bool visited_part(const struct pd_reader *r, const struct pd_foreign_tensor *t, uint64_t piece, struct extent extent,
                          uint64_t *begin, uint64_t *end)
 {
     if (!is_plain(r, piece) || !piece_part(t, piece_of(r, piece), extent.low, extent.high, begin, end)) return false;
     for (uint32_t d = 0; d < t->ndim; d++)
-        if (piece_of(r, piece)->stride[d]) return false; /* its elements lie in an order of their own: read when needed */
+        if (piece_of(r, piece)->stride[d]) return false; /* strided: read when needed */
     return *begin < *end;
 }
 
@@ -409,7 +410,7 @@ void pd_read_line_init(struct pd_read_line *line, struct pd_reader *reader,
     reader->line = line;
 }
 
-/* What is there already is kept before anything is sent for, which would take its window. */
+/* Marks existing windows before it submits others, which would reuse them. */
 static pd_status expect(struct pd_reader *r, const struct pd_read_task *task, uint64_t number, bool *ret_fits,
                         struct pd_error *err)
 {
@@ -450,7 +451,7 @@ pd_status pd_read_line_take(struct pd_read_line *line, struct pd_read_task *ret_
     return PD_OK;
 }
 
-/* Where a piece begins in its tensor; UINT64_MAX: its elements do not lie side by side there. */
+/* First element of a piece in its tensor; UINT64_MAX if its elements are not contiguous there. */
 static uint64_t piece_begin(const struct pd_foreign_tensor *tensor, const struct pd_piece *piece)
 {
     uint64_t first = 0, last = 0, step = 1, elements = 1;
@@ -463,8 +464,8 @@ static uint64_t piece_begin(const struct pd_foreign_tensor *tensor, const struct
     return last - first + 1 == elements ? first : UINT64_MAX;
 }
 
-/* The task that is read is done with what lies before element `at` of its tensor. A disk that ends many transfers at once would
- * have nothing to do until the whole task is. */
+/* The current task has read everything before element `at` of its tensor, so submit more reads now: a disk that finishes
+ * many transfers at once would be idle until the end of the task. */
 static pd_status pass(struct pd_reader *r, uint32_t tensor, uint64_t at, struct pd_error *err)
 {
     bool any = false;
@@ -482,7 +483,7 @@ static pd_status pass(struct pd_reader *r, uint32_t tensor, uint64_t at, struct 
 
 /* ---- reading ---- */
 
-/* Stored elements [at, at + count) of a piece, to values[0], values[step], ... */
+/* Converts stored elements [at, at + count) of a piece to values[0], values[step], ... */
 static pd_status read_stored(struct pd_reader *r, uint32_t tensor, uint64_t piece, uint64_t at, uint64_t count,
                              float *values, uint64_t step, struct pd_error *err)
 {
@@ -520,7 +521,7 @@ static bool piece_has(const struct pd_foreign_tensor *tensor, const struct pd_pi
     return true;
 }
 
-/* Pieces cover their tensor, so there is one. Neighbours are asked for one after the other. */
+/* Pieces cover their tensor, so one is found. Consecutive calls usually ask for neighbours. */
 static uint64_t find_piece(struct pd_reader *r, const struct pd_foreign_tensor *tensor, uint64_t element,
                            const uint64_t *index)
 {
@@ -533,7 +534,7 @@ static uint64_t find_piece(struct pd_reader *r, const struct pd_foreign_tensor *
     return begin;
 }
 
-/* Where element `element` of the tensor lies in its piece, and how many follow it there side by side. */
+/* Index in the piece of the tensor's element `element`, and how many are contiguous from there. */
 static uint64_t stored_at(const struct pd_foreign_tensor *tensor, const struct pd_piece *piece, uint64_t element,
                           const uint64_t *index, uint64_t *count)
 {
@@ -578,7 +579,7 @@ static pd_status read_run(struct pd_reader *r, uint32_t tensor, uint64_t element
     return PD_OK;
 }
 
-/* Lines that are `step` apart are nothing that a processor foresees, and waiting for each takes longer than filling it. */
+/* Prefetches: the hardware does not predict lines `step` apart, and waiting for each takes longer than filling it. */
 static void turn(const float *from, uint64_t rows, uint64_t columns, float *to, uint64_t step)
 {
     for (uint64_t c = 0; c < columns; c++, to += step) {
@@ -592,8 +593,8 @@ static void turn(const float *from, uint64_t rows, uint64_t columns, float *to, 
     }
 }
 
-/* Rows of elements that lie side by side become columns: row i, `stride` elements behind row i - 1, goes to values[i],
- * values[i + step], ... Row by row each element would touch a line of its own, over and over. */
+/* Transposes contiguous rows to columns: row i, `stride` elements after row i - 1, goes to values[i], values[i + step],
+ * ... Going row by row would touch a separate cache line for each element, again and again. */
 static pd_status read_turned(struct pd_reader *r, uint32_t tensor, uint64_t element, uint64_t stride, uint64_t rows,
                              uint64_t columns, float *values, uint64_t step, struct pd_error *err)
 {
@@ -610,7 +611,7 @@ static pd_status read_turned(struct pd_reader *r, uint32_t tensor, uint64_t elem
     return PD_OK;
 }
 
-/* Dimensions of one are left out, and neighbours are one where they step as one on both sides. */
+/* Drops dimensions of size one, and merges neighbours that are contiguous on both sides. */
 static void merge(struct pd_view *from, struct pd_view *to)
 {
     uint32_t n = 0;
@@ -660,7 +661,7 @@ pd_status pd_reader_read(struct pd_reader *r, uint32_t tensor, const struct pd_v
     }
 }
 
-/* From the window on that has byte `offset`. */
+/* Expects windows from the one with byte `offset` on. */
 static pd_status expect_stored(struct pd_reader *r, uint32_t tensor, uint64_t piece, uint64_t offset, bool *ret_fits,
                                struct pd_error *err)
 {
@@ -685,7 +686,7 @@ pd_status pd_reader_stored(struct pd_reader *r, uint32_t tensor, uint64_t piece,
     const uint64_t room = window_bytes(r, tensor);
     struct window *w = NULL;
     bool fits = true;
-    /* Before the window is needed: one that was used may be taken for what is expected. */
+    /* Do this before the window is used: expecting may reuse a used one. */
     PD_TRY(expect_stored(r, tensor, piece, offset, &fits, err));
     PD_TRY(need_window(r, tensor, piece, offset / room, &w, err));
     *ret_data = w->data + offset % room;

@@ -73,7 +73,7 @@ uint64_t pd_view_run(const struct pd_view *view, uint64_t first, uint64_t *count
         rest /= view->count[d];
         at += index * view->stride[d];
         if (view->count[d] == 1) continue;
-        goes_on = goes_on && view->stride[d] == dense; /* and all further in are dense too */
+        goes_on = goes_on && view->stride[d] == dense; /* and all inner dimensions are dense too */
         if (goes_on) run += (view->count[d] - 1 - index) * dense;
         dense *= view->count[d];
     }
@@ -81,12 +81,12 @@ uint64_t pd_view_run(const struct pd_view *view, uint64_t first, uint64_t *count
     return at;
 }
 
-/* Elements below `d` are a box of their own; what is cut off in front and behind goes one dimension further in. */
+/* Elements below `d` form a box; what is cut off before and after it is handled one dimension further in. */
 uint32_t pd_view_cut(const struct pd_view *view, uint64_t first, uint64_t count, struct pd_view ret_parts[PD_VIEW_PARTS_MAX])
 {
     uint32_t parts = 0;
     while (count) {
-        uint64_t inner = 1; /* elements of one step in dimension d */
+        uint64_t inner = 1; /* elements in one step of dimension d */
         uint32_t d = view->ndim;
         while (d > 0 && first % (inner * view->count[d - 1]) == 0 && count >= inner * view->count[d - 1])
             inner *= view->count[--d];
@@ -125,10 +125,10 @@ bool pd_view_columns(const struct pd_view *view, uint64_t columns, uint64_t begi
     return true;
 }
 
-/* `sorted` by stride, descending; the dimensions of `with` go along. */
+/* Sorts `sorted` by descending stride, and permutes the dimensions of `with` alike. */
 static void sort_with(struct pd_view *sorted, struct pd_view *with)
 {
-    for (uint32_t i = 1; i < sorted->ndim; i++) /* insertion: few dimensions, and equal strides keep their order */
+    for (uint32_t i = 1; i < sorted->ndim; i++) /* insertion sort: few dimensions, and stable for equal strides */
         for (uint32_t d = i; d > 0 && sorted->stride[d - 1] < sorted->stride[d]; d--) {
             uint64_t *const pairs[] = {sorted->count, sorted->stride, with->count, with->stride};
             for (size_t p = 0; p < sizeof pairs / sizeof *pairs; p++) {
@@ -147,7 +147,7 @@ void pd_view_sort(const struct pd_view *view, struct pd_view *ret_sorted, struct
     *ret_inner = inner;
 }
 
-/* Elements of dimension *d - 1 that are left where `taken` are dealt with; one that is done is left behind. */
+/* Elements of dimension *d - 1 left after `taken`; moves on if none is left. */
 static uint64_t left_of(const struct pd_view *view, uint32_t *d, uint64_t *taken)
 {
     while (*d && *taken == view->count[*d - 1]) {
@@ -157,7 +157,7 @@ static uint64_t left_of(const struct pd_view *view, uint32_t *d, uint64_t *taken
     return *d ? view->count[*d - 1] / *taken : 1;
 }
 
-/* From the innermost dimension outwards, each step as long as both sides have it. */
+/* From the innermost dimension outwards, in steps that both sides share. */
 bool pd_view_pair(const struct pd_view *to, const struct pd_view *from, struct pd_view *ret_to, struct pd_view *ret_from)
 {
     uint64_t counts[PD_VIEW_DIMS_MAX], strides[2][PD_VIEW_DIMS_MAX], taken[2] = {1, 1};

@@ -1,6 +1,6 @@
 #include "resharder/convert/chunk_stream.h"
 
-/* The part of a chunk stream that one shard holds. */
+/* The part of a chunk stream in one shard. */
 struct piece {
     uint32_t shard;
     uint64_t row_begin, row_end;
@@ -22,7 +22,7 @@ static struct piece piece_at(const struct pd_layout *layout, const struct pd_ten
     return piece;
 }
 
-/* Whether any target shard of the range may hold something of the tensor. */
+/* True if any target shard of the range may hold some of the tensor. */
 static bool concerns(const struct pd_chunk_stream_cursor *c, const struct pd_tensor *tensor)
 {
     const uint32_t stage = pd_layout_world(c->target) / c->target->pp;
@@ -37,7 +37,7 @@ static void next_tensor(struct pd_chunk_stream_cursor *c)
     c->row = 0;
 }
 
-/* To the next stream that has anything. */
+/* Advances to the next non-empty stream. */
 static void next_stream(struct pd_chunk_stream_cursor *c, const struct pd_tensor *tensor)
 {
     uint64_t begin, end;

@@ -8,11 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STRETCH (UINT64_C(1) << 20) /* elements that are looked at together */
+#define STRETCH (UINT64_C(1) << 20) /* elements compared at a time */
 #define STRETCH_BYTES (STRETCH * sizeof(float))
 #define READER_BYTES ((PD_COMPARE_BUFFER_BYTES - 2 * STRETCH_BYTES) / 2 / PD_VFS_ALIGN * PD_VFS_ALIGN)
 
-/* A tensor of one side; number UINT32_MAX: it has none. */
+/* A tensor of one side; number UINT32_MAX: missing. */
 struct place {
     uint32_t number;
     struct pd_view view;
@@ -33,7 +33,7 @@ struct comparison {
     struct pair *pairs;
     uint64_t count;
     uint64_t done_bytes, total_bytes;
-    int side; /* that is being read */
+    int side; /* currently read */
 };
 
 void pd_diff_deinit(struct pd_diff *diff)
@@ -43,7 +43,7 @@ void pd_diff_deinit(struct pd_diff *diff)
     *diff = (struct pd_diff){0};
 }
 
-/* ---- what is compared ---- */
+/* ---- pairs ---- */
 
 static pd_status add_pair(struct comparison *c, const struct pair *pair, struct pd_error *err)
 {
@@ -62,7 +62,7 @@ static struct pd_view whole_view(const struct pd_foreign_tensor *tensor)
     return (struct pd_view){.ndim = 1, .count = {pd_foreign_elements(tensor)}, .stride = {1}};
 }
 
-/* The link of a tensor and kind; links are few and in the order of the table, so the search begins where the last one ended. */
+/* Finds the link of a tensor and kind. Links are few and in table order, so the search starts where the last one ended. */
 static void find_link(const struct pd_compare_side *side, uint32_t tensor, enum pd_kind kind, uint32_t *from,
                       struct place *ret)
 {
@@ -100,7 +100,7 @@ static bool is_same_shape(const struct pd_foreign_tensor *a, const struct pd_for
     return a->ndim == b->ndim && !memcmp(a->shape, b->shape, sizeof a->shape);
 }
 
-/* Of the catalog of `side`; those that both have come from the left one. */
+/* Adds the tensors of `side`'s catalog; those in both come from the left one. */
 static pd_status pair_by_names(struct comparison *c, int side, struct pd_error *err)
 {
     const struct pd_catalog *mine = side_of(c, side)->catalog, *other = side_of(c, !side)->catalog;
@@ -145,7 +145,7 @@ static pd_status read(struct pd_reader *reader, const struct place *place, uint6
     return PD_OK;
 }
 
-/* Elements [first, first + the result) of the sides that the pair has; what follows is on its way. */
+/* Reads elements [first, first + the result) of the sides that the pair has; later ones are in flight. */
 static pd_status read_stretch(struct comparison *c, const struct pair *pair, uint64_t first, uint64_t *ret_count,
                               struct pd_error *err)
 {
@@ -323,7 +323,7 @@ pd_status pd_compare_state_digest(const struct pd_catalog *catalog, const struct
     uint64_t *digests = calloc((size_t)catalog->tensor_count + 1, sizeof *digests);
     pd_status st =
         PD_ALLOCATED(table.tensors && digests, err, "no memory for the digests of %u tensors", catalog->tensor_count);
-    for (uint32_t t = 0; !st && t < catalog->tensor_count; t++) { /* of each name all kinds, in their order */
+    for (uint32_t t = 0; !st && t < catalog->tensor_count; t++) { /* all kinds of each name, in order */
         digests[t] = reports[t].digest;
         if (t % PD_KIND_COUNT == 0)
             snprintf(table.tensors[table.count++].name, PD_TENSOR_NAME_MAX, "%s", catalog->tensors[t].name);

@@ -1,13 +1,12 @@
-/* Compressed target shards. Data comes box by box, each box from its beginning to its end, so it is cut into chunks as it
- * comes: chunks of a batch lie one behind the other, are compressed by all threads there are, and take their places in
- * their shards in the order in which they came.
+/* Compressed target shards. Data arrives box by box, each from beginning to end, and is cut into chunks as it arrives.
+ * The chunks of a batch lie back to back, all threads compress them, and they are placed in their shards in order of
+ * arrival.
  *
- *   its memory:  | rest of a block | data of a batch ... | what becomes of each chunk ... | scratch of threads |
+ *   memory:  | rest of a block | data of a batch ... | compressed output of each chunk ... | scratch of threads |
  *
- *   invariants  1. blocks are hashed where they lie in one piece: what a batch ends in the middle of goes in front of the
- *                  next
+ *   invariants  1. blocks are hashed in one piece: a block cut by the end of a batch is moved before the next batch
  *               2. at a fixed level a shard's bytes depend neither on threads nor on batches
- *               3. a chunk of a shard is placed before that shard is complete */
+ *               3. all chunks of a shard are placed before it is complete */
 #include "resharder/convert/rewrite.h"
 
 #include "ckpt/base/checked.h"
@@ -25,10 +24,10 @@
 struct rewrite_compressor {
     const struct pd_shard_codec *codec;
     struct pd_shard_job jobs[BATCH_MAX];
-    struct rewrite_target *targets[BATCH_MAX]; /* whose chunk it is */
+    struct rewrite_target *targets[BATCH_MAX]; /* target of each chunk */
     uint32_t count, batch, threads;
     bool is_open;                     /* jobs[count] is being filled */
-    unsigned char *data, *at, *block; /* of a batch; where the next byte comes; where the block begins that it is of */
+    unsigned char *data, *at, *block; /* start of a batch; next byte; start of the current block */
     unsigned char *scratch[THREADS_MAX];
     struct pd_zstd *zstd[THREADS_MAX];
     atomic_uint next_job;
@@ -71,7 +70,7 @@ pd_status rewrite_compressor_finish(struct rewriter *r, const struct rewrite_tar
     return has_some ? run_batch(r, err) : PD_OK;
 }
 
-/* ---- what comes ---- */
+/* ---- incoming data ---- */
 
 static void open_job(struct rewriter *r, struct rewrite_target *t, uint64_t at)
 {

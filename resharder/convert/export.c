@@ -1,4 +1,4 @@
-/* A thread reads and converts bands of tensors; the caller's hashes and writes them. Transfers are on their way beside both. */
+/* One thread reads and converts bands of tensors; the caller's hashes and writes them. I/O is asynchronous in both. */
 #include "resharder/convert/export.h"
 
 #include "ckpt/base/checked.h"
@@ -20,13 +20,13 @@
 
 struct output {
     struct pd_vfs *vfs;
-    const struct pd_catalog *wanted; /* whose files they are */
+    const struct pd_catalog *wanted; /* owns the files */
     struct pd_queue *queue;
-    struct pd_shard_staging staging; /* of the file that is open */
+    struct pd_shard_staging staging; /* of the open file */
     void *buffers;                   /* (buffer_bytes) */
-    uint64_t buffer_bytes, at;       /* at: end of what was written */
+    uint64_t buffer_bytes, at;       /* at: end of the written bytes */
     struct pd_file *file;
-    uint32_t number; /* of the file that is open */
+    uint32_t number; /* of the open file */
 };
 
 /* buffers (OUTPUT_SLOTS * OUTPUT_SLOT_BYTES) on PD_VFS_ALIGN, borrowed. */
@@ -37,12 +37,12 @@ static pd_status output_open(struct pd_vfs *vfs, const struct pd_catalog *wanted
     uint64_t bytes = OUTPUT_SLOT_BYTES;
     for (uint32_t f = 0; f < wanted->file_count; f++)
         bytes += wanted->files[f].bytes;
-    /* Memory that is touched first takes its time. */
+    /* Uses no more memory than needed: touching it for the first time is slow. */
     ret_output->buffer_bytes = pd_min_u64(bytes / OUTPUT_SLOT_BYTES, OUTPUT_SLOTS) * OUTPUT_SLOT_BYTES;
     return pd_queue_open(vfs, buffers, ret_output->buffer_bytes, &ret_output->queue, err);
 }
 
-/* Whole pages are written; what is beyond the end is cut off. */
+/* Writes whole pages, then truncates the file. */
 static pd_status end_file(struct output *o, pd_status st, struct pd_error *err)
 {
     if (!o->file) return st;
@@ -56,7 +56,7 @@ static pd_status end_file(struct output *o, pd_status st, struct pd_error *err)
     return st ? st : closed;
 }
 
-/* Offsets of a file ascend, and a file that was left is not written again. */
+/* Writes at ascending offsets of a file; a file left for another is not written again. */
 static pd_status output_write(struct output *o, uint32_t file, uint64_t offset, const void *data, uint64_t bytes,
                               struct pd_error *err)
 {
@@ -76,7 +76,7 @@ static pd_status output_write(struct output *o, uint32_t file, uint64_t offset, 
     return pd_shard_staging_put(&o->staging, offset, data, bytes, err);
 }
 
-/* Ends what is open, after failures too. Nothing is synced. */
+/* Closes the open file, even after failures. Syncs nothing. */
 static pd_status output_close(struct output *o, pd_status mine, struct pd_error *err)
 {
     const pd_status st = end_file(o, mine, err);
@@ -85,10 +85,10 @@ static pd_status output_close(struct output *o, pd_status mine, struct pd_error 
 }
 
 #define READER_BYTES (UINT64_C(48) << 20)
-#define DEPTH_MAX 5 /* of directories: a tag, zero, a parameter */
+#define DEPTH_MAX 5 /* nested directories: a tag, zero, a parameter */
 #define OUTPUT_BYTES (OUTPUT_SLOTS * OUTPUT_SLOT_BYTES)
 #define BANDS 3u
-#define STORED_BYTES (UINT64_C(1) << 20) /* a cache holds them between conversion, digest and copy */
+#define STORED_BYTES (UINT64_C(1) << 20) /* stays in the cache between conversion, digest and copy */
 
 _Static_assert(READER_BYTES + OUTPUT_BYTES + (BANDS + 1) * PD_EXPORT_BAND_BYTES + STORED_BYTES <= PD_EXPORT_BUFFER_BYTES,
                "what is cut from it");
@@ -98,23 +98,23 @@ struct pd_export {
     const struct pd_format *format;
     struct pd_catalog *wanted;
     struct pd_format_plan plan; /* borrowed by the writer until its finish */
-    void *state;                /* the writer's; NULL once it has finished */
+    void *state;                /* private to the writer; NULL once it has finished */
     char destination[PD_FORMATS_PATH_MAX], directory[PD_FORMATS_PATH_MAX], lock_path[PD_FORMATS_PATH_MAX];
-    struct pd_lock *lock;             /* NULL: the file system has none */
-    bool is_mine;                     /* the directory */
-    struct pd_digest_stream *digests; /* (pieces) of the bytes that were written */
+    struct pd_lock *lock;             /* NULL: the file system has no locks */
+    bool is_mine;                     /* this process created the directory */
+    struct pd_digest_stream *digests; /* (pieces) of the written bytes */
 };
 
 /* ---- directories ---- */
 
-/* Where the file system can. */
+/* Ignores file systems that cannot. */
 static pd_status sync_directory(struct pd_vfs *vfs, const char *directory, struct pd_error *err)
 {
     const pd_status st = pd_vfs_sync_dir(vfs, directory, err);
     return st == PD_UNSUPPORTED ? PD_OK : st;
 }
 
-/* `directory` and those in it, innermost first. */
+/* Syncs `directory` and those inside, innermost first. */
 static pd_status sync_tree(struct pd_vfs *vfs, const char *directory, int depth, struct pd_error *err)
 {
     struct pd_listing listing;
@@ -159,7 +159,7 @@ static pd_status name_directories(struct pd_export *e, const char *destination, 
     return PD_OK;
 }
 
-/* Dies with the process; what a killed one left of the file locks nothing. */
+/* The lock ends with the process; a lock file left by a killed process locks nothing. */
 static pd_status lock_directory(struct pd_export *e, struct pd_error *err)
 {
     const pd_status st = pd_vfs_lock(e->vfs, e->lock_path, &e->lock, err);
@@ -189,7 +189,7 @@ static pd_status plan(struct pd_export *e, struct pd_error *err)
 {
     PD_TRY(lock_directory(e, err));
     struct pd_stat stat;
-    char target[4096]; /* a link to nothing is there too */
+    char target[4096]; /* a dangling link counts as existing */
     if (!pd_vfs_stat(e->vfs, e->destination, &stat, NULL) || !pd_vfs_readlink(e->vfs, e->destination, target, NULL))
         PD_FAIL(err, PD_USAGE, "%s is there already; name a %s that does not exist yet", e->destination,
                 e->format->file ? "file" : "directory");
@@ -224,7 +224,7 @@ pd_status pd_export_begin(struct pd_vfs *vfs, const struct pd_format *format, st
     return PD_OK;
 }
 
-/* What becomes the destination, and what the format reads. */
+/* Path of what becomes the destination, which the format reads. */
 static pd_status path_of(const struct pd_export *e, char ret_path[PD_FORMATS_PATH_MAX], struct pd_error *err)
 {
     if (e->format->file) return pd_formats_path(e->directory, e->format->file, ret_path, err);
@@ -232,7 +232,7 @@ static pd_status path_of(const struct pd_export *e, char ret_path[PD_FORMATS_PAT
     return PD_OK;
 }
 
-/* Says what becomes of what was written: *err of who was asked to leave is about that alone. */
+/* Removes what was written. After PD_STOPPED *err speaks only of the stop. */
 static void remove_written(const struct pd_export *e, pd_status st, struct pd_error *err)
 {
     struct pd_error why = {0};
@@ -257,7 +257,7 @@ pd_status pd_export_end(struct pd_export *e, pd_status mine, struct pd_error *er
         remove_written(e, st, err);
     else if (e->format->file)
         (void)clear_directory(e->vfs, e->directory, NULL);
-    if (e->lock) (void)!pd_vfs_unlink(e->vfs, e->lock_path, NULL); /* while it is held: nobody else's */
+    if (e->lock) (void)!pd_vfs_unlink(e->vfs, e->lock_path, NULL); /* while holding it: nobody else's */
     pd_vfs_unlock(e->lock);
     if (!st) st = sync_parent(e, err);
     free(e->digests);
@@ -278,13 +278,13 @@ struct filling {
     struct band bands[BANDS];
     struct handoff handoff; /* of bands */
 
-    /* the thread's, while it runs */
+    /* used by the thread while it runs */
     struct export_tasks tasks;
     float *part; /* (PD_EXPORT_BAND_BYTES) */
 
-    /* the caller's */
+    /* used by the caller */
     struct output output;
-    unsigned char *stored; /* (STORED_BYTES) of a band, as they go to the file */
+    unsigned char *stored; /* (STORED_BYTES) part of a band in the file's format */
     uint64_t done, total;
 };
 
@@ -304,7 +304,7 @@ static pd_status fill_part(struct filling *f, struct pd_reader *reader, const st
     return PD_OK;
 }
 
-/* Until all is read, or nobody takes bands any more. */
+/* Runs until all is read, or the caller stops taking bands. */
 static pd_status read_bands(void *context, struct pd_reader *reader, struct pd_error *err)
 {
     struct filling *f = context;
@@ -365,9 +365,9 @@ static pd_status write_bands(struct filling *f, struct pd_error *err)
     }
 }
 
-/* ---- what was written ---- */
+/* ---- verification ---- */
 
-/* Files without a tensor of their own get their size here. */
+/* Also sets the size of files without tensors. */
 static pd_status sync_files(struct pd_export *e, pd_should_stop should_stop, struct pd_error *err)
 {
     for (uint32_t n = 0; n < e->wanted->file_count; n++) {
@@ -388,10 +388,10 @@ static bool is_alike(const struct pd_foreign_tensor *a, const struct pd_foreign_
            !memcmp(a->shape, b->shape, sizeof a->shape);
 }
 
-/* A piece of what was wanted, and as the reader of the format finds it. */
+/* A piece that was written, and the tensor that the format's reader found for it. */
 struct pair {
     uint64_t mine, there;
-    uint32_t tensor; /* of there */
+    uint32_t tensor; /* in the reader's catalog */
 };
 
 struct comparing {
@@ -400,7 +400,7 @@ struct comparing {
     struct pd_reader *reader;
     pd_should_stop should_stop;
     struct pair *pairs;    /* (count) */
-    uint64_t count, ahead; /* those before `ahead` are on their way */
+    uint64_t count, ahead; /* pieces before `ahead` are in flight */
 };
 
 static pd_status pair_up(struct comparing *c, struct pd_error *err)

@@ -11,10 +11,10 @@ static uint64_t place(const struct pd_view *view, uint64_t element)
     return pd_view_run(view, element, &one);
 }
 
-/* Sorted dimensions lie one inside the other, so that elements ascend. */
+/* True if sorted dimensions are nested, so that elements ascend. */
 static bool ascends(const struct pd_view *sorted)
 {
-    uint64_t extent = 0; /* of what is further in, less one */
+    uint64_t extent = 0; /* span of the inner dimensions, less one */
     for (uint32_t d = sorted->ndim; d-- > 0;) {
         if (sorted->count[d] == 1) continue;
         if (sorted->stride[d] <= extent) return false;
@@ -23,7 +23,7 @@ static bool ascends(const struct pd_view *sorted)
     return true;
 }
 
-/* Where a tensor of the model lies in the source: as a link says, or as it is, under its own name. */
+/* Returns the source of a model tensor: from a link, or by its own name. */
 static struct pd_link origin_of(const struct pd_export_request *q, const struct pd_link *link)
 {
     struct pd_tensor *tensor = &q->tensors->tensors[link->tensor];
@@ -55,7 +55,7 @@ static pd_status make_source(const struct pd_export_request *q, const struct pd_
     return PD_OK;
 }
 
-/* Nothing, where what is asked for leaves it out, or where a moment begins at zero. */
+/* Adds nothing for a tensor that is not wanted, or a moment that begins at zero. */
 static pd_status add_source(struct export_tasks *t, const struct pd_export_request *q, const struct pd_link *link,
                             bool only_counts, struct pd_error *err)
 {
@@ -82,7 +82,7 @@ static int by_place(const void *a, const void *b, void *pieces)
     return (x->offset > y->offset) - (x->offset < y->offset);
 }
 
-/* A piece is filled as one run of elements of its tensor. */
+/* True if a piece is one run of elements of its tensor. */
 static bool is_run(const struct pd_foreign_tensor *tensor, const struct pd_piece *piece)
 {
     for (uint32_t d = 0; d < PD_FOREIGN_DIMS_MAX; d++)
@@ -98,7 +98,7 @@ static void order_pieces(struct export_tasks *t)
     for (uint32_t f = 0; f < t->wanted->tensor_count; f++) {
         const struct pd_foreign_tensor *tensor = &t->wanted->tensors[f];
         for (uint64_t p = tensor->piece_begin; p < tensor->piece_begin + tensor->piece_count; p++) {
-            PD_CHECK(is_run(tensor, &t->wanted->pieces[p])); /* as writers cut */
+            PD_CHECK(is_run(tensor, &t->wanted->pieces[p])); /* all writers make such pieces */
             t->tensor_of[p] = f;
             t->order[count++] = p;
         }
@@ -117,7 +117,7 @@ pd_status export_tasks_init(struct export_tasks *t, const struct pd_catalog *wan
     t->tensor_of = calloc(wanted->piece_count + 1, sizeof *t->tensor_of);
     if (!t->sources || !t->first || !t->order || !t->tensor_of)
         PD_FAIL(err, PD_NO_MEMORY, "no memory for the links of %u tensors", wanted->tensor_count);
-    uint64_t *next = t->first; /* counts, then where the next of each tensor goes */
+    uint64_t *next = t->first; /* counts first, then the next index of each tensor */
     for (int pass = 0; pass < 2; pass++) {
         for (uint32_t i = 0; i < q->links->count; i++)
             PD_TRY(add_source(t, q, &q->links->items[i], pass == 0, err));
@@ -147,7 +147,7 @@ void export_tasks_deinit(struct export_tasks *t)
 
 /* ---- tasks ---- */
 
-/* How many elements of a link lie before `element` of the foreign tensor. */
+/* Number of elements of a link before `element` of the foreign tensor. */
 static uint64_t elements_before(const struct pd_view *to, uint64_t element)
 {
     uint64_t low = 0, high = pd_view_elements(to);
@@ -161,7 +161,7 @@ static uint64_t elements_before(const struct pd_view *to, uint64_t element)
     return low;
 }
 
-/* Elements of one step of the piece's first dimension. */
+/* Elements in one step of the piece's first dimension. */
 static uint64_t step_of(const struct export_tasks *t, uint64_t piece)
 {
     const struct pd_foreign_tensor *tensor = &t->wanted->tensors[t->tensor_of[piece]];
@@ -190,7 +190,7 @@ static void begin_band(struct export_tasks *t, uint32_t tensor)
     t->has_any = false;
 }
 
-/* The next part of the band; false: there are no more. */
+/* Advances to the next part of the band; false: no more. */
 static bool next_part(struct export_tasks *t)
 {
     while (t->part == t->part_count) {

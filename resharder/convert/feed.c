@@ -1,7 +1,7 @@
-/* The rewrite asks for bytes stretch by stretch. A thread goes through the same stretches ahead of it, reads the catalog's
- * tensors, converts them, and hands slots over.
+/* The rewrite asks for bytes range by range. A thread goes through the same ranges ahead of it, reads and converts the
+ * catalog's tensors, and hands over slots.
  *
- *   invariant  the thread is gone when a group has ended, whatever failed */
+ *   invariant  the thread has ended when a group ends, whatever failed */
 #include "resharder/convert/rewrite.h"
 
 #include "ckpt/base/half.h"
@@ -12,19 +12,19 @@
 #include <string.h>
 
 #define SLOTS 3u
-#define SLOT_BYTES (UINT64_C(24) << 20) /* of a view that turns its tensor, converted at once */
-#define RUN_BYTES (UINT64_C(2) << 20)   /* of others */
+#define SLOT_BYTES (UINT64_C(24) << 20) /* converted at once, for a view that transposes its tensor */
+#define RUN_BYTES (UINT64_C(2) << 20)   /* for other views */
 #define READER_BYTES (PD_IMPORT_BUFFER_BYTES - REWRITE_BYTES - SLOTS * SLOT_BYTES)
 #define NO_LINK UINT32_MAX
 _Static_assert(PD_RESHARD_BUFFER_BYTES == REWRITE_BYTES + READER_BYTES + SLOTS * RUN_BYTES, "what follows divides it so");
 
-struct source {            /* of one tensor and kind */
-    uint32_t link, tensor; /* NO_LINK: zeros; of the catalog */
+struct source {            /* for one tensor and kind */
+    uint32_t link, tensor; /* NO_LINK: zeros; index in the catalog */
     bool is_turned;        /* its elements do not ascend in the file */
 };
 
 struct slot {
-    float *data; /* (SLOT_BYTES) read as fp32, then made what is stored */
+    float *data; /* (SLOT_BYTES) read as fp32, then converted to the stored type */
     uint64_t bytes;
 };
 
@@ -32,10 +32,10 @@ struct feed {
     const struct pd_import_request *request;
     struct source *sources; /* (tensors * PD_KIND_COUNT) */
 
-    /* the thread's, while it runs */
+    /* used by the thread while it runs */
     struct pd_chunk_stream_cursor cursor;
     struct pd_stretch stretch;
-    uint64_t stretch_done; /* elements of it that tasks were made for */
+    uint64_t stretch_done; /* its elements that have tasks */
     struct pd_view parts[PD_VIEW_PARTS_MAX];
     uint32_t part, part_count;
 
@@ -101,21 +101,21 @@ static pd_status link_sources(const struct pd_import_request *q, struct source *
     return PD_OK;
 }
 
-/* ---- tasks: what is to be read, in the order of the stretches ---- */
+/* ---- tasks: what to read, in the order of the ranges ---- */
 
 static uint32_t element_bytes(const struct feed *f, const struct pd_stretch *s)
 {
     return pd_tensor_element_bytes(&f->request->tensors->tensors[s->tensor], s->kind);
 }
 
-/* The next elements of the stretch, as views. */
+/* Cuts the next elements of the range into views. */
 static void cut_stretch(struct feed *f)
 {
     const struct pd_stretch *s = &f->stretch;
     const uint32_t bytes = element_bytes(f, s);
     const struct pd_tensor *tensor = &f->request->tensors->tensors[s->tensor];
     const struct source *source = &f->sources[s->tensor * PD_KIND_COUNT + s->kind];
-    const uint64_t width = s->source.box_bytes / bytes / tensor->shape[0]; /* of the chunk */
+    const uint64_t width = s->source.box_bytes / bytes / tensor->shape[0]; /* columns of the tp chunk */
     const uint64_t room = (source->link != NO_LINK && source->is_turned ? SLOT_BYTES : RUN_BYTES) / sizeof(float);
     const uint64_t first = s->source.offset / bytes + f->stretch_done;
     uint64_t count = s->bytes / bytes - f->stretch_done;
@@ -163,7 +163,7 @@ static pd_status fill(struct slot *slot, uint64_t room, struct pd_reader *reader
         return PD_OK;
     }
     PD_TRY(pd_reader_read(reader, task->tensor, &task->view, slot->data, err));
-    for (uint64_t i = 0; task->user == sizeof *halves && i < elements; i++) { /* moments; in place, since i <= 2 i */
+    for (uint64_t i = 0; task->user == sizeof *halves && i < elements; i++) { /* bf16 moments, in place, since i <= 2 i */
         float value;
         memcpy(&value, &slot->data[i], sizeof value);
         halves[i] = pd_bf16_from_f32(value);
@@ -171,7 +171,7 @@ static pd_status fill(struct slot *slot, uint64_t room, struct pd_reader *reader
     return PD_OK;
 }
 
-/* Until the rewrite ends. */
+/* Runs until the rewrite ends. */
 static pd_status read_all(void *context, struct pd_reader *reader, struct pd_error *err)
 {
     struct feed *f = context;
@@ -194,7 +194,7 @@ pd_status feed_begin(struct feed *f, const struct pd_chunk_stream_cursor *cursor
 {
     unsigned char *memory = (unsigned char *)f->request->buffers + REWRITE_BYTES;
     f->handoff.buffers = memory;
-    for (uint32_t i = 0; i < SLOTS; i++) /* ours has no turned tensors, so that runs are all there is */
+    for (uint32_t i = 0; i < SLOTS; i++) /* our own format has no transposed tensors, only runs */
         f->slots[i].data = (float *)(void *)(memory + READER_BYTES + i * (f->request->ours ? RUN_BYTES : SLOT_BYTES));
     f->cursor = *cursor;
     f->stretch = (struct pd_stretch){0};

@@ -1,10 +1,10 @@
-/* Writes shards under a layout, several of them at a time, in bounded memory and without temporary copies. What the feed brings
- * is hashed and staged as it comes.
+/* Writes several shards of a layout at a time, in bounded memory and without temporary copies. Data from the feed is
+ * hashed and staged as it arrives.
  *
- *   memory      the caller's buffers; 8 bytes for each 64 KiB of the shards being written; what HDF5 needs for their metadata.
+ *   memory      the caller's buffers; 8 bytes for each 64 KiB of the shards being written; HDF5's memory for their metadata.
  *               Shards are taken in groups so that this stays within GROUP_BYTES_MAX
- *   crash       the store's: without a record there is no checkpoint. The next rewrite clears what a killed one left
- *   invariants  1. a shard is written to once it is planned, and finished once it is complete
+ *   crash       as in the store: without a record there is no checkpoint. The next rewrite removes the leftovers
+ *   invariants  1. a shard is written after it is planned, and finished once it is complete
  *               2. nothing is in flight when a group ends, whatever failed: rewrite_release_targets */
 
 #include "resharder/convert/rewrite.h"
@@ -18,10 +18,10 @@
 #include <string.h>
 
 #define GROUP_BYTES_MAX (UINT64_C(40) << 20) /* heap of the writers of a group */
-#define INDEX_BOXES_MAX 100000u              /* HDF5 takes about 100 MiB to build the index of so many */
+#define INDEX_BOXES_MAX 100000u              /* HDF5 takes about 100 MiB to build an index of that many */
 #define BUFFER_BYTES_MIN (UINT64_C(16) << 20)
 
-/* Unless it grows too large for the memory: perdure itself does without. */
+/* Skips the index if it would need too much memory: perdure itself does not use it. */
 static pd_status build_index(struct rewriter *r, struct pd_error *err)
 {
     const struct pd_import_request *q = r->request;
@@ -33,7 +33,7 @@ static pd_status build_index(struct rewriter *r, struct pd_error *err)
 
 /* ---- groups of target shards ---- */
 
-/* As many as the memory allows. */
+/* Takes as many shards as the memory allows. */
 static pd_status begin_group(struct rewriter *r, struct pd_error *err)
 {
     const struct pd_import_request *q = r->request;
@@ -65,7 +65,7 @@ static pd_status copy_stretch(struct rewriter *r, const struct pd_stretch *s, st
     }
     const uint32_t box = t->next - 1;
     PD_CHECK(box < t->box_count && t->boxes[box].tensor == s->tensor && t->boxes[box].kind == s->kind);
-    /* As it comes. The feed ends its pieces where stretches end. */
+    /* Data is used as it arrives: the feed ends its pieces where ranges end. */
     const bool packs = r->compressor && s->target.box_bytes >= PD_VFS_ALIGN;
     pd_status (*append)(struct rewriter *, struct rewrite_target *, uint64_t, uint64_t, const unsigned char *, uint64_t,
                         struct pd_error *) = packs ? rewrite_compressor_append : rewrite_append;
@@ -115,14 +115,14 @@ static pd_status rewrite_shards(struct rewriter *r, struct pd_error *err)
         PD_TRY(st);
         r->group_begin += r->group_count;
         rewrite_release_targets(r);
-        (void)malloc_trim(0); /* what HDF5 took */
+        (void)malloc_trim(0); /* free HDF5's memory */
     }
     return PD_OK;
 }
 
 /* ---- the whole ---- */
 
-/* pd_shard_verify, and asks before each block. */
+/* As pd_shard_verify, but checks for a stop before each block. */
 static pd_status believe_block(void *context, uint32_t box, uint64_t block, const void *data, uint64_t bytes,
                                pd_status verified, const struct pd_error *damage, struct pd_error *err)
 {
@@ -148,7 +148,7 @@ static pd_status read_back_shard(struct rewriter *r, uint32_t number, struct pd_
     return st ? pd_error_context(err, st, "reading back what was written") : PD_OK;
 }
 
-/* The feed of a checkpoint of ours has verified what it brings. */
+/* The feed of one of our checkpoints has verified its data. */
 static pd_status read_back(struct rewriter *r, struct pd_error *err)
 {
     for (uint32_t s = 0; !r->request->ours && s < r->report.shards; s++)
@@ -170,8 +170,8 @@ static pd_status prepare_and_commit(struct rewriter *r, struct pd_error *err)
     return pd_store_commit_all(q->target, st, r->summaries, r->report.shards, &state, err);
 }
 
-/* How small chunks get is not known before. From a compressed source it is about what they take there, where levels and
- * cuts differ too; from a plain one all that is certain is that they do not grow. */
+/* The size of compressed chunks is not known in advance. From a compressed source it is about the same, although levels
+ * and cuts may differ; from a plain one it is certain only that they do not grow. */
 static pd_status check_space(struct rewriter *r, struct pd_error *err)
 {
     const struct pd_import_request *q = r->request;

@@ -21,7 +21,7 @@ static pd_status write_again(struct pd_vfs *vfs, const struct pd_import_request 
                              struct pd_import_report *ret_report, struct pd_error *err)
 {
     const pd_status st = pd_import_check(request, err);
-    if (st == PD_INVALID) /* it has its record and verified, and is still not what its configuration says */
+    if (st == PD_INVALID) /* the record verifies, but does not match its configuration */
         return pd_error_context(err, pd_error_change(err, PD_CORRUPT),
                                 "its shards do not hold what its configuration gives");
     PD_TRY(st);

@@ -1,4 +1,4 @@
-/* Shards as they come. A whole block is hashed while it is in a cache, then copied to the staging of its shard.
+/* Writes shards as data arrives. A block is hashed while it is in a cache, then copied to the staging of its shard.
  *
  *   invariant  boxes of a target are begun in file order, each finished before the next one */
 #include "resharder/convert/rewrite.h"
@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define BOX_BYTES 1536u /* of a writer, a box: HDF5's pages, tables. Seen: 1.1 KiB */
-#define CHUNK_BYTES 64u /* of a chunk of a compressed box, besides. Seen: 56 */
+#define BOX_BYTES 1536u /* a writer's memory for a box: HDF5's pages, tables. Measured: 1.1 KiB */
+#define CHUNK_BYTES 64u /* plus this for a chunk of a compressed box. Measured: 56 */
 
 uint64_t rewrite_target_bytes(const struct rewriter *r, const struct rewrite_target *t)
 {
@@ -28,7 +28,7 @@ uint64_t rewrite_target_bytes(const struct rewriter *r, const struct rewrite_tar
 
 static void release_target(struct rewrite_target *t)
 {
-    if (t->stream) (void)!pd_shard_staging_finish(&t->stream->staging, PD_STOPPED, NULL); /* nothing stays in flight */
+    if (t->stream) (void)!pd_shard_staging_finish(&t->stream->staging, PD_STOPPED, NULL); /* leave nothing in flight */
     pd_shard_stream_abort(t->stream);
     pd_shard_writer_free(t->writer);
     free(t->boxes);
@@ -80,7 +80,7 @@ pd_status rewrite_append(struct rewriter *r, struct rewrite_target *t, uint64_t 
         done += piece;
         if (have + piece < block_bytes) continue;
         pd_shard_stream_block(t->stream, box, number, block, block_bytes);
-        if (box_bytes >= PD_VFS_ALIGN) /* else the stream has kept it */
+        if (box_bytes >= PD_VFS_ALIGN) /* otherwise the stream has kept it */
             PD_TRY(rewrite_stage(r, t, pd_shard_writer_box_offset(t->writer, box) + begin, block, block_bytes, err));
     }
     return PD_OK;

@@ -1,5 +1,5 @@
-/* PyTorch's distributed checkpoint (torch.distributed.checkpoint; also torchtitan's): `.metadata`, a pickle of what there is and
- * where, and `__<rank>_<n>.distcp`, archives of torch.save one behind the other. Reading.
+/* PyTorch's distributed checkpoint (torch.distributed.checkpoint; also torchtitan's): `.metadata`, a pickle of what it holds and
+ * where, and `__<rank>_<n>.distcp`, archives of torch.save one after the other. Reading.
  *
  *   Metadata.state_dict_metadata   name -> TensorStorageMetadata{properties, size, chunks[]} or BytesStorageMetadata
  *   Metadata.storage_data          MetadataIndex{fqn, offset} -> _StorageInfo{relative_path, offset, length}
@@ -16,20 +16,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- what names of optimizer state say ---- */
+/* ---- names of optimizer state ---- */
 
-/* PyTorch's "optimizer.state.<parameter>.exp_avg" and Megatron's "optimizer.state.exp_avg.<parameter>", with or without what
- * stands before "state." and however the run's own dictionary wraps it. */
+/* PyTorch's "optimizer.state.<parameter>.exp_avg" and Megatron's "optimizer.state.exp_avg.<parameter>", with or without
+ * the part before "state.", and however the run's own dictionary wraps it. */
 enum role {
-    ROLE_PARAM, /* or a buffer: all that is no optimizer's */
+    ROLE_PARAM, /* or a buffer: anything that is not optimizer state */
     ROLE_EXP_AVG,
     ROLE_EXP_AVG_SQ,
-    ROLE_MASTER, /* the parameter in fp32, where the model has it rounded */
+    ROLE_MASTER, /* the parameter in fp32, if the model has it rounded */
     ROLE_STEP,
-    ROLE_OTHER, /* of an optimizer */
+    ROLE_OTHER, /* other optimizer state */
 };
 
-/* Behind "state.": PyTorch says what it is after the parameter's name, Megatron before it. */
+/* After "state.": PyTorch puts the kind after the parameter's name, Megatron before it. */
 static const struct {
     const char *before, *after;
     enum role role;
@@ -39,7 +39,7 @@ static const struct {
     {"param.", "", ROLE_MASTER}, /* of Megatron's distributed optimizer */
 };
 
-/* The parameter's name inside `name`: *ret_name (*ret_bytes), not terminated; all of it for ROLE_PARAM. */
+/* Returns the parameter's name inside `name`: *ret_name (*ret_bytes), not terminated; all of it for ROLE_PARAM. */
 static enum role role_of(const char *name, const char **ret_name, size_t *ret_bytes)
 {
     const char *state = strncmp(name, "state.", 6) == 0 ? name : strstr(name, ".state.");
@@ -60,7 +60,7 @@ static enum role role_of(const char *name, const char **ret_name, size_t *ret_by
     return ROLE_OTHER;
 }
 
-/* Bytes before `inner` in `name`, where `name` ends with it behind a dot; 0: it does not. */
+/* Bytes before `inner` in `name`, if `name` ends with "." and it; else 0. */
 static size_t wrapper_of(const char *name, const char *inner)
 {
     const size_t bytes = strlen(name), inner_bytes = strlen(inner);
@@ -68,7 +68,7 @@ static size_t wrapper_of(const char *name, const char *inner)
     return strcmp(name + bytes - inner_bytes, inner) == 0 ? bytes - inner_bytes : 0;
 }
 
-/* What a parameter of the first moment's name has before that; NULL also where several have something: those are two models. */
+/* Returns the prefix of the parameter with the first moment's name; NULL also if several have one: those are two models. */
 static const char *find_wrapper(const struct pd_catalog *c, size_t *ret_bytes)
 {
     const char *inner = NULL, *wrapper = NULL;
@@ -78,7 +78,7 @@ static const char *find_wrapper(const struct pd_catalog *c, size_t *ret_bytes)
     for (uint32_t t = 0; inner && t < c->tensor_count; t++) {
         const struct pd_foreign_tensor *p = &c->tensors[t];
         if (p->kind != PD_PARAM) continue;
-        if (strcmp(p->name, inner) == 0) return NULL; /* they agree */
+        if (strcmp(p->name, inner) == 0) return NULL; /* no prefix */
         const size_t bytes = wrapper_of(p->name, inner);
         if (bytes && wrapper) return NULL;
         if (bytes) wrapper = p->name;
@@ -87,8 +87,8 @@ static const char *find_wrapper(const struct pd_catalog *c, size_t *ret_bytes)
     return wrapper;
 }
 
-/* Of a catalog that is not finished: takes "model." or whatever a run's dictionary put before its parameters off their names,
- * so that they are the optimizer's names for them. Without moments names stay. */
+/* Removes "model.", or whatever a run's dictionary put before its parameters, from names of an unfinished catalog, so
+ * that they match the optimizer's names. Without moments names stay. */
 static void strip_wrapper(struct pd_catalog *catalog)
 {
     char prefix[PD_FOREIGN_NAME_MAX];
@@ -103,34 +103,34 @@ static void strip_wrapper(struct pd_catalog *catalog)
     }
 }
 
-/* ---- what is read ---- */
+/* ---- what to read ---- */
 
 /* One row of storage_data. */
 struct item {
     const char *name, *file;
-    const struct pd_pickle_node *offset; /* of the chunk; a None where the tensor is whole */
+    const struct pd_pickle_node *offset; /* of the chunk; a None if the tensor is whole */
     uint64_t begin, bytes;
 };
 
 struct dcp {
     struct pd_vfs *vfs;
     const char *directory;
-    char metadata[PD_FORMATS_PATH_MAX]; /* its path */
+    char metadata[PD_FORMATS_PATH_MAX]; /* path of .metadata */
     struct pd_catalog *catalog;
     struct pd_pickle *pickle;
     const struct pd_pickle_node **names; /* (name_count) key, value of state_dict_metadata, sorted by key */
-    uint32_t *tensors;                   /* (name_count) of the catalog; UINT32_MAX: none */
+    uint32_t *tensors;                   /* (name_count) index in the catalog; UINT32_MAX: none */
     uint32_t name_count;
-    struct item *items; /* (item_count), sorted by file and place */
+    struct item *items; /* (item_count), sorted by file and offset */
     uint32_t item_count;
-    struct pd_file *file; /* of the item that is read */
+    struct pd_file *file; /* of the current item */
     char path[PD_FORMATS_PATH_MAX];
     uint32_t file_number;
     uint64_t file_bytes;
-    const char *master; /* (master_bytes) what stands before the names of parameters in fp32; NULL: there are none */
+    const char *master; /* (master_bytes) prefix of fp32 parameters; NULL: there are none */
     size_t master_bytes;
     bool has_steps;
-    double step; /* of the first parameter that has one */
+    double step; /* of the first parameter with one */
 };
 
 /* ---- names ---- */
@@ -175,7 +175,7 @@ static const char *dtype_of(const struct pd_pickle_node *properties)
     return pd_pickle_global(field ? field : pd_pickle_at(state, 0));
 }
 
-/* Whether the optimizer has this parameter in fp32: then the model's is that, rounded, and nobody needs it. */
+/* True if the optimizer has this parameter in fp32: then the model's is that, rounded, and not needed. */
 static bool has_master(const struct dcp *d, const char *name)
 {
     char key[2 * PD_FOREIGN_NAME_MAX];
@@ -183,13 +183,13 @@ static bool has_master(const struct dcp *d, const char *name)
     return d->master && find_name(d, key) >= 0;
 }
 
-/* The same parameter in fp32 by another name, as kinds of optimizers ask for it. */
+/* True if it is the same fp32 parameter under another name, as Megatron saves it for other kinds of optimizers. */
 static bool is_second_master(const struct dcp *d, const char *name, const char *inner)
 {
     return strncmp(name, d->master, d->master_bytes) != 0 && has_master(d, inner);
 }
 
-/* A tensor that counts gets its place in the catalog, in the order of `.metadata`; all else is listed by name. */
+/* Adds a tensor that is read to the catalog, in the order of `.metadata`; lists everything else by name. */
 static pd_status add_name(struct dcp *d, const struct pd_pickle_node *key, const struct pd_pickle_node *value,
                           struct pd_error *err)
 {
@@ -201,7 +201,7 @@ static pd_status add_name(struct dcp *d, const struct pd_pickle_node *key, const
     struct pd_foreign_tensor t = {.name = name};
     const enum role role = role_of(key->text, &inner, &bytes);
     const struct pd_pickle_node *size = pd_pickle_field(value, "size");
-    if (role == ROLE_STEP) return PD_OK; /* read where it lies */
+    if (role == ROLE_STEP) return PD_OK; /* read in place */
     if (role == ROLE_PARAM && has_master(d, key->text)) return PD_OK;
     if (role == ROLE_MASTER && is_second_master(d, key->text, inner)) return PD_OK;
     if (!size || role == ROLE_OTHER || !pd_torch_element(dtype_of(pd_pickle_field(value, "properties")), &t.element))
@@ -306,7 +306,7 @@ static pd_status add_piece(struct dcp *d, const struct item *item, uint32_t tens
     return pd_catalog_add_piece(d->catalog, tensor, &piece, err);
 }
 
-/* Parameters of one optimizer have made the same number of steps; perdure has one count for all. */
+/* All parameters of one optimizer have made the same number of steps; perdure has one count. */
 static pd_status add_step(struct dcp *d, const struct item *item, const struct pd_torch_archive *archive,
                           struct pd_error *err)
 {
@@ -318,7 +318,7 @@ static pd_status add_step(struct dcp *d, const struct item *item, const struct p
     return PD_OK;
 }
 
-/* Numbers of the run that people keep beside the model: what their names say. */
+/* Reads numbers of the run stored beside the model, by name. */
 static void add_number(struct dcp *d, const struct item *item, const struct pd_torch_archive *archive)
 {
     struct pd_catalog_counters *c = &d->catalog->counters;
@@ -347,11 +347,11 @@ static pd_status read_item(struct dcp *d, const struct item *item, struct pd_err
                 item->name, item->begin, item->begin + item->bytes, d->file_bytes);
     const enum role role = role_of(item->name, &inner, &bytes);
     const bool is_tensor = d->tensors[name] != UINT32_MAX;
-    if (!is_tensor && item->bytes > (1u << 20)) return PD_OK; /* no number */
+    if (!is_tensor && item->bytes > (1u << 20)) return PD_OK; /* not a number */
     struct pd_error own = {0};
     pd_status st = pd_torch_open(d->file, d->path, item->begin, item->begin + item->bytes, &archive, &own);
     const bool is_foreign = st == PD_CORRUPT || st == PD_UNSUPPORTED;
-    if (is_foreign && !is_tensor && role != ROLE_STEP) return PD_OK; /* listed as unmapped: nobody needs what it is */
+    if (is_foreign && !is_tensor && role != ROLE_STEP) return PD_OK; /* listed as unmapped: its content is not needed */
     if (st) return pd_error_context(err, pd_error_pass(err, st, &own), "%s", item->name);
     if (is_tensor)
         st = add_piece(d, item, d->tensors[name], &archive, err);

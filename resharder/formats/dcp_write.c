@@ -1,10 +1,10 @@
-/* Writing PyTorch's distributed checkpoint: every tensor is one chunk, an archive of its own, one behind the other. Whose names
- * they have is a style; this file's own is PyTorch's.
+/* Writes PyTorch's distributed checkpoint: every tensor is one chunk, an archive of its own, one after the other. A style
+ * gives the names; this file's own is PyTorch's.
  *
- * Parameters are "model.<name>", moments "optimizer.state.<name>.exp_avg" and "..exp_avg_sq" with a "..step" beside them: what
- * dcp.load({"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)}) asks for. Parameter groups
- * (rates, decay) are not written, since torch's follow its own grouping: the loader allows partial loads. The model's
- * config.json lies beside, for who imports it again. */
+ * Parameters are "model.<name>", moments "optimizer.state.<name>.exp_avg" and "..exp_avg_sq" with a "..step" beside them:
+ * what dcp.load({"model": model.state_dict(), "optimizer": get_optimizer_state_dict(model, optimizer)}) asks for.
+ * Parameter groups (rates, decay) are not written, since torch has its own grouping: the loader allows partial loads. The
+ * model's config.json lies beside it for another import. */
 #include "resharder/formats/dcp.h"
 
 #include "resharder/catalog/model_directory.h"
@@ -19,10 +19,10 @@
 
 struct output {
     struct pd_torch_output archive;
-    uint32_t tensor; /* of the wanted ones */
-    bool is_step;    /* of that tensor, a number of fp32 */
+    uint32_t tensor; /* index in the wanted catalog */
+    bool is_step;    /* step of that tensor, an fp32 number */
     uint32_t file, crc;
-    uint64_t begin; /* in its file */
+    uint64_t begin; /* offset in its file */
 };
 
 struct writer {
@@ -32,11 +32,11 @@ struct writer {
     const struct pd_dcp_style *style;
     const char *const *objects; /* (object_count) */
     uint32_t object_count;
-    struct output *outputs; /* (count): those of the tensors by number, then the steps */
+    struct output *outputs; /* (count): the tensors by index, then the steps */
     uint32_t count;
-    char *nothing; /* (nothing_bytes) the archive that objects are; behind the last output */
+    char *nothing; /* (nothing_bytes) the archive of each object; after the last output */
     uint64_t nothing_bytes, nothing_begin;
-    uint64_t file_bytes; /* of the file that is planned */
+    uint64_t file_bytes; /* of the file being planned */
     uint32_t files;
 };
 
@@ -48,7 +48,7 @@ static const struct pd_dcp_style pytorch = {
     .has_paths = true,
 };
 
-/* The variant-th name; false: there are no more. */
+/* Makes the variant-th name; false: no more. */
 static bool key_of(const struct writer *w, const struct output *o, uint32_t variant, char ret[KEY_MAX])
 {
     const struct pd_foreign_tensor *t = &w->plan->wanted->tensors[o->tensor];
@@ -118,7 +118,7 @@ static pd_status place_all(struct writer *w, struct pd_error *err)
     return w->object_count ? make_nothing(w, err) : PD_OK;
 }
 
-/* Files end with their last archive. */
+/* A file ends with its last archive. */
 static pd_status add_files(const struct writer *w, struct pd_error *err)
 {
     char name[32], path[PD_FORMATS_PATH_MAX];
@@ -229,7 +229,7 @@ static void put_tensor(struct pd_pickle_writer *p, const struct pd_foreign_tenso
     pd_pickle_object_end(p);
 }
 
-/* The path that the key was joined from: ("optimizer", "state", name, "exp_avg"). */
+/* Writes the path that the key was joined from: ("optimizer", "state", name, "exp_avg"). */
 static void put_path(struct pd_pickle_writer *p, const struct writer *w, const struct output *o, const char *key)
 {
     const struct pd_foreign_tensor *t = &w->plan->wanted->tensors[o->tensor];

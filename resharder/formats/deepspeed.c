@@ -1,12 +1,12 @@
-/* DeepSpeed's ZeRO checkpoints, stages 1 to 3. `latest` names the directory of the newest; in it lie, made by torch.save,
+/* DeepSpeed's ZeRO checkpoints, stages 1 to 3. `latest` names the directory of the newest; it holds, made by torch.save,
  *
  *   zero_pp_rank_<dp>_mp_rank_00_model_states.pt (stage 3), mp_rank_00_model_states.pt (1, 2)     names and shapes, counters
  *   [bf16_]zero_pp_rank_<dp>_mp_rank_00_optim_states.pt                                       flat fp32 parameters and moments
  *
- * Parameters are the flat fp32 ones, in the order of param_shapes, since those of the module are rounded.
+ * Parameters are read from the flat fp32 ones, in the order of param_shapes: the module's are rounded.
  *
- *   stage 3     a parameter of n elements takes ceil(n / W) of every rank's groups, which are one line; its tail is padding
- *   stage 1, 2  the partitions of a group, rank after rank, are one line in which parameters lie without gaps
+ *   stage 3     a parameter of n elements takes ceil(n / W) of each rank's groups, concatenated; its tail is padding
+ *   stage 1, 2  the partitions of a group, concatenated over ranks, hold parameters without gaps
  *
  * Either way a parameter is a few ranges of some ranks' flat tensors.
  * Source: deepspeed/utils/zero_to_fp32.py, deepspeed/runtime/zero/stage_1_and_2.py and stage3.py. */
@@ -25,24 +25,24 @@
 #define RANKS_MAX 65536u
 #define GROUPS_MAX 65536u
 
-/* A flat tensor of one rank: part of a line of elements. */
+/* A flat tensor of one rank: a range of a line of elements. */
 struct stretch {
     uint32_t file, rank, group;
-    uint64_t offset, elements; /* bytes in the file; of fp32 */
+    uint64_t offset, elements; /* bytes in the file; fp32 elements */
 };
 struct line {
-    struct stretch *stretches; /* (count), as they were found: rank after rank, group after group */
+    struct stretch *stretches; /* (count), in order of discovery: rank after rank, group after group */
     uint32_t count;
 };
 
 struct deepspeed {
     struct pd_vfs *vfs;
     struct pd_catalog *catalog;
-    char directory[PD_FORMATS_PATH_MAX]; /* of the tag */
+    char directory[PD_FORMATS_PATH_MAX]; /* of the checkpoint tag */
     uint32_t ranks, stage;
     struct line lines[PD_KIND_COUNT];
-    uint64_t consumed;              /* stages 1, 2: elements of the group's line; stage 3: of every rank's */
-    char path[PD_FORMATS_PATH_MAX]; /* of the file that is open */
+    uint64_t consumed;              /* stages 1, 2: elements used of the group's line; stage 3: of every rank's */
+    char path[PD_FORMATS_PATH_MAX]; /* of the open file */
     uint32_t file_number;
     struct pd_torch_archive archive;
 };
@@ -60,7 +60,7 @@ static void optimizer_name(uint32_t rank, bool is_bf16, char ret[128])
     snprintf(ret, 128, "%szero_pp_rank_%u_mp_rank_00_optim_states.pt", is_bf16 ? "bf16_" : "", rank);
 }
 
-/* The first rank's file, under either name. */
+/* Finds the first rank's file, under either name. */
 static bool has_optimizer(struct pd_vfs *vfs, const char *directory, bool *ret_is_bf16)
 {
     char name[128];
@@ -72,7 +72,7 @@ static bool has_optimizer(struct pd_vfs *vfs, const char *directory, bool *ret_i
     return false;
 }
 
-/* `path` is such a directory, or has a `latest` that names one. */
+/* True if `path` is such a directory, or has a `latest` that names one. */
 static bool find_directory(struct pd_vfs *vfs, const char *path, char ret[PD_FORMATS_PATH_MAX])
 {
     bool is_bf16 = false;
@@ -99,7 +99,8 @@ static pd_status add_stretch(struct deepspeed *d, enum pd_kind kind, uint32_t ra
     return PD_OK;
 }
 
-/* Moments of group g: state[g] of a dictionary with keys 0, 1, ..; or element g of a list (elastic checkpoints). */
+/* Returns the moments of group g: state[g] of a dictionary with keys 0, 1, ..; or element g of a list (elastic
+ * checkpoints). */
 static const struct pd_pickle_node *state_of_group(const struct pd_pickle_node *states, uint32_t group)
 {
     if (!states || states->type != PD_PICKLE_DICT) return pd_pickle_at(states, group);
@@ -120,7 +121,7 @@ static pd_status note_updates(struct deepspeed *d, const struct pd_pickle_node *
     return PD_OK;
 }
 
-/* Key of the flat parameters and of the optimizer that runs over them, by stage. */
+/* Key of the flat parameters, and of the optimizer over them, by stage. */
 static const struct {
     const char *flat, *optimizer;
 } keys_of_stage[] = {
@@ -151,7 +152,7 @@ static pd_status read_groups(struct deepspeed *d, uint32_t rank, struct pd_error
     return PD_OK;
 }
 
-/* A number, or a list with one a group (stages 1 and 2). */
+/* Reads a number, or a list with one per group (stages 1 and 2). */
 static bool partition_count(const struct pd_pickle_node *node, uint64_t *ret)
 {
     return pd_pickle_is_u64(node, ret) || pd_pickle_is_u64(pd_pickle_at(node, 0), ret);
@@ -190,8 +191,8 @@ static pd_status read_rank(struct deepspeed *d, uint32_t rank, bool is_bf16, str
 
 /* ---- parameters ---- */
 
-/* Elements [begin, end) of the line that stretches of one rank (stage 3) or of one group make: ranges of tensor `t` from its
- * element `at` on. */
+/* Adds elements [begin, end) of the line of one rank (stage 3) or one group, as ranges of tensor `t` from its element
+ * `at` on. */
 static pd_status add_ranges(struct deepspeed *d, const struct line *line, uint32_t which, uint64_t begin, uint64_t end,
                             uint32_t t, uint64_t at, struct pd_error *err)
 {
@@ -255,7 +256,7 @@ static pd_status add_parameter(struct deepspeed *d, uint32_t group, const struct
     return PD_OK;
 }
 
-/* One dictionary a group; before DeepSpeed 0.4 one for all. */
+/* One dictionary per group; before DeepSpeed 0.4 one for all. */
 static pd_status add_parameters(struct deepspeed *d, const struct pd_pickle_node *shapes, struct pd_error *err)
 {
     const bool is_list = shapes && shapes->type == PD_PICKLE_LIST;
@@ -295,7 +296,7 @@ static pd_status read_all(struct deepspeed *d, struct pd_error *err)
     for (uint32_t r = 0; r < d->ranks; r++)
         PD_TRY(read_rank(d, r, is_bf16, err));
     PD_TRY(open_states(d, d->stage == 3 ? "zero_pp_rank_0_mp_rank_00_model_states.pt" : "mp_rank_00_model_states.pt", err));
-    /* Not shared_params: those are other names of parameters that are read. */
+    /* Omits shared_params, which are other names of parameters that are read. */
     static const char *const unmapped[] = {"buffer_names", "frozen_param_shapes"};
     const struct pd_pickle_node *root = pd_pickle_root(d->archive.pickle);
     struct pd_catalog_counters *c = &d->catalog->counters;
@@ -320,7 +321,7 @@ static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd
                 path);
     pd_status st = read_all(&d, err);
     pd_torch_close(&d.archive);
-    if (!st) st = pd_formats_add_texts(vfs, path, catalog, err); /* where transformers' trainer puts them */
+    if (!st) st = pd_formats_add_texts(vfs, path, catalog, err); /* transformers' trainer puts them there */
     for (int kind = 0; kind < PD_KIND_COUNT; kind++)
         free(d.lines[kind].stretches);
     return st;

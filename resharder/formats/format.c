@@ -17,7 +17,7 @@ const struct pd_format *const pd_formats[] = {
     &pd_format_perdure,
     &pd_format_safetensors,
     &pd_format_megatron,
-    /* its files are a dcp's too */ &pd_format_dcp,
+    /* before dcp, whose files it also has */ &pd_format_dcp,
     &pd_format_deepspeed,
     &pd_format_universal,
     &pd_format_gguf,
@@ -33,7 +33,7 @@ const struct pd_format *pd_format_find(const char *name)
     return NULL;
 }
 
-/* The format of the directory that a file lies in, or NULL. ret_directory (PD_FORMATS_PATH_MAX). */
+/* Returns the format of the directory that contains a file, or NULL. ret_directory (PD_FORMATS_PATH_MAX). */
 static const struct pd_format *format_around(struct pd_vfs *vfs, const char *path, char *ret_directory)
 {
     const char *slash = strrchr(path, '/');
@@ -55,7 +55,7 @@ void pd_format_list_read(char ret_names[PD_FORMATS_NAMES_MAX])
     }
 }
 
-/* Directories that are common and that no format reads, by a file in them: what they are, and the way out. */
+/* Explains common directories that no format reads, recognised by a file in them, and says what to do. */
 static pd_status refuse_by_name(struct pd_vfs *vfs, const char *path, struct pd_error *err)
 {
     static const struct {
@@ -84,7 +84,7 @@ static pd_status refuse_by_name(struct pd_vfs *vfs, const char *path, struct pd_
     return PD_OK;
 }
 
-/* A file in a directory that no format reads as a whole, as nanoGPT's ckpt.pt. Looks at the first so many. */
+/* Suggests a file in a directory that no format reads as a whole, such as nanoGPT's ckpt.pt. Tries only the first few. */
 static pd_status advise_file(struct pd_vfs *vfs, const char *path, struct pd_error *err)
 {
     enum { LOOKED_AT_MAX = 64 };

@@ -16,25 +16,25 @@
 #include <string.h>
 
 #define PAIRS_MAX 65536u
-#define TEXT_MAX PD_CATALOG_TEXT_MAX /* of one string */
+#define TEXT_MAX PD_CATALOG_TEXT_MAX /* most bytes of one string */
 #define ALIGNMENT_MAX (1u << 20)
 #define KEYS_MAX 512
 
 static const unsigned type_bytes[PD_GGUF_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 
-/* A value of metadata that is not a tokenizer's. */
+/* A metadata value outside the tokenizer. */
 struct pair {
     char key[256];
     enum pd_gguf_type type;
-    double number; /* of an array its length */
-    double first;  /* of an array of numbers */
-    char text[64]; /* of an array why it is not one number for all layers; "": all of its numbers are equal */
+    double number; /* for an array its length */
+    double first;  /* for an array of numbers */
+    char text[64]; /* why an array is not one number for all layers; "": all its numbers are equal */
 };
 
 struct gguf {
     struct pd_file *file;
     const char *path;
-    uint64_t bytes, at; /* of the file; what is read next */
+    uint64_t bytes, at; /* size of the file; next offset to read */
     unsigned char window[65536];
     uint64_t window_begin, window_end;
     struct pd_catalog *catalog;
@@ -43,8 +43,8 @@ struct gguf {
     uint32_t pair_count;
     struct pd_json_writer tokenizer;
     bool has_tokenizer;      /* more than the two ids */
-    double number, bos, eos; /* the last that put_value took; ids, below zero: there is none */
-    char *text;              /* (text_bytes) the string that was read last, terminated; owned */
+    double number, bos, eos; /* last one from put_value; ids, below zero: none */
+    char *text;              /* (text_bytes) string read last, terminated; owned */
     uint64_t text_bytes, text_capacity;
     float rope_factors[PD_GGUF_ROPE_FACTORS_MAX]; /* (rope_count) */
     uint64_t rope_count;
@@ -150,7 +150,7 @@ static pd_status put_value(struct gguf *g, const char *key, enum pd_gguf_type ty
         pd_json_string(&g->tokenizer, key, g->text);
         return PD_OK;
     }
-    if (type == PD_GGUF_U64 || type == PD_GGUF_I64) { /* a double does not hold all of them */
+    if (type == PD_GGUF_U64 || type == PD_GGUF_I64) { /* a double cannot hold all of them */
         uint64_t whole = 0;
         PD_TRY(take_u64(g, &whole, err));
         if (type == PD_GGUF_U64)
@@ -194,7 +194,7 @@ static pd_status take_numbers(struct gguf *g, enum pd_gguf_type type, uint64_t c
     return PD_OK;
 }
 
-/* Of a tokenizer's array every element is kept; of another what `pair` says of it.   pair  NULL: a tokenizer's */
+/* Reads an array: keeps every element for a tokenizer, else only what `pair` holds.   pair  NULL: a tokenizer's */
 static pd_status take_array(struct gguf *g, const char *tokenizer_key, struct pair *pair, struct pd_error *err)
 {
     uint32_t type = 0;
@@ -221,7 +221,7 @@ static pd_status take_array(struct gguf *g, const char *tokenizer_key, struct pa
     return PD_OK;
 }
 
-/* Says where the file comes from, and llama.cpp computes nothing with it. */
+/* True for keys that describe the file's origin, which llama.cpp does not compute with. */
 static bool is_about_file(const char *key)
 {
     static const char *const about[] = {"general.", "quantize.", "mradermacher.", "unsloth."}, *const used[] = {
@@ -254,7 +254,7 @@ static pd_status keep_pair(struct gguf *g, const char *key, enum pd_gguf_type ty
     return PD_OK;
 }
 
-/* The configuration names the tokens that begin and end a text too; a file without a tokenizer may have them alone. */
+/* The configuration also names the tokens that begin and end a text; a file without a tokenizer may have these alone. */
 static pd_status take_tokenizer(struct gguf *g, const char *key, enum pd_gguf_type type, struct pd_error *err)
 {
     double *id = !strcmp(key, "ggml.bos_token_id") ? &g->bos : !strcmp(key, "ggml.eos_token_id") ? &g->eos : NULL;
@@ -295,7 +295,8 @@ static const char *architecture_of(const struct gguf *g)
     return architecture ? architecture->text : "";
 }
 
-/* Behind the architecture, with a dot: "llama.block_count" is "block_count". NULL: the key is not of the architecture. */
+/* Returns the key after the architecture and a dot: "block_count" for "llama.block_count". NULL: not a key of the
+ * architecture. */
 static const char *inner_key(const struct gguf *g, const char *key)
 {
     const char *architecture = architecture_of(g);
@@ -303,7 +304,7 @@ static const char *inner_key(const struct gguf *g, const char *key)
     return bytes && strncmp(key, architecture, bytes) == 0 && key[bytes] == '.' ? key + bytes + 1 : NULL;
 }
 
-/* Of the architecture's. */
+/* Finds a key of the architecture. */
 static const struct pair *find(const struct gguf *g, const char *key)
 {
     for (uint32_t i = 0; i < g->pair_count; i++) {
@@ -322,7 +323,7 @@ static bool element_of(uint32_t type, enum pd_element *ret)
     return false;
 }
 
-/* A tensor's row, its place counted from the data's begin.   *ret_type  of ggml, where it is not read here; else -1 */
+/* Reads a tensor's row, with its offset from the data's begin. *ret_type ggml's if it is not supported, else -1 */
 static pd_status take_tensor(struct gguf *g, struct pd_foreign_tensor *t, uint64_t *ret_offset, int64_t *ret_type,
                              struct pd_error *err)
 {
@@ -363,7 +364,7 @@ static pd_status add_tensor(struct gguf *g, uint32_t file, uint64_t data, struct
     return st ? pd_error_context(err, st, "%s", g->path) : PD_OK;
 }
 
-/* Twice through the rows: where the data begins is known behind the last one. */
+/* Reads the rows twice, since the data begins after the last one. */
 static pd_status take_tensors(struct gguf *g, uint32_t file, uint64_t count, struct pd_error *err)
 {
     const uint64_t rows = g->at;
@@ -406,7 +407,7 @@ static double ours_or(const struct gguf *g, const char *key, double absent)
     return number_of(find_whole(g, key), absent);
 }
 
-/* The parameters are those that we wrote, or the largest factor and the published rest; the factors must come of them. */
+/* Writes the parameters that we stored, or the largest factor and published values; the factors must follow from them. */
 static pd_status put_llama3_scaling(struct gguf *g, struct pd_json_writer *w, struct pd_error *err)
 {
     const float *factors = g->rope_factors;
@@ -431,7 +432,7 @@ static pd_status put_llama3_scaling(struct gguf *g, struct pd_json_writer *w, st
     return pd_rope_factors_write(&scaling, w), PD_OK;
 }
 
-/* As llama.cpp has it: a factor without a type is linear, `scale_linear` is the factor's old name, and 0 is 1. */
+/* As in llama.cpp: a factor without a type is linear, `scale_linear` is the factor's old name, and 0 means 1. */
 static pd_status put_scaling(struct gguf *g, struct pd_json_writer *w, struct pd_error *err)
 {
     const struct pair *named = find(g, "rope.scaling.type");
@@ -465,20 +466,20 @@ static uint64_t rows_of(const struct gguf *g, const char *name)
     return 0;
 }
 
-/* Keys whose one value (NAN: any) changes nothing here. What is neither among these nor used stays in the configuration, under
- * its own name behind "gguf.", and whoever reads a model from that refuses it by name. */
+/* Keys that have no effect here at this value (NAN: at any). A key that is neither listed nor used goes into the
+ * configuration, under its own name after "gguf.", and code that reads a model from it rejects it by name. */
 static const struct neutral {
     const char *key;
     double value;
 } neutral[] = {
-    {"vocab_size", NAN}, /* the embedding's rows, which are compared */
+    {"vocab_size", NAN}, /* compared with the embedding's rows */
     {"tensor_data_layout", NAN},
-    {"rope.scaling.type", NAN}, /* used, as are the next four */
+    {"rope.scaling.type", NAN}, /* used, like the next four */
     {"rope.scaling.factor", NAN},
     {"rope.scale_linear", NAN},
     {"rope.dimension_count", NAN},
     {"attention.value_length", NAN},
-    {"rope.scaling.original_context_length", NAN}, /* of yarn and longrope, which are refused */
+    {"rope.scaling.original_context_length", NAN}, /* for yarn and longrope, which are refused */
     {"rope.scaling.finetuned", NAN},
     {"rope.scaling.attn_factor", 1},
     {"attention.causal", 1},
@@ -500,7 +501,7 @@ static const struct neutral {
     {"attention.sliding_window", 0},
 };
 
-/* `family` NULL: none that is known. */
+/* `family` NULL: unknown. */
 static bool is_number_key(const struct pd_family *family, const char *inner)
 {
     for (int i = 0; family && inner && i < PD_NUMBER_COUNT; i++)
@@ -508,7 +509,7 @@ static bool is_number_key(const struct pd_family *family, const char *inner)
     return false;
 }
 
-/* As llama.cpp has it, a number of the model may be a list with an entry for each layer: equal ones are one number. */
+/* As in llama.cpp, a number of the model may be a list with an entry per layer: if all are equal it is one number. */
 static void settle_lists(struct gguf *g, const struct pd_family *family)
 {
     const double layers = number_or(g, "block_count", 0);
@@ -540,7 +541,7 @@ static bool is_taken(const struct gguf *g, const struct pd_family *family, const
     return false;
 }
 
-/* What should be a number of the model, and is a text or a list, has as its value what is wrong with it. */
+/* For a number of the model that is a text or a list, writes what is wrong with it as the value. */
 static void put_refused(struct pd_json_writer *w, const struct pair *p, bool is_number)
 {
     char key[300];
@@ -557,7 +558,7 @@ static void put_refused(struct pd_json_writer *w, const struct pair *p, bool is_
         pd_json_double(w, key, p->number);
 }
 
-/* A number that says otherwise than the rest of the file. */
+/* Writes a number that contradicts the rest of the file. */
 static void put_other(const struct gguf *g, struct pd_json_writer *w, const char *inner, double number)
 {
     char key[300];
@@ -565,12 +566,12 @@ static void put_other(const struct gguf *g, struct pd_json_writer *w, const char
     pd_json_double(w, key, number);
 }
 
-/* Heads are rotated whole, and values are as long as keys: what says otherwise is said on, and refused. */
+/* Heads are rotated whole, and values are as long as keys: anything else is passed on, and refused later. */
 static void put_head(struct gguf *g, struct pd_json_writer *w)
 {
     const double heads = number_or(g, "attention.head_count", 0), hidden = number_or(g, "embedding_length", 0);
     const double head = number_or(g, "attention.key_length", heads > 0 ? hidden / heads : 0);
-    if (!(head > 0)) return; /* a missing key has a message of its own */
+    if (!(head > 0)) return; /* a missing key gets its own error */
     const double rotated = number_or(g, "rope.dimension_count", head), value = number_or(g, "attention.value_length", head);
     if (rotated != head) put_other(g, w, "rope.dimension_count", rotated);
     if (value != head) put_other(g, w, "attention.value_length", value);
@@ -675,7 +676,7 @@ static void gguf_free(struct gguf *g)
     free(g);
 }
 
-/* Tensors of one part, into the catalog of all; the first says everything else. */
+/* Reads the tensors of one part into the common catalog; everything else comes from the first part. */
 static pd_status read_part(struct pd_vfs *vfs, const char *path, struct gguf *first, struct pd_error *err)
 {
     struct gguf *g = gguf_new(first->catalog);
@@ -732,7 +733,7 @@ static bool recognizes(struct pd_vfs *vfs, const char *path)
     char magic[4] = "", inner[PD_FORMATS_PATH_MAX];
     if (pd_formats_is_directory(vfs, path)) {
         const pd_status st = pd_gguf_find(vfs, path, inner, NULL);
-        if (st) return st == PD_INVALID; /* several: reading says which */
+        if (st) return st == PD_INVALID; /* several: reading names them */
         path = inner;
     }
     struct pd_stat stat;

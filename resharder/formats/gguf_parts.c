@@ -1,4 +1,4 @@
-/* Models in several files, by their names. */
+/* Models in several files, found by their names. */
 #include "resharder/formats/gguf.h"
 
 #include "resharder/catalog/model_directory.h"

@@ -1,5 +1,5 @@
-/* The head of the file is known when it is planned: metadata of config.json and tokenizer.gguf, tensors, and the data of RoPE's
- * factors, which no tensor of a model is. finish writes it. */
+/* The plan already knows the head of the file: metadata from config.json and tokenizer.gguf, tensors, and the data of
+ * RoPE's factors, which are no model tensor. finish writes it. */
 #include "resharder/formats/gguf.h"
 
 #include "ckpt/base/checked.h"
@@ -20,17 +20,17 @@ struct writer {
     size_t head_bytes;
 };
 
-/* The head while it is made. */
+/* The head being made. */
 struct head {
     FILE *out;
     const struct pd_catalog *wanted;
-    const struct pd_json_value *config, *tokenizer; /* tokenizer NULL: there is none */
+    const struct pd_json_value *config, *tokenizer; /* tokenizer NULL: none */
     const struct pd_model_class *class;
     const struct pd_family *family;
     uint64_t pairs;
-    bool is_refused; /* a number of the tokenizer is of no type that is written */
+    bool is_refused; /* a number of the tokenizer has a type that is not written */
     struct pd_gguf_rope rope;
-    uint64_t rope_count; /* of factors; 0: none are wanted */
+    uint64_t rope_count; /* number of factors; 0: none */
 };
 
 const struct pd_gguf_element pd_gguf_elements[] = {
@@ -55,7 +55,7 @@ enum pd_element pd_gguf_element(const struct pd_foreign_tensor *t, enum pd_eleme
 
 /* ---- values ---- */
 
-/* Errors of the stream are looked for once, when it is closed. */
+/* Errors of the stream are checked once, at close. */
 static void put(struct head *h, const void *data, size_t bytes)
 {
     (void)fwrite(data, 1, bytes, h->out);
@@ -177,7 +177,7 @@ static void put_config(struct head *h)
 
 /* ---- the tokenizer ---- */
 
-/* Numbers are ids, but for two arrays. */
+/* Numbers are ids, except in two arrays. */
 static enum pd_gguf_type type_of(const char *key, const struct pd_json_value *value)
 {
     if (strcmp(key, "ggml.scores") == 0) return PD_GGUF_F32;
@@ -277,7 +277,7 @@ static pd_status put_head(struct head *h, struct pd_error *err)
 {
     put(h, "GGUF", 4);
     put_u32(h, PD_GGUF_VERSION);
-    put_u64(h, 0); /* tensors and pairs are counted on the way */
+    put_u64(h, 0); /* tensors and pairs are counted later */
     put_u64(h, 0);
     put_config(h);
     if (h->is_refused) PD_FAIL(err, PD_UNSUPPORTED, "config.json: a number does not fit into 32 bits, as GGUF needs");

@@ -1,9 +1,9 @@
-/* llm.c: model_<step>.bin, a header of 256 numbers and sixteen tensors of GPT-2 one behind the other, those of the blocks
- * stacked; beside it state_<step>_<rank>.bin with both moments and, where the model is bf16, the fp32 parameters of a rank.
+/* llm.c: model_<step>.bin, a header of 256 numbers and the sixteen tensors of GPT-2, with blocks stacked; beside it
+ * state_<step>_<rank>.bin with both moments of a rank and, if the model is bf16, its fp32 parameters.
  *
- * With ZeRO-1 a rank has of every tensor, of every layer, the rank-th of equal parts; what it has lies in the order of the
- * tensors, layers stacked. Without, every rank has all, and the first one's file is read.
- * Source: llm.c's train_gpt2.cu (gpt2_build_from_checkpoint, save_state, gpt2_update). */
+ * With ZeRO-1 each rank has the rank-th of equal parts of every layer of every tensor, in the order of the tensors,
+ * layers stacked. Without, every rank has everything, and the first one's file is read. Source: llm.c's train_gpt2.cu
+ * (gpt2_build_from_checkpoint, save_state, gpt2_update). */
 #include "resharder/formats/llmc.h"
 
 #include "ckpt/base/checked.h"
@@ -15,7 +15,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define SIZE_MAX_EACH (1 << 24) /* of any number in the header */
+#define SIZE_MAX_EACH (1 << 24) /* most for any number in the header */
 #define RANKS_MAX 4096
 #define MODEL_MAGIC PD_LLMC_MODEL_MAGIC
 #define STATE_MAGIC PD_LLMC_STATE_MAGIC
@@ -30,10 +30,10 @@ struct llmc {
     enum pd_element element;
     uint32_t file;
     uint64_t elements; /* of the whole model */
-    uint64_t ranks;    /* of the states; 0: there are none */
+    uint64_t ranks;    /* number of states; 0: none */
     bool is_cut;       /* ZeRO-1 */
     bool has_master;
-    bool has_order; /* the order of samples lies behind what we read */
+    bool has_order; /* the order of samples follows what we read */
     uint64_t step;
 };
 
@@ -64,7 +64,7 @@ static bool is_model_name(const char *name, unsigned long *ret_step)
     return sscanf(name, "model_%8lu.bin%n", ret_step, &used) == 1 && !name[used];
 }
 
-/* "model_00000100.bin" has "state_00000100_00000.bin" beside it; false: it is not called so. */
+/* "model_00000100.bin" has "state_00000100_00000.bin" beside it; false for other names. */
 static bool state_path(const struct llmc *m, uint32_t rank, char ret[PD_FORMATS_PATH_MAX])
 {
     const char *slash = strrchr(m->path, '/'), *name = slash ? slash + 1 : m->path;
@@ -76,14 +76,14 @@ static bool state_path(const struct llmc *m, uint32_t rank, char ret[PD_FORMATS_
 
 /* ---- parameters and states ---- */
 
-/* Of a state of one of `parts`, without the order of samples. */
+/* Bytes of the state of one of `parts` ranks, without the order of samples. */
 static uint64_t state_bytes(const struct llmc *m, uint64_t parts)
 {
     return HEADER_BYTES + (m->has_master ? 3 : 2) * (m->elements / parts) * sizeof(float);
 }
 
-/* Whether [at, bytes) of the file is an order of samples: a count and numbers of shards, a count and numbers of samples, a
- * generator. So a state is known for that of one of `parts`. */
+/* True if [at, bytes) of the file is an order of samples: a count and numbers of shards, a count and numbers of samples,
+ * a generator. This identifies a state of one of `parts` ranks. */
 static bool is_order(struct pd_file *file, uint64_t at, uint64_t bytes)
 {
     enum { GENERATOR_BYTES = 2520 };
@@ -127,7 +127,7 @@ static pd_status add_rank(struct llmc *m, const uint32_t *numbers, uint32_t rank
     return PD_OK;
 }
 
-/* Tensors of a state; then what each rank has of them. */
+/* Adds the tensors of a state, then each rank's parts. */
 static pd_status add_states(struct llmc *m, struct pd_error *err)
 {
     uint32_t numbers[TENSORS * PD_KIND_COUNT];
@@ -146,7 +146,7 @@ static pd_status add_states(struct llmc *m, struct pd_error *err)
     return pd_catalog_add_unmapped(m->catalog, "the order of llm.c's samples", err);
 }
 
-/* The first rank's file says how many there are; its size whether each has all. */
+/* The first rank's file says how many states there are; its size tells whether each is complete. */
 static pd_status look_at_state(struct llmc *m, struct pd_error *err)
 {
     int32_t header[256];
@@ -186,7 +186,7 @@ static pd_status add_config(struct llmc *m, struct pd_error *err)
     return pd_catalog_add_json(m->catalog, "config.json", &w, PD_OK, err);
 }
 
-/* A directory of a run: the newest model, of those that are done where llm.c says so of any. */
+/* Finds the newest model in a run's directory; if llm.c marks any as done, only among those. */
 static pd_status newest_model(struct pd_vfs *vfs, const char *directory, char ret_path[PD_FORMATS_PATH_MAX],
                               struct pd_error *err)
 {

@@ -1,10 +1,9 @@
-/* Writing llm.c's checkpoints: model_<step>.bin, state_<step>_00000.bin of one rank with both moments and the fp32
- * parameters, and DONE_<step>, which llm.c looks for. The state is what an import reads; the model's file has the same
- * parameters again, rounded where that is asked for, and is written beside it from the same bytes as they go by (observe),
- * then read back here.
+/* Writes llm.c's checkpoints: model_<step>.bin, state_<step>_00000.bin of one rank with both moments and the fp32
+ * parameters, and DONE_<step>, which llm.c looks for. An import reads the state. The model's file repeats its parameters,
+ * rounded if requested; it is written beside the state from the same bytes as they pass (observe), then read back here.
  *
- * llm.c asks for fp32 parameters in the state unless it is told otherwise (-w 0), so they are always there. Its generator
- * starts as in a new run, and its samples from the first one. */
+ * llm.c requires fp32 parameters in the state by default (-w 0 turns it off), so they are always written. Its generator
+ * and its samples start as in a new run. */
 #include "resharder/formats/llmc.h"
 
 #include "ckpt/base/checked.h"
@@ -18,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- what reading and writing share ---- */
+/* ---- shared by reader and writer ---- */
 
 const enum pd_kind pd_llmc_kinds[PD_KIND_COUNT] = {PD_EXP_AVG, PD_EXP_AVG_SQ, PD_PARAM};
 
@@ -28,7 +27,7 @@ struct pd_foreign_tensor pd_llmc_tensor(const struct pd_llmc_sizes *sizes, int t
                    p = (uint64_t)sizes->context;
     const struct {
         const char *name;
-        uint64_t shape[3]; /* layers (0: it is not stacked), rows, columns (0: one dimension) */
+        uint64_t shape[3]; /* layers (0: not stacked), rows, columns (0: one dimension) */
     } table[PD_LLMC_TENSORS] = {
         {"wte", {0, v, c}},         {"wpe", {0, p, c}},      {"ln1w", {l, c, 0}},     {"ln1b", {l, c, 0}},
         {"qkvw", {l, 3 * c, c}},    {"qkvb", {l, 3 * c, 0}}, {"attprojw", {l, c, c}}, {"attprojb", {l, c, 0}},
@@ -43,7 +42,7 @@ struct pd_foreign_tensor pd_llmc_tensor(const struct pd_llmc_sizes *sizes, int t
     return tensor;
 }
 
-/* Elements of the tensors before number `end`. */
+/* Counts the elements of the tensors before number `end`. */
 static uint64_t elements_before(const struct pd_llmc_sizes *sizes, int end)
 {
     uint64_t elements = 0, layers;
@@ -81,7 +80,7 @@ pd_status pd_llmc_add_parts(struct pd_catalog *catalog, const struct pd_llmc_siz
 /* ---- writing ---- */
 
 struct writer {
-    struct pd_digest_stream digest; /* of what went to the model's file behind its header */
+    struct pd_digest_stream digest; /* of the model's file after its header */
     struct pd_vfs *vfs;
     const struct pd_format_plan *plan;
     struct pd_llmc_sizes sizes;
@@ -89,9 +88,9 @@ struct writer {
     uint64_t step;
     char model_path[PD_FORMATS_PATH_MAX], state_path[PD_FORMATS_PATH_MAX];
     struct pd_file *model;
-    uint64_t at;          /* of its next byte */
+    uint64_t at;          /* next byte in it */
     unsigned char *chunk; /* (CHUNK_BYTES) */
-    pd_status status;     /* of observe, which cannot return one */
+    pd_status status;     /* of observe, which cannot return it */
     struct pd_error error;
 };
 
@@ -135,7 +134,7 @@ static pd_status read_sizes(struct writer *w, struct pd_error *err)
     return read_heads(w->plan->wanted, &w->sizes.heads, err);
 }
 
-/* Tensor t of each kind as the files have it: fp32, and its rows padded. */
+/* Converts tensor t of each kind to what the files have: fp32, padded rows. */
 static pd_status take_tensor(struct writer *w, int t, uint32_t numbers[PD_KIND_COUNT], struct pd_error *err)
 {
     struct pd_catalog *wanted = w->plan->wanted;
@@ -212,7 +211,7 @@ static pd_status write_rounded(struct writer *w, const float *values, uint64_t c
     return PD_OK;
 }
 
-/* Parameters come in the order of the model's file: both files have the tensors in one order. */
+/* Parameters arrive in the order of the model's file, since both files order tensors alike. */
 void pd_llmc_observe(void *state, uint32_t tensor, const void *data, uint64_t bytes)
 {
     struct writer *w = state;

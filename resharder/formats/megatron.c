@@ -1,6 +1,6 @@
 /* Megatron-Core's distributed checkpoints (torch_dist): a directory whose latest_checkpointed_iteration.txt names
- * iter_<iteration>, or that one. It holds a distributed checkpoint of torch (dcp.c reads it), metadata.json and common.pt, a
- * dictionary with the iteration, Megatron's arguments and groups of parameters.
+ * iter_<iteration>, or the latter. It holds a distributed checkpoint of torch (dcp.c reads it), metadata.json and
+ * common.pt, a dictionary with the iteration, Megatron's arguments and parameter groups.
  *
  * Source: megatron/core/dist_checkpointing. */
 #include "resharder/formats/megatron.h"
@@ -18,7 +18,7 @@
 
 /* ---- the directory ---- */
 
-/* `path`, or the iteration that its tracker names; false: neither is a distributed checkpoint of Megatron. */
+/* Finds `path`, or the iteration that its tracker names; false: neither is a distributed checkpoint of Megatron. */
 static bool find_directory(struct pd_vfs *vfs, const char *path, char ret[PD_FORMATS_PATH_MAX])
 {
     char tracker[PD_FORMATS_PATH_MAX], name[40], *text = NULL;
@@ -70,7 +70,7 @@ static bool says(const struct pd_pickle_node *args, const char *name, const char
     return text && strcmp(text, value) == 0;
 }
 
-/* Whether the arguments belong to a class, as put_model of megatron_write.c writes them. */
+/* True if the arguments describe a class, as put_model of megatron_write.c writes them. */
 static bool is_class(const struct pd_pickle_node *args, const struct pd_family *f, const struct pd_model_class *class)
 {
     return says(args, "position_embedding_type", f->positions == PD_POSITIONS_ROPE ? "rope" : "learned_absolute") &&
@@ -85,14 +85,14 @@ static void write_rope(struct pd_json_writer *w, const struct pd_pickle_node *ar
     double number = 0;
     if (pd_pickle_is_number(pd_pickle_field(args, "rotary_base"), &number)) pd_json_double(w, "rope_theta", number);
     if (is_on(args, "use_rope_scaling") && pd_pickle_is_number(pd_pickle_field(args, "rope_scaling_factor"), &number)) {
-        pd_rope_factors_write(&(struct pd_rope_factors){true, number, 1, 4, 8192}, w); /* the rest is fixed in Megatron */
+        pd_rope_factors_write(&(struct pd_rope_factors){true, number, 1, 4, 8192}, w); /* Megatron fixes the others */
     } else if (pd_pickle_is_number(pd_pickle_field(args, "rotary_seq_len_interpolation_factor"), &number) && number != 1) {
         pd_rope_factors_write(&(struct pd_rope_factors){.factor = number}, w);
     }
 }
 
-/* Arguments with which a model computes something else than a config.json here can say go into it under their own names, and
- * whoever reads a model from that refuses them. */
+/* Arguments that change the model beyond what a config.json here can express go into it under their own names, so that
+ * code that reads a model from it rejects them. */
 static void write_refused(struct pd_json_writer *w, const struct pd_pickle_node *args)
 {
     static const struct {
@@ -120,7 +120,7 @@ static void write_refused(struct pd_json_writer *w, const struct pd_pickle_node 
     }
 }
 
-/* Arguments that are a model of ours become its config.json, where none lies beside. */
+/* Arguments of a supported model become its config.json, if there is none. */
 static pd_status add_config(const struct pd_torch_archive *common, struct pd_catalog *catalog, struct pd_error *err)
 {
     const struct pd_pickle_node *args = pd_pickle_member(pd_pickle_root(common->pickle), "args");
@@ -195,7 +195,7 @@ static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd
     PD_TRY(check_backend(vfs, directory, err));
     PD_TRY(pd_dcp_read(vfs, directory, catalog, err));
     PD_TRY(read_common(vfs, directory, catalog, err));
-    /* A line for all modules, and none for what says how buckets are cut. */
+    /* One line for all modules, and none for the metadata of buckets. */
     const uint32_t modules = pd_catalog_drop_unmapped(catalog, "._extra_state/");
     char text[64];
     (void)pd_catalog_drop_unmapped(catalog, ".per_bucket_numel");
