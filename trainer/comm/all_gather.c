@@ -1,12 +1,12 @@
-/* Every rank gets the parts of all. A part comes to each other host once, to the rank of that host in whose column its owner
- * is (hosts.h), straight to its place; that rank passes it on inside. Long parts are cut into chunks,
- * hosts into rounds, as in reduce_scatter.c: one exchange carries the outside of a round and the inside of the round before
- * it; and the inside of the last round goes with the outside of the gather that comes behind. */
+/* Every rank gets the parts of all. A part enters each other host once, at its owner's peer there (hosts.h), directly in
+ * place; the peer passes it on inside the host. Long parts are cut into chunks, hosts into rounds, as in reduce_scatter.c.
+ * One exchange carries the outside of a round and the inside of the previous round. The inside of the last round overlaps
+ * the outside of the next queued gather. */
 #include "ckpt/base/checked.h"
 #include "trainer/comm/progress.h"
 #include "trainer/comm/staging.h"
 
-/* A chunk ends when all of it has come: those who are ahead then wait for who is behind, and their links are idle. */
+/* A chunk ends when all of it has arrived: faster ranks then wait for slower ones, with idle links. */
 #define CHUNK_BYTES_MAX (UINT64_C(4) << 20)
 
 static const char fault[] = "comm.all_gather.flip";
@@ -101,8 +101,8 @@ static bool claims_go_ahead(const struct pd_progress *engine)
            hosts->count - 1 <= pd_staging_lanes(engine->comm.size, hosts->largest);
 }
 
-/* Messages with the ranks that this one will be with: those of its host, and of its column on others. What they say comes to
- * the room. */
+/* Adds messages with the ranks this one exchanges with: those of its host, and its peers on others. Their headers arrive in
+ * the room buffer. */
 static void add_claims(struct walk *w, const struct pd_claim *claim, bool is_outside)
 {
     const struct pd_hosts *hosts = &w->engine->hosts;
@@ -136,11 +136,9 @@ static struct walk walk_of_claims(struct pd_progress *engine, uint32_t sends, ui
     return w;
 }
 
-/* ---- one behind the other ----
- *
- * While a gather ends inside hosts, links between them would be idle. So where the next operation is a gather, too, its first
- * round goes between hosts meanwhile; the one that ends is done, and the agreement on the next one made, whatever becomes of
- * that round: nobody waits for more than without it, and other ranks may do so or not. */
+/* ---- overlapping two gathers ---- While a gather finishes inside hosts, links between hosts would be idle. So if the next
+ * operation is a gather too, its first round starts between hosts. The finishing gather is then done, and the next one
+ * agreed on, whatever happens to that round. This adds no waiting, and each rank may choose it on its own. */
 struct next_gather {
     struct pd_claim claim;
     struct walk claims;
@@ -158,7 +156,7 @@ static pd_status inside_ended(struct pd_progress *engine, void *context, struct 
     return PD_OK;
 }
 
-/* Two exchanges later between hosts: the agreement's is one of its own where rounds are not begun so. */
+/* Two exchanges later between hosts: unless rounds are started early, the agreement is an exchange of its own. */
 static void begin_next(struct walk *w, struct next_gather *next)
 {
     const struct pd_comm_op *op = claims_go_ahead(w->engine) ? pd_progress_begin_next(w->engine, w->op) : NULL;
@@ -185,7 +183,7 @@ pd_status pd_all_gather_run(struct pd_progress *engine, const struct pd_comm_op 
     if (engine->comm.size == 1) return PD_OK;
     if (op->is_begun) {
         claim = &own;
-        engine->exchange.sequence++; /* that of the round which was begun */
+        engine->exchange.sequence++; /* the round that was started early */
     } else {
         PD_TRY(pd_collective_agree(engine, &own, &claim, err));
     }

@@ -1,5 +1,5 @@
-/* Collectives as exchanges. Few ranks talk all to all, which is one step; many use a binomial tree rooted at rank 0, which
- * is two walks of log2(size) steps. Values are integers, so the order of combination does not matter. */
+/* Collectives as exchanges. Few ranks talk all to all, in one step; many use a binomial tree rooted at rank 0, in two walks
+ * of log2(size) steps. Values are integers, so the order of combination does not matter. */
 #include "trainer/comm/progress.h"
 
 #include <string.h>
@@ -130,7 +130,7 @@ pd_status pd_progress_broadcast(struct pd_comm *comm, uint32_t root, void *data,
 
 /* ---- gathers ---- */
 
-/* To rank 0: a rank gives the block of itself and those that gave it theirs. Everybody has room for all. */
+/* Gathers to rank 0: a rank sends its own block and those it received. Every rank has a buffer for all. */
 static pd_status collect_tree(struct pd_progress *engine, uint8_t *all, uint64_t bytes, struct pd_error *err)
 {
     const uint32_t size = engine->comm.size, rank = engine->comm.rank;
@@ -163,7 +163,7 @@ static pd_status collect_flat(struct pd_progress *engine, uint32_t root, const v
     return pd_progress_run(engine, NULL, 0, pieces, peers, err);
 }
 
-/* One rank of each host speaks for it; on the root's that is the root. */
+/* One rank speaks for each host; on the root's host that is the root. */
 static uint32_t speaker_of(const struct pd_hosts *hosts, uint32_t host, uint32_t root)
 {
     for (uint32_t i = hosts->first[host]; i < hosts->first[host + 1]; i++)
@@ -171,7 +171,7 @@ static uint32_t speaker_of(const struct pd_hosts *hosts, uint32_t host, uint32_t
     return hosts->ranks[hosts->first[host]];
 }
 
-/* The ranks of a speaker's host give it theirs: the root where they belong, another in `room`, rank behind rank. */
+/* The ranks of a speaker's host send it their blocks: the root stores them in place, others in `room`, in rank order. */
 static pd_status collect_inside(struct pd_progress *engine, uint32_t root, const void *send, uint64_t bytes, uint8_t *recv,
                                 struct pd_error *err)
 {

@@ -21,7 +21,7 @@ static pd_status check_operation(const struct pd_comm *comm, const struct pd_com
     return check_pieces(comm, op->recvs, op->recv_count, "receive", err);
 }
 
-/* Of pieces in the communicator's memory, whichever it is. */
+/* For pieces in the communicator's own memory. */
 static pd_status start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
 {
     op->memory = comm->memory.copy ? &comm->memory : NULL;
@@ -150,14 +150,14 @@ void pd_comm_free(struct pd_comm *comm)
 
 uint64_t pd_comm_bytes(uint32_t size, bool is_processes)
 {
-    const struct pd_segment_shape shape = {
-        .slots = is_processes && size > PD_COMM_RANKS_PER_HOST ? PD_COMM_RANKS_PER_HOST : size,
-        .pair_bytes = sizeof(struct pd_pipe),
-        .mailbox_bytes = pd_staging_units(size) * PD_STAGING_UNIT_BYTES};
+    const struct pd_segment_shape shape = {.slots =
+                                               is_processes && size > PD_COMM_RANKS_PER_HOST ? PD_COMM_RANKS_PER_HOST : size,
+                                           .pair_bytes = sizeof(struct pd_pipe),
+                                           .mailbox_bytes = pd_staging_units(size) * PD_STAGING_UNIT_BYTES};
     return pd_progress_bytes(size) + pd_segment_share_bytes(&shape);
 }
 
-/* The group of ckpt/ and resharder/. Its pieces are those of an exchange under another name. */
+/* The group for ckpt/ and resharder/. Its pieces have the same layout as those of an exchange. */
 static_assert(sizeof(struct pd_group_piece) == sizeof(struct pd_comm_piece) &&
                   offsetof(struct pd_group_piece, peer) == offsetof(struct pd_comm_piece, peer) &&
                   offsetof(struct pd_group_piece, data) == offsetof(struct pd_comm_piece, data) &&

@@ -2,10 +2,10 @@
  *
  *   begin     every peer's cursor is set; bytes to oneself are copied
  *   progress  channels move bytes until nothing is left; without progress the rank sleeps on its bell
- *   end       what a failure left on its way to other hosts is taken back
+ *   end       after a failure, cancels transfers still in flight to other hosts
  *
- * It fails when a peer that is still needed is gone. A peer's absence is read before the last look for its bytes, so what a
- * peer sent before it went is received. */
+ * It fails if a peer that is still needed is gone. A peer's state is read before its bytes are polled for the last time, so
+ * bytes sent before it left are received. */
 #include "trainer/comm/pipe.h"
 
 #include "ckpt/base/checked.h"
@@ -17,7 +17,7 @@
 
 #define LOOK_NS UINT64_C(50000000) /* between two looks at the other processes */
 #define SPINS 64u
-/* Bytes of other hosts ring no bell: looks follow each other at once, then at a distance that doubles. */
+/* Data from other hosts rings no bell: poll at once, then with doubling delays. */
 #define REMOTE_LOOKS 16u
 #define REMOTE_NAP_NS_MIN UINT64_C(2000)
 #define REMOTE_DOUBLINGS_MAX 7u /* to 256 us */
@@ -43,7 +43,7 @@ static void link_clear(struct pd_link *link)
     link->is_damaged = false;
 }
 
-/* Of the peer of a piece, which is one of the exchange from now on. */
+/* The link of a piece's peer; adds the peer to the exchange. */
 static struct pd_link *link_of(struct pd_exchange *x, const struct pd_comm_piece *piece)
 {
     struct pd_link *link = &x->links[piece->peer];
@@ -109,7 +109,7 @@ static void links_set(struct pd_progress *engine, const struct pd_messages *m)
     }
 }
 
-/* Their links are at rest: what they had to do is done. */
+/* Their links are idle: their work is done. */
 void pd_exchange_add(struct pd_progress *engine, const struct pd_messages *m)
 {
     struct pd_comm_traffic sum = {0};
@@ -140,7 +140,7 @@ static pd_status copy_to_self(struct pd_progress *engine, struct pd_error *err)
     return pd_cursor_copy(&self->recv, &self->send, self->send.left, err);
 }
 
-/* Drops the peers that are finished; true while one is left. */
+/* Drops finished peers; returns true while one is left. */
 static bool links_prune(struct pd_progress *engine, bool *ret_has_remote, bool *ret_has_local)
 {
     uint32_t kept = 0;
@@ -275,7 +275,7 @@ pd_status pd_exchange_run(struct pd_progress *engine, const struct pd_messages *
     if (!st) st = exchange_loop(engine, messages, &blamed, err);
     uint32_t nobody = 0;
     if (st && blamed != PD_NOBODY) atomic_compare_exchange_strong(&engine->root->blamed, &nobody, blamed + 1);
-    /* Told first, so that a peer which is in the way of `end` lets go. */
+    /* Tell peers first, so that one which blocks `end` lets go. */
     if (st) pd_segment_depart(engine->segment, engine->slot, PD_MEMBER_BROKEN, blamed);
     if (engine->remote.state) engine->transport->remote->end(engine);
     return st;

@@ -19,7 +19,7 @@ static int compare(const void *a, const void *b, void *context)
     return left < right ? -1 : left > right;
 }
 
-/* `ranks` is in order; a host ends where the next has another number. */
+/* `ranks` is sorted by host: a host ends where the number changes. */
 static void mark_hosts(struct pd_hosts *hosts, const uint32_t *leaders, uint32_t size, uint32_t rank)
 {
     hosts->count = 0;

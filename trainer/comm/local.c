@@ -1,4 +1,4 @@
-/* Ranks as threads of one process, which all share memory. */
+/* Ranks as threads of one process that share all memory. */
 #include "ckpt/base/rank.h"
 #include "ckpt/base/thread.h"
 #include "ckpt/base/thread_pool.h"
@@ -62,7 +62,7 @@ static pd_status rank_spawn(struct local_rank *rank, uint32_t index, struct pd_e
     return PD_OK;
 }
 
-/* Ranks that could not be started are dead to those that were. */
+/* The other ranks see ranks that could not be started as dead. */
 static pd_status ranks_run(struct local_rank *ranks, uint32_t size, struct pd_error *err)
 {
     uint32_t started = 0;

@@ -1,13 +1,13 @@
-/* Ranks as processes. MPI starts them, tells them apart, and carries bytes between hosts; ranks of one host use pipes in
- * shared memory and no MPI at all.
+/* Ranks as processes. MPI starts and numbers them, and carries bytes between hosts. Ranks of one host use pipes in shared
+ * memory, without MPI.
  *
- *   calls     MPI_THREAD_SERIALIZED: several communicators have threads, one lock lets one of them into MPI. Only calls that
- *             return at once are made after start-up
- *   order     in step k a rank sends to rank+k and receives from rank-k. A window of some steps is open on either side, one a
- *             lane (staging.h), lowest first. The lowest unfinished step of all ranks is open on both its ends, so something
- *             always moves
- *   chunks    a message is sent in chunks of CHUNK_BYTES of its concatenation; a chunk inside one piece goes without a copy
- *   tags      (communicator, operation mod OPERATIONS): a message never lands in another operation than its own */
+ *   calls     MPI_THREAD_SERIALIZED: several communicators have threads, one lock admits one of them to MPI. After start-up
+ *             only nonblocking calls are made
+ *   order     in step k a rank sends to rank+k and receives from rank-k. Each side has a window of steps open, one per lane
+ *             (staging.h), lowest first. The lowest unfinished step of all ranks is open at both ends, so something always
+ *             moves
+ *   chunks    a message is sent in chunks of CHUNK_BYTES of its concatenation; a chunk inside one piece is not copied
+ *   tags      (communicator, operation mod OPERATIONS): a message never ends up in another operation */
 #include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
@@ -24,28 +24,28 @@
 #include <unistd.h>
 
 #define LANE_CHUNKS 8u
-/* Equal on all ranks: sender and receiver cut alike. Below 64 KiB with MPI's header, so that Open MPI sends a chunk over TCP
- * at once and does not first ask the receiver, whose answer would stand behind what that one sends. */
+/* Equal on all ranks, so that sender and receiver cut alike. Below 64 KiB with MPI's header: Open MPI then sends it over TCP
+ * at once. A larger one would first ask the receiver, and the answer would queue behind the receiver's own data. */
 #define CHUNK_BYTES (UINT64_C(63) << 10)
 _Static_assert(2 * LANE_CHUNKS * CHUNK_BYTES <= PD_STAGING_UNIT_BYTES, "a lane's chunks, either way, are in its unit");
 #define OPERATIONS 128u
 #define CANCEL_SECONDS 1
-#define LEAVE_SECONDS 3 /* after a failure, when peers that can come do so at once */
+#define LEAVE_SECONDS 3 /* after a failure; enough for peers that can still arrive */
 
 #define CHUNKS_MAX (2u * PD_STAGING_UNITS_MAX * LANE_CHUNKS)
 
 struct chunk {
     bool is_staged, is_claim;
-    struct pd_cursor target; /* where a staged chunk belongs */
+    struct pd_cursor target; /* destination of a staged chunk */
     uint64_t bytes;
 };
 
 struct lane {
     bool is_used;
     bool has_claim;  /* to be sent, or to come, before all else */
-    uint64_t posted; /* chunks behind it */
+    uint64_t posted; /* chunks posted after it */
     uint32_t peer;
-    struct pd_cursor walk; /* of what has not been handed to MPI */
+    struct pd_cursor walk; /* what MPI has not been given yet */
 };
 
 struct side {
@@ -54,7 +54,7 @@ struct side {
     uint32_t count, next;
 };
 
-/* Lanes of `sides[0]`, then those of `sides[1]`; chunks lane by lane. */
+/* Lanes of `sides[0]`, then of `sides[1]`; chunks lane by lane. */
 struct remote {
     struct side sides[2]; /* receives, sends */
     uint32_t lane_count;  /* of a side */
@@ -242,7 +242,7 @@ static pd_status chunk_arrived(struct pd_progress *engine, const struct lane *la
     return chunk->is_staged ? pd_cursor_write(&chunk->target, staging_of(remote, c), chunk->bytes, err) : PD_OK;
 }
 
-/* One call for all that is on its way: every call that finds nothing polls all of MPI's connections. */
+/* One call for all transfers in flight, since a call that finds nothing polls all of MPI's connections. */
 static pd_status chunks_finish(struct pd_progress *engine, bool *ret_has_moved, struct pd_error *err)
 {
     struct remote *remote = engine->remote.state;
@@ -334,8 +334,8 @@ static bool cancel_all(struct remote *remote, bool is_first)
     return is_busy;
 }
 
-/* Only after a failure is anything pending here. A transfer to a host that is gone may stay with MPI for ever: after a
- * moment it is left to the end of the process, which is near. */
+/* Transfers are pending here only after a failure. MPI may keep one to a lost host for ever: after a moment leave it until
+ * the process ends, which is soon. */
 static void remote_end(struct pd_progress *engine)
 {
     struct remote *remote = engine->remote.state;
@@ -355,9 +355,9 @@ static void remote_end(struct pd_progress *engine)
 static const struct pd_remote_ops remote_ops = {
     .open = remote_open, .close = remote_close, .begin = remote_begin, .progress = remote_progress, .end = remote_end};
 
-/* MPI_Finalize waits for every rank, for ever. So it is called only when all have come to this point, also after a failure
- * of which all have learnt: a process that leaves MPI out ends the job in mpirun's words instead of ours. A rank that fails
- * and frees its communicator must get away, and its peers are told that it left. */
+/* MPI_Finalize waits for every rank, for ever, so call it only when all have arrived here. That includes failures known to
+ * all: a process that leaves MPI out makes mpirun end the job with its own message. A rank that fails and frees its
+ * communicator must not wait; its peers learn that it left. */
 static bool leave_together(struct pd_progress *engine)
 {
     MPI_Request request;
@@ -396,7 +396,7 @@ static const struct pd_comm_ops mpi_ops = {.name = "mpi", PD_PROGRESS_SLOTS, .fr
 
 static const struct pd_comm_transport transport_mpi = {.ops = &mpi_ops, .remote = &remote_ops, .is_processes = true};
 
-/* What two processes have in common when they share memory and a local file system. */
+/* Properties that two processes share if they share memory and a local file system. */
 struct place {
     char text[256];
 };
@@ -464,7 +464,7 @@ static pd_status segment_open(const struct pd_member_info *members, uint32_t ran
     return PD_OK;
 }
 
-/* Where memory cannot be shared (a container that forbids it), every rank is alone in its domain and MPI carries all. */
+/* If memory cannot be shared (a container may forbid it), every rank has its own domain and MPI carries everything. */
 static pd_status segment_open_or_alone(struct pd_member_info *members, uint32_t rank, uint32_t size,
                                        struct pd_segment_ticket *tickets, struct pd_segment **ret_segment,
                                        struct pd_error *err)

@@ -1,10 +1,10 @@
-/* One family a rank: the outermost communicator, those split from it, and the thread that watches over them.
+/* One family per rank: the outermost communicator, its splits, and the watcher thread.
  *
- *   invariants  1. a handle is used by the caller while is_launching is set, and otherwise by whoever has the lock
- *               2. the first failure is final for the family. All its handles are aborted as one group, once no member is
- *                  launching: by whoever broke it, or by the launch that ends last. From then on streams may be waited for
- *               3. an operation's end is an event on the communicator's stream; a flight whose event was not passed is not
- *                  used for another operation */
+ *   invariants  1. while is_launching is set the caller uses the handle; otherwise whoever holds the lock
+ *               2. the first failure is final for the family. All its handles are aborted as one group once no member is
+ *                  launching: by the thread that broke it, or by the launch that ends last. Then no stream wait can hang
+ *               3. an operation ends with an event on the communicator's stream; a flight is reused only after its event has
+ *                  passed */
 #include "trainer/comm/nccl_internal.h"
 
 #include "ckpt/base/clock.h"
@@ -17,7 +17,7 @@
 #include <string.h>
 #include <time.h>
 #define WATCH_NS UINT64_C(50000000)
-#define GRACE_NS UINT64_C(1000000000) /* for what a peer sent before it went */
+#define GRACE_NS UINT64_C(1000000000) /* to receive what a peer sent before it died */
 #define POLL_NS 20000
 
 static uint64_t now_ns(void)
@@ -25,13 +25,13 @@ static uint64_t now_ns(void)
     return pd_clock_monotonic_ns(NULL);
 }
 
-/* ---- what it takes ---- */
+/* ---- memory ---- */
 
-/* Of a rank's communicators together: four, and five links of half their blocks (trainer/parallel/grid.h). */
+/* For all communicators of a rank: four, and five links with half their blocks (trainer/parallel/grid.h). */
 enum { LINKS_WORTH = 4 * 2 + 5, LINK_BLOCKS_MAX = 8 };
 
-/* Blocks that a kernel has at most on a device with so many multiprocessors, 0: many, of which each may need one: a power of
- * two, which channels are. */
+/* Most blocks per kernel on a device with this many multiprocessors (0: many), assuming one block each: a power of two, as
+ * NCCL's channels. */
 static uint32_t blocks_max(uint32_t multiprocessors, bool is_link)
 {
     uint32_t blocks = LINK_BLOCKS_MAX;
@@ -40,7 +40,7 @@ static uint32_t blocks_max(uint32_t multiprocessors, bool is_link)
     return is_link ? blocks : 2 * blocks;
 }
 
-/* What peers beyond those of a host share, in either direction. */
+/* Memory shared by peers beyond those of a host, in either direction. */
 static uint64_t pool_bytes(uint32_t blocks)
 {
     enum { DIRECTIONS = 2, STEPS = 16 };
@@ -83,7 +83,7 @@ static void end_handle(struct nccl_comm *c)
     c->handle = NULL;
 }
 
-/* With the lock. One after the other, the first abort would wait for kernels whose peers wait for the second
+/* Call with the lock held. Aborted one by one, the first abort would wait for kernels whose peers wait for the second
  * communicator's. */
 static void end_members(struct family *f)
 {
@@ -105,7 +105,7 @@ static void break_locked(struct family *f, pd_status st, const struct pd_error *
     end_members(f);
 }
 
-/* Peers learn it from control, where this rank is gone from now on. */
+/* Peers learn it from control, where this rank is now gone. */
 void nccl_break_family(struct family *f, pd_status st, const struct pd_error *error)
 {
     pthread_mutex_lock(&f->lock);
@@ -136,7 +136,7 @@ bool nccl_begin_launch(struct nccl_comm *c)
     return may;
 }
 
-/* Whoever broke the family meanwhile left its handles to the launch that ends last. */
+/* If the family broke meanwhile, the last launch to end aborts its handles. */
 void nccl_end_launch(struct nccl_comm *c)
 {
     struct family *f = c->family;
@@ -147,7 +147,7 @@ void nccl_end_launch(struct nccl_comm *c)
     pthread_mutex_unlock(&f->lock);
 }
 
-/* ---- waiting for NCCL, which answers at once and goes on by itself ---- */
+/* ---- waiting for NCCL, whose calls return at once and continue in the background ---- */
 
 static pd_status look(struct nccl_comm *c, uint64_t *gone_ns, struct pd_error *err)
 {
@@ -248,7 +248,7 @@ static pd_status watcher_start(struct family *f, struct pd_error *err)
     f->is_watched = true;
     return PD_OK;
 }
-/* ---- what goes over control ---- */
+/* ---- operations over control ---- */
 
 static pd_status nccl_exchange(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
 {
@@ -317,7 +317,7 @@ static void forget_registered(struct nccl_comm *c)
     c->registered_count = 0;
 }
 
-/* What was sent may still be on its way through NCCL's own buffers: only finalize waits for it. */
+/* NCCL's own buffers may still hold data to send: only finalize waits for that. */
 static void close_handle(struct nccl_comm *c)
 {
     const struct pd_nccl_library *nccl = c->family->nccl;
@@ -379,7 +379,7 @@ static void nccl_free(struct pd_comm *comm)
 static pd_status nccl_split(struct pd_comm *comm, const struct pd_comm_part *mine, struct pd_comm **ret_comm,
                             struct pd_error *err);
 
-/* It stages nothing. */
+/* It has no staging. */
 static void nccl_unlock(struct pd_comm *comm)
 {
     (void)comm;
@@ -402,7 +402,7 @@ static const struct pd_comm_ops nccl_ops = {
     .free = nccl_free,
 };
 
-/* The device's memory, which needs no way to it: streams keep the order. */
+/* Device memory needs no preparation: streams keep the order. */
 static pd_status always_ready(void *context, struct pd_error *err)
 {
     (void)context, (void)err;
@@ -469,9 +469,9 @@ static pd_status join_agreed(struct nccl_comm *c, pd_status st, struct pd_error 
     return st;
 }
 
-/* NCCL connects two ranks in a direction at their first transfer in it, and that call ends when both have made it: stages of
- * a pipeline that each begin by expecting something would wait for one another. Members of what is no link come to their
- * operations together. Nobody waits for the bytes: what comes later is behind them on the stream. */
+/* NCCL connects two ranks for a direction at their first transfer, and that call returns when both have made it. Pipeline
+ * stages that each begin by receiving would deadlock, so links connect here. Ranks of other communicators always arrive
+ * together. No wait for the bytes is needed: later work follows on the stream. */
 static pd_status connect_link(struct nccl_comm *c, struct pd_error *err)
 {
     if (!c->is_link || c->comm.size == 1) return PD_OK;
@@ -483,7 +483,7 @@ static pd_status connect_link(struct nccl_comm *c, struct pd_error *err)
     return nccl_launch(c, &op, err);
 }
 
-/* Every rank takes part in all agreements, whatever went wrong before. */
+/* Every rank takes part in all agreements, even after an error. */
 static pd_status comm_join(struct nccl_comm *c, struct pd_error *err)
 {
     struct pd_error other;

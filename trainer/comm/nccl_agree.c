@@ -1,24 +1,24 @@
-/* Whether NCCL can serve: all ranks or none. */
+/* Decides whether all ranks use NCCL, or none. */
 #include "trainer/comm/nccl_library.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* What a rank brings, and what all of them make of it. */
+/* One rank's report, and the common result. */
 struct report {
     uint32_t cannot, is_meant, host; /* is_meant: it is switched off, or a GPU is shared */
     char device[64], identity[33], why[192];
 };
 
-/* By what they are: where each rank is shown one GPU alone, all of them are number 0. */
+/* Compares identities: if each rank sees only one GPU, every GPU has number 0. */
 static bool is_shared(const struct report *a, const struct report *b)
 {
     if (a->identity[0] && b->identity[0]) return strcmp(a->identity, b->identity) == 0;
     return a->host == b->host && strcmp(a->device, b->device) == 0;
 }
 
-/* Ranks of one GPU lie next to each other, the lower one first. */
+/* Sorts ranks of one GPU next to each other, the lower one first. */
 static int by_device(const void *a, const void *b)
 {
     const struct report *x = *(const struct report *const *)a, *y = *(const struct report *const *)b;
@@ -64,7 +64,7 @@ pd_status pd_nccl_agree(struct pd_comm *control, const struct pd_dev *dev, const
     mine.is_meant = path && strcmp(path, "off") == 0;
     mine.cannot = pd_nccl_library_open(ret_library, &why) != PD_OK;
     if (mine.cannot) snprintf(mine.why, sizeof mine.why, "%.180s", why.message);
-    /* As CUDA_VISIBLE_DEVICES names it, or its number. */
+    /* As CUDA_VISIBLE_DEVICES calls it, or its number. */
     const char *at = getenv("CUDA_VISIBLE_DEVICES");
     for (uint32_t i = 0; at && i < dev->index; i++) {
         at = strchr(at, ',');

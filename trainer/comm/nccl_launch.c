@@ -46,7 +46,7 @@ static pd_status launch_pieces(struct nccl_comm *c, const struct pd_comm_op *op,
 pd_status nccl_launch(struct nccl_comm *c, const struct pd_comm_op *op, struct pd_error *err)
 {
     if (op->kind == PD_COMM_EXCHANGE) return launch_pieces(c, op, err);
-    /* In place, where the own part lies; integers, of which no order of addition changes a bit. */
+    /* In place, at the own part; for integers the order of additions does not matter. */
     const struct pd_nccl_library *nccl = c->family->nccl;
     void *stream = pd_dev_stream_handle(c->family->dev, c->stream);
     const uint8_t *own = op->parts + c->comm.rank * op->part_bytes;
@@ -60,7 +60,7 @@ pd_status nccl_launch(struct nccl_comm *c, const struct pd_comm_op *op, struct p
     return nccl_poll_until_done(c, code, op->kind == PD_COMM_REDUCE_SCATTER ? "a reduce-scatter" : "an all-gather", err);
 }
 
-/* Of a collective as a ring would. */
+/* As a ring sends for a collective. */
 static uint64_t sent_bytes(const struct nccl_comm *c, const struct pd_comm_op *op)
 {
     uint64_t bytes = (c->comm.size - 1) * op->part_bytes;
@@ -91,8 +91,7 @@ static pd_status put_on_stream(struct nccl_comm *c, const struct pd_comm_op *op,
     return st ? st : pd_dev_event_record(f->dev, flight->ended, c->stream, err);
 }
 
-/* The host is never more than FLIGHTS operations ahead. Whoever waits for a flight that was waited for has what its peers
- * need on the way. */
+/* Keeps the host at most FLIGHTS operations ahead. If a flight was waited for, everything its peers need is queued. */
 static pd_status take_flight(struct nccl_comm *c, struct flight **ret_flight, struct pd_error *err)
 {
     struct flight *flight = &c->flights[c->operations % FLIGHTS];
@@ -146,7 +145,7 @@ pd_status nccl_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error
         op->status = nccl_state_of(f, &op->error);
         if (!op->status)
             op->status = pd_dev_event_wait(f->dev, f->compute, flight->ended, &op->error);
-        else if (pd_dev_stream_sync(f->dev, c->stream, &ignored)) /* nobody touches its pieces any more */
+        else if (pd_dev_stream_sync(f->dev, c->stream, &ignored)) /* nothing uses its pieces any more */
             op->error = f->error;
         op->done = 1;
     }

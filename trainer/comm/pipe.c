@@ -2,7 +2,7 @@
 
 #include "ckpt/base/checked.h"
 
-/* Bytes after which the other side is told, so that both copy at the same time and out of the cache. */
+/* Signals the peer after this many bytes, so that both copy concurrently and from cache. */
 #define BURST_BYTES (UINT64_C(128) << 10)
 #define RING_BYTES_MAX (UINT64_C(1) << 20)
 
@@ -10,7 +10,7 @@ struct pipe_head {
     uint64_t sequence, bytes, cuts;
 };
 
-/* A digest of the lengths of a device's pieces; 0: they are the host's. What NCCL could not send is found without a GPU, too. */
+/* A digest of the lengths of device pieces; 0 for host pieces. Finds, even without a GPU, what NCCL could not send. */
 static uint64_t cuts_of(struct pd_cursor walk)
 {
     uint64_t digest = 0;
@@ -98,7 +98,7 @@ static struct pd_cursor head_cursor(const struct pd_comm_piece *piece)
     return (struct pd_cursor){.pieces = piece, .count = 1, .left = piece->bytes};
 }
 
-/* Integers are added out of the ring, whole ones. */
+/* Adds whole integers directly from the ring. */
 #define MESSAGE_ALIGN sizeof(uint64_t)
 
 static uint64_t padding(const _Atomic uint64_t *at)

@@ -24,7 +24,7 @@ uint32_t pd_progress_slot_of(const struct pd_member_info *members, uint32_t size
     return mine;
 }
 
-/* Of the pieces of a collective's exchange, either way: at most three a rank that it is with at once, and rounds are with few
+/* Pieces in an exchange of a collective, in one direction: at most three per rank it involves, and rounds involve few
  * (reduce_scatter.c, all_gather.c). */
 static uint64_t pieces_max(uint32_t size)
 {
@@ -103,7 +103,7 @@ static uint64_t bytes_of(const struct pd_comm_op *op)
     return bytes + op->part_bytes;
 }
 
-/* Threads have the mailboxes in common, and who is done first would unlock them for all. */
+/* Threads share the mailboxes; the first to finish would unpin them for all. */
 static uint64_t mailbox_bytes(const struct pd_progress *engine)
 {
     const struct pd_segment_shape *shape = &engine->segment->shape;
@@ -334,7 +334,7 @@ pd_status pd_progress_new(const struct pd_comm_transport *transport, struct pd_p
     return PD_OK;
 }
 
-/* Fails what is pending and tells the peers; whoever gives up because another rank is missing names that one. */
+/* Fails pending operations and tells the peers. If another rank was missing, names that one. */
 static void engine_break(struct pd_progress *engine, enum pd_member_state state)
 {
     pthread_mutex_lock(&engine->lock);

@@ -1,15 +1,15 @@
-/* The sum of a part goes to its owner, host by host:
+/* Sends the sum of each part to its owner, host by host:
  *
- *   inside   the ranks of a host divide the parts of a round: the one whose column a part is in (hosts.h) adds what the others
- *            send it to its own, in place
- *   outside  it sends that sum to the part's owner, who adds it
+ *   inside   the ranks of a host divide the parts of a round: the owner's peer (hosts.h) adds the others' values to its own,
+ *            in place
+ *   outside  it sends that sum to the part's owner, which adds it
  *
- * Parts are cut into chunks of elements, and each chunk is done in rounds of some hosts: in a round hosts send to those `from`
- * to `to` after them. One exchange carries the inside of a round and the outside of the round before it, so links between
- * hosts work while sums are made. A rank's own host is part of a chunk's first round.
+ * Parts are cut into chunks of elements, and each chunk runs in rounds of some hosts: in a round each host sends to those
+ * `from` to `to` after it. One exchange carries the inside of a round and the outside of the previous one, so links between
+ * hosts are busy while sums are computed. A rank's own host is in a chunk's first round.
  *
- *   room  where parts are a device's, sums are made in it. Two halves, one a round in turn: (hosts, parts of a host in this
- *         column, chunk), and at its end, one a chunk in turn, (chunk) of the own part
+ *   room  buffer for sums of device parts. Two halves, used by rounds in turn: (hosts, parts of a host that this rank sums,
+ *         chunk), and at the end of each, used by chunks in turn, (chunk) of the own part
  */
 #include "ckpt/base/checked.h"
 #include "trainer/comm/progress.h"
@@ -32,7 +32,7 @@ struct walk {
     uint32_t hosts;   /* other hosts in a round */
     uint64_t rounds;  /* of a chunk */
     uint32_t columns; /* parts of another host that are this rank's to add, at most */
-    uint64_t half;    /* elements of half of the room */
+    uint64_t half;    /* elements in half of the room */
     struct pd_messages messages;
 };
 
@@ -61,7 +61,7 @@ static struct walk walk_of(struct pd_progress *engine, const struct pd_comm_op *
     if (op->memory)
         w.chunk = pd_min_u64(w.chunk, half / (columns + 1));
     else if (hosts->largest == 1 && others <= PD_STAGING_UNITS_MAX)
-        w.chunk = pd_max_u64(w.count, 1); /* nothing is added inside, and there is a lane to each */
+        w.chunk = pd_max_u64(w.count, 1); /* nothing is added inside; every rank has a lane */
     w.hosts = 1;
     while (w.hosts < others && (w.hosts + 1) * hosts->largest <= PD_ROUND_PARTS &&
            (!op->memory || ((w.hosts + 1) * columns + 1) * w.chunk <= half))
@@ -78,7 +78,7 @@ static struct walk walk_of(struct pd_progress *engine, const struct pd_comm_op *
     return w;
 }
 
-/* Of a chunk's elements. The first chunks are a quarter and a half of the others, so that links soon have something to send. */
+/* First element of a chunk. The first chunks are a quarter and a half as long, so that links soon have data to send. */
 static uint64_t first_of(const struct walk *w, uint64_t chunk)
 {
     const uint64_t quarter = w->chunk / 4;
@@ -115,7 +115,7 @@ static void receive(struct walk *w, uint32_t peer, uint64_t *sum, uint64_t count
     w->engine->recvs[w->messages.recv_count++] = (struct pd_comm_piece){peer, sum, count * sizeof *sum};
 }
 
-/* Of a part whose sums on this host are this rank's: its own addend now, the others' in the exchange. */
+/* For a part that this rank sums for its host: adds its own value now, the others' in the exchange. */
 static pd_status add_here(struct walk *w, uint32_t part, uint64_t *sum, const struct round *r, struct pd_error *err)
 {
     const struct pd_hosts *hosts = &w->engine->hosts;
@@ -130,7 +130,7 @@ static pd_status add_here(struct walk *w, uint32_t part, uint64_t *sum, const st
     return PD_OK;
 }
 
-/* Of the j-th part of a host, which is in this rank's column. */
+/* The sum of a host's j-th part among those this rank forms. */
 static uint64_t *sum_of(const struct walk *w, const struct round *r, uint32_t distance, uint32_t j)
 {
     const struct pd_hosts *hosts = &w->engine->hosts;
@@ -139,7 +139,7 @@ static uint64_t *sum_of(const struct walk *w, const struct round *r, uint32_t di
     return r->sums + ((distance - r->from) * w->columns + j / pd_hosts_ranks(hosts, hosts->mine)) * w->chunk;
 }
 
-/* One that is alone on its host has nothing to add for others. */
+/* A rank alone on its host has nothing to add for others. */
 static pd_status add_inside(struct walk *w, const struct round *r, struct pd_error *err)
 {
     const struct pd_hosts *hosts = &w->engine->hosts;

@@ -19,8 +19,7 @@
 
 #define SEGMENT_MAGIC UINT64_C(0x7064636f6d6d3031)
 
-/* Slots are ranks of one host, so none of these products can overflow. Everything but the mailboxes, in whole pages a slot.
- */
+/* Slots are ranks of one host, so these products cannot overflow. All except mailboxes, in whole pages per slot. */
 static uint64_t table_bytes(const struct pd_segment_shape *shape)
 {
     uint64_t row = PD_CACHE_LINE + sizeof(struct pd_member) + shape->slots * shape->pair_bytes;

@@ -1,5 +1,5 @@
-/* A part of a communicator as one of its own. Three agreements on the parent: who has which colour, where the shared memory
- * of each part is, and whether everybody has it. */
+/* Splits a communicator. Three agreements on the parent: each rank's colour, where each part's shared memory is, and whether
+ * all ranks succeeded. */
 #include "trainer/comm/progress.h"
 
 #include <stdlib.h>
@@ -52,7 +52,7 @@ static pd_status segment_share(struct pd_progress *parent, const struct split_pl
     return st;
 }
 
-/* Whether all of the parent have what they need, threads included. */
+/* Whether all ranks of the parent have what they need, threads included. */
 static pd_status agree(struct pd_progress *parent, pd_status st, pd_status peers, struct pd_error *err)
 {
     uint64_t failed = st != PD_OK;
@@ -113,6 +113,6 @@ pd_status pd_progress_split(struct pd_comm *comm, const struct pd_comm_part *par
     free(tickets);
     free(plan.ranks);
     free(plan.members);
-    if (st) pd_progress_abort(comm); /* where this rank is in the order of operations the others do not know */
+    if (st) pd_progress_abort(comm); /* the others do not know how many operations this rank has completed */
     return pd_error_context(err, st, "splitting a communicator of %u ranks", comm->size);
 }

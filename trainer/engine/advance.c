@@ -37,7 +37,7 @@ static double spread(const struct judged *j)
     return sqrt(j->state->guard.variance);
 }
 
-/* What is wrong that the run goes back for; NULL: nothing is. fp16 overflows by design, so there only a loss tells. */
+/* The reason to roll back, or NULL. fp16 overflows by design, so there only the loss counts. */
 static const char *rollback_cause(const struct judged *j)
 {
     const struct pd_guard_state *g = &j->state->guard;
@@ -74,7 +74,7 @@ static pd_status skip(const struct judged *j, bool says, struct pd_run_state *st
     return PD_OK;
 }
 
-/* Not behind the rollback before: what that undid stays undone. */
+/* Not to before the previous rollback's end: what that undid stays undone. */
 static pd_status roll_back(const struct judged *j, const char *what, bool says, struct pd_rollbacks *all,
                            struct pd_error *err)
 {

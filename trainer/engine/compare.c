@@ -7,14 +7,14 @@
 #include <string.h>
 
 #define VOTES_MAX 4u                         /* the first is the step's own */
-#define COMPARING UINT64_C(0x636f6d70617265) /* among what is drawn from a seed */
+#define COMPARING UINT64_C(0x636f6d70617265) /* separates this use of the seed */
 
-/* Which micro-batches this time, and who computes them again: in pass p group g does so for g + shifts[p]. */
+/* The micro-batches to compare, and who recomputes them: in pass p group g does so for g + shifts[p]. */
 struct comparison {
     struct pd_engine *e;
     uint64_t first_sample;
     uint32_t groups, passes, shifts[VOTES_MAX - 1];
-    uint64_t *own, *all; /* (world, VOTES_MAX) sums of terms of each rank's micro-batch: what this one found; what all did */
+    uint64_t *own, *all; /* (world, VOTES_MAX) sums of terms of each rank's micro-batch: this rank's; everyone's */
 };
 
 static bool is_due(const struct pd_engine *e)
@@ -33,7 +33,7 @@ static uint32_t micro_batch_of(const struct pd_engine *e, uint32_t group)
     return pd_lanes_choose(&e->own->lanes, group, draw(e, group));
 }
 
-/* Of the micro-batch in a slot, from now on. */
+/* Starts counting for the micro-batch in a slot. */
 static pd_status begin_count(struct pd_engine *e, uint32_t slot, struct pd_error *err)
 {
     const struct pd_term_count *c = &e->own->counted;
@@ -58,7 +58,7 @@ pd_status pd_compare_begin(struct pd_engine *e, struct pd_error *err)
     return is_due(e) ? begin_count(e, micro_batch_of(e, group) - pd_lanes_first(&e->own->lanes, group), err) : PD_OK;
 }
 
-/* The rank of this one's place in a group so many further on. */
+/* The rank with this one's place, `shift` groups further on. */
 static uint32_t rank_at(const struct comparison *c, uint32_t rank, uint32_t shift)
 {
     struct pd_rank_place place = pd_layout_place(&c->e->grid.layout, rank);
@@ -89,7 +89,7 @@ static bool all_agree(const struct comparison *c)
     return true;
 }
 
-/* Of a rank's micro-batch: the vote that most have cast, or VOTES_MAX where there is no majority. */
+/* The vote with a majority for a rank's micro-batch, or VOTES_MAX. */
 static uint32_t majority(const uint64_t *votes, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Those that compute; NCCL only carries bytes. */
+/* Libraries that compute; NCCL only moves bytes. */
 static const char *const keys[PD_GPU_LIBRARY_COUNT] = {[PD_GPU_CUBLASLT] = "cublaslt"};
 
 pd_status pd_computed_on(const struct pd_rank_device *device, char **ret_text, struct pd_error *err)

@@ -33,7 +33,7 @@ bool pd_blocks_leave_device(const struct pd_engine_options *o)
     return pd_leaves_device(o, o->config->offload.parameters) || pd_leaves_device(o, o->config->offload.gradients);
 }
 
-/* On a GPU, whose memory is what a pass over all sums costs. Pieces of sequences are terms by themselves. */
+/* On a GPU, where a pass over all sums costs memory bandwidth. Pieces of sequences are terms by themselves. */
 static bool adds_in_place(const struct pd_engine *e)
 {
     const struct pd_layout *layout = &e->grid.layout;
@@ -47,7 +47,7 @@ struct pd_lanes pd_lanes_of(const struct pd_config *c, uint32_t dp)
     return (struct pd_lanes){micro_batches, c->numerics.lanes ? c->numerics.lanes : micro_batches, dp};
 }
 
-/* Codes of all weights take as much as their working copies: not where these have left the device for want of room. */
+/* Codes of all weights need as much memory as working copies: do not keep them if those were moved off the device. */
 static bool keeps_codes(const struct pd_engine *e)
 {
     const struct pd_config *c = e->options.config;
@@ -128,8 +128,8 @@ static pd_status build_model(struct pd_engine *e, struct pd_arena *arena, struct
     return PD_OK;
 }
 
-/* Several ranks are processes unless asked otherwise (trainer/launch/starter.c). Where auto finds no mpirun and makes them
- * threads, they take less than is counted here. */
+/* Several ranks are processes unless configured otherwise (trainer/launch/starter.c). If auto finds no mpirun and uses
+ * threads, they need less than counted here. */
 static bool are_processes(const struct pd_config *c)
 {
     return PERDURE_HAVE_MPI && c->layout.transport != PD_TRANSPORT_LOCAL;
@@ -155,7 +155,7 @@ static struct pd_attention largest_attention(const struct pd_engine *e)
 
 #define CAPABILITY_FP8 89u
 
-/* Tensor cores of older GPUs know no fp8, and anything else in their place would be slower than bf16. */
+/* Tensor cores of older GPUs lack fp8, and emulating it would be slower than bf16. */
 pd_status pd_check_fp8(const struct pd_config *c, const char *name, uint32_t capability, struct pd_error *err)
 {
     if (c->numerics.linears != PD_LINEARS_FP8 || capability >= CAPABILITY_FP8) return PD_OK;
@@ -223,7 +223,7 @@ struct pd_gemm pd_engine_gemm(const struct pd_engine *e)
 
 /* ---- phases of the recipe, in the order in which they take memory ---- */
 
-/* In the memory of the gradients, of which there are none yet, where there is enough of it. */
+/* Uses the gradients' memory, still unused, if it is large enough. */
 static void take_gemm(struct pd_engine *e, struct pd_arena *arena)
 {
     if (!e->options.is_gpu) return;
@@ -288,7 +288,7 @@ static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_er
     l->sum = l->host_copy = pd_arena_take(arena, PD_MEMORY_BUFFERS, sizeof *l->sum);
     if (e->options.is_gpu) l->host_copy = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, sizeof *l->sum);
     take_count(e, arena);
-    /* State in files brings a ring of its own: what is left to the staging is a copy between tiers. */
+    /* State in files has its own ring: staging then only copies between tiers. */
     const bool has_ring = e->options.config->offload.optimizer == PD_PLACE_NVME;
     e->staging.bytes = has_ring ? STAGING_BYTES_MIN : staging_bytes_of(e->options.model, &e->grid.layout);
     e->staging.data = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, e->staging.bytes);

@@ -83,7 +83,7 @@ void pd_gpus_find(struct pd_gpus *ret)
 
 /* ---- by name ---- */
 
-/* The first whose word occurs in the name, whole: an A1000 is no A100. */
+/* The first entry whose word occurs in the name as a whole word: an A1000 is not an A100. */
 static const struct known {
     const char *word;
     double matmul_flops;
@@ -135,7 +135,7 @@ const char *pd_gpu_machine_name(const char *name)
 
 /* ---- libraries ---- */
 
-/* A function of the library gives it as one number: major * 10000 + minor * 100 + patch from `wide_from` on, * 1000 before. */
+/* A library function returns it as one number: major * 10000 + minor * 100 + patch from `wide_from` on, * 1000 before. */
 static const struct library {
     const char *name, *files[3], *function;
     uint64_t wide_from;

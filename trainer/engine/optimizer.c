@@ -99,7 +99,7 @@ static uint64_t beside_rank(const struct pd_engine *e, uint32_t mark)
     return (uint64_t)mark << 32 | (mark == UINT32_MAX ? UINT32_MAX : e->grid.rank);
 }
 
-/* The first of what all ranks found, and who found it. */
+/* The first problem found by any rank, and by whom. */
 static pd_status find_marks(const struct pd_engine *e, struct pd_found *ret_found, struct pd_error *err)
 {
     uint64_t first[] = {pd_zero_out_of_range(e->zero), beside_rank(e, pd_zero_not_finite(e->zero)),
@@ -113,7 +113,7 @@ static pd_status find_marks(const struct pd_engine *e, struct pd_found *ret_foun
     return PD_OK;
 }
 
-/* What gradients are still multiplied by: it is out of terms. */
+/* The factor still in the gradients; terms no longer have it. */
 static double loss_scale_of(const struct pd_engine *e)
 {
     return pd_zero_held(e->zero)->makes_terms ? 1 : e->loss_scale;

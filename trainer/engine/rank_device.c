@@ -9,7 +9,7 @@
 
 #define MODULE "device"
 
-#define SPANS_MAX (1u << 16) /* of a step; what is more is counted as lost */
+#define SPANS_MAX (1u << 16) /* per step; more are counted as lost */
 
 static bool is_left_out(uint32_t index, const char *left_out)
 {
@@ -19,7 +19,7 @@ static bool is_left_out(uint32_t index, const char *left_out)
     return identity[0] && strstr(left_out, identity);
 }
 
-/* The rank_here-th of those that are not left out, and again from the first one on. */
+/* The rank_here-th GPU not left out, starting over after the last. */
 static uint32_t choose_gpu(uint32_t count, uint32_t rank_here, const char *left_out)
 {
     uint32_t usable = 0;

@@ -17,7 +17,7 @@ struct pd_scratch {
     struct part parts[PD_SCRATCH_PARTS];
 };
 
-/* Spans of one part, malloc'ed: a box, a set, or two for each place. */
+/* Spans of one part, malloc'ed: a box, a set, or two per place. */
 struct spans {
     uint64_t *bytes;
     uint32_t count;
@@ -61,7 +61,7 @@ static pd_status spans_of(const struct pd_engine *e, int part, struct spans *ret
     return PD_OK;
 }
 
-/* What a part is to the rank's device. */
+/* How the rank's device uses each part. */
 static const struct {
     const char *name, *lane_in, *lane_out;
     enum pd_rank_stream in, out;

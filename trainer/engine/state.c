@@ -160,7 +160,7 @@ pd_status pd_state_init_memory(struct pd_state *s, const struct pd_identity *ide
     pd_parallel(s->engine->pool, pd_zero_held(s->engine->zero)->box_count, init_box, s);
     if (s->mirror) {
         PD_TRY(pd_state_mirror_in(s->mirror, err));
-        PD_TRY(pd_zero_share_state(s->engine->zero, err)); /* replicas are mirrored where they are owned */
+        PD_TRY(pd_zero_share_state(s->engine->zero, err)); /* replicas are mirrored on their owner */
     }
     return pd_zero_refresh_compute(s->engine->zero, err);
 }

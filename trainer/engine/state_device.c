@@ -1,4 +1,4 @@
-/* Optimizer state in the memory that computes. On a GPU the host reads and writes a mirror of it. */
+/* Optimizer state in compute memory. On a GPU the host uses a mirror of it. */
 #include "offload/adamw.h"
 #include "trainer/engine/state_internal.h"
 

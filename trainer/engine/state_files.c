@@ -1,11 +1,9 @@
-/* Optimizer state in files (offload.optimizer: nvme): a generation an update (offload/optimizer_store.h).
+/* Optimizer state in files (offload.optimizer: nvme): one generation per update (offload/optimizer_store.h). The working
+ * copy and gradients are in memory; master and moments are boxes of a generation, the same boxes as in a rank's shard.
+ * Initial or loaded state passes through the gradients' memory, still unused, one kind at a time.
  *
- * Memory holds the working copy and the gradients; master and moments are boxes of a generation, the same boxes that a
- * rank's shard has. What is made or loaded passes through the memory of the gradients, one kind at a time, since there are
- * none yet.
- *
- * On a GPU gradients and working copies are the device's. An update is the host's: gradients come out and copies go in by
- * extents (offload/crossing.h). What is made or loaded passes set by set through memory of the host. */
+ * On a GPU gradients and working copies are in device memory. The host computes updates: gradients come out and copies go in
+ * by extents (offload/crossing.h). Initial or loaded state passes set by set through host memory. */
 #include "trainer/engine/state_files.h"
 
 #include "ckpt/base/owner.h"
@@ -25,15 +23,15 @@ struct in_files {
     uint64_t ring_bytes;
     struct pd_owner ring_owner;
     bool is_updating; /* the update has it */
-    void *kept;       /* (kept_bytes) what offload.optimizer_budget keeps in memory beside its file; NULL: none */
+    void *kept;       /* (kept_bytes) state kept in memory beside its file by offload.optimizer_budget; NULL: none */
     uint64_t kept_bytes;
     float *passage;       /* on a GPU: a set that is made or loaded, between files and device; the rank's thread alone */
-    void *crossing_bytes; /* on a GPU: what crosses in an update; the crossing's */
+    void *crossing_bytes; /* on a GPU: buffers of the crossing */
 
     struct pd_vfs *vfs;         /* from here on: while it is open */
     struct pd_shard_box *boxes; /* (box_count) of this rank's shard */
     uint32_t box_count;
-    const struct pd_zero_box **held; /* (box_count) of pd_zero: what the rank holds of each */
+    const struct pd_zero_box **held; /* (box_count) of pd_zero: the rank's held part of each box */
     bool *wanted;                    /* (tensors) of one load */
     struct pd_crossing *crossing;    /* on a GPU */
     struct pd_optimizer_store *store;
@@ -60,7 +58,7 @@ static const struct pd_zero_box *first_of_set(const struct pd_state *s, uint32_t
     return &held->boxes[held->first_box[set]];
 }
 
-/* Memory of a box that is held while there are no gradients; on a GPU the host's, of one set at a time. */
+/* Memory for a held box while there are no gradients; on a GPU host memory, for one set at a time. */
 static float *passage_of(const struct pd_state *s, const struct pd_zero_box *b)
 {
     const uint32_t set = s->engine->options.model->tensors.tensors[b->tensor].unit;
@@ -87,7 +85,7 @@ static pd_status rank_boxes(const struct pd_state *s, struct pd_shard_box **ret_
                                  ret_boxes, ret_count, err);
 }
 
-/* Heap that all of this takes at most while it is open, by arithmetic. */
+/* Computes the most heap used while it is open. */
 static uint64_t heap_bytes(const struct pd_state *s, const struct pd_shard_box *boxes, uint32_t count)
 {
     const struct pd_tensor_table *tensors = &s->engine->options.model->tensors;
@@ -255,13 +253,13 @@ static pd_status open_state(struct pd_state *s, struct pd_vfs *vfs, struct pd_st
     return st;
 }
 
-/* ---- filling: sets whose gradients have a place in memory at the same time ---- */
+/* ---- filling: sets whose gradients are in memory at the same time ---- */
 
 struct sets {
     uint32_t begin, end;
 };
 
-/* Where sums of blocks are in files, two blocks have a place; on a GPU one set has. */
+/* If blocks' sums are in files, two blocks have buffers; on a GPU one set. */
 static struct sets first_sets(const struct pd_state *s)
 {
     const uint32_t all = pd_zero_held(s->engine->zero)->set_count;
@@ -286,7 +284,7 @@ static bool is_in(const struct pd_state *s, struct sets sets, uint32_t box)
     return unit_of(s, box) >= sets.begin && unit_of(s, box) < sets.end;
 }
 
-/* On a GPU by way of the device's gradients, of which there are none yet. */
+/* On a GPU through the device's gradients, still unused. */
 static pd_status put_parameters(struct pd_state *s, uint32_t held, struct pd_error *err)
 {
     const struct pd_zero_box *b = &pd_zero_held(s->engine->zero)->boxes[held];
@@ -296,7 +294,7 @@ static pd_status put_parameters(struct pd_state *s, uint32_t held, struct pd_err
     return pd_zero_put_parameters(s->engine->zero, held, there, err);
 }
 
-/* One kind of the sets' boxes from their passage into the file; of parameters also the working copy. */
+/* Writes one kind of the sets' boxes from their buffer to the file; for parameters also the working copy. */
 static pd_status put_kind(struct pd_state *s, struct sets sets, enum pd_kind kind, struct pd_error *err)
 {
     struct in_files *f = own(s);
@@ -306,7 +304,7 @@ static pd_status put_kind(struct pd_state *s, struct sets sets, enum pd_kind kin
         PD_TRY(pd_optimizer_store_put(f->store, b, 0, passage(s, b), elements_of(s, b), err));
         if (kind == PD_PARAM) PD_TRY(put_parameters(s, held, err));
     }
-    return s->engine->options.is_gpu ? pd_math_sync(s->engine->math, err) : PD_OK; /* the passage is somebody else's next */
+    return s->engine->options.is_gpu ? pd_math_sync(s->engine->math, err) : PD_OK; /* the buffer is reused next */
 }
 
 struct init_job {
@@ -403,7 +401,7 @@ static pd_status load(struct pd_state *s, struct pd_vfs *vfs, struct pd_group *g
 
 /* ---- updating ---- */
 
-/* Where gradient and copy of a box are, from one of its elements on. */
+/* Where gradient and copy of a box are, from a given element on. */
 static pd_status find(struct pd_state *s, uint32_t box, uint64_t first, const float **ret_gradient, void **ret_copy,
                       struct pd_error *err)
 {

@@ -1,8 +1,6 @@
-/* Optimizer state in the host's memory beside a GPU (offload.optimizer: cpu).
- *
- * Master and moments are pinned memory of the host, which saves and loads read and write in place: there is no mirror.
- * Gradients and working copies are the GPU's, and cross in extents (offload/host_update.h) through `buffers`, which nobody
- * else uses. */
+/* Optimizer state in host memory beside a GPU (offload.optimizer: cpu). Master and moments are pinned host memory; saves and
+ * loads use them in place, without a mirror. Gradients and working copies are on the GPU and cross in extents
+ * (offload/host_update.h) through `buffers`, used by nothing else. */
 #include "trainer/engine/state_internal.h"
 
 #include "offload/host_update.h"

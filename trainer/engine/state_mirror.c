@@ -6,8 +6,8 @@
 
 #define PAGE_ELEMENTS (PD_ARENA_ALIGN / sizeof(float))
 
-/* Boxes of a page and more come first and take whole pages, so that saves and loads move them by direct I/O, and so that the
- * size depends on which boxes are owned and not on where they lie. */
+/* Boxes of a page and more come first, in whole pages. Saves and loads then move them by direct I/O, and the size depends
+ * only on which boxes are owned. */
 static uint64_t place_boxes(struct pd_state_mirror *m, bool is_large, uint64_t elements)
 {
     for (uint32_t i = 0; i < m->held->box_count; i++) {

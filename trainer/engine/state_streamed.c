@@ -1,11 +1,11 @@
-/* Optimizer state in the host's memory, updated by the GPU through which it streams (offload.update: device).
+/* Optimizer state in host memory, updated by the GPU through which it streams (offload.update: device).
  *
  *   window i + 1   state of the host goes in              on PD_STREAM_OPTIMIZER_IN
  *   window i                          update              on compute
  *   window i - 1                              and out     on PD_STREAM_OPTIMIZER_OUT
  *
- * Master and moments are pinned memory of the host, as in state_host.c. Saves and loads read and write them in place, and find
- * them whole: an update returns once all of it is back. Gradients and working copies never leave the GPU. */
+ * Master and moments are pinned host memory, as in state_host.c. Saves and loads use them in place; they are complete,
+ * because an update returns only when all of it is back. Gradients and working copies never leave the GPU. */
 #include "trainer/engine/state_internal.h"
 
 #include <stdlib.h>

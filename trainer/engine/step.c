@@ -1,4 +1,4 @@
-/* One training step, readable from top to bottom: see engine.h for its outline. */
+/* One training step, readable from top to bottom; engine.h has the outline. */
 #include "trainer/engine/engine_internal.h"
 
 #include "ckpt/base/clock.h"
@@ -21,13 +21,13 @@ struct step {
     bool learns;         /* false: forward only */
     bool compares;       /* gradients of one micro-batch are made for comparing, and added to nothing */
     uint32_t compared;   /* that one */
-    uint32_t first_slot; /* of this pass, where a validation takes several */
+    uint32_t first_slot; /* of this pass, if a validation needs several */
     uint64_t first_sample;
     uint32_t coarser; /* than usual is the quantum of terms, by 2^16 each */
     struct pd_lanes lanes;
     uint64_t sequences;               /* that count, of all ranks */
     const struct pd_set_order *order; /* in which it reads parameters */
-    uint32_t next;                    /* place in it */
+    uint32_t next;                    /* position in it */
     bool has_losses;                  /* in the sum: the head is here */
     uint64_t tokens, wait_ns;
     uint64_t stage_ns[PD_STEP_STAGES];
@@ -45,7 +45,7 @@ static void end_stage(struct step *s, enum pd_step_stage stage, uint64_t *since_
 
 /* ---- input and loss ---- */
 
-/* A sequence cut into the pieces of this rank, behind the `sequence` before it in each. */
+/* Cuts a sequence into this rank's pieces, after sequence `sequence` - 1 in each. */
 static void scatter(struct pd_engine *e, const int32_t *from, uint64_t sequence, int32_t *to)
 {
     const struct pd_partition *p = &e->grid.partition;
@@ -90,7 +90,7 @@ static uint64_t micro_batch_of(const struct step *s, uint32_t slot)
     return (uint64_t)pd_lanes_first(&s->lanes, s->e->grid.place.dp) + s->first_slot + slot;
 }
 
-/* This rank has no micro-batch in this slot: it takes part in the transfers of its stage only. */
+/* A slot without a micro-batch on this rank: it only takes part in its stage's transfers. */
 static bool is_padding(const struct step *s, uint32_t slot)
 {
     return s->compares ? slot > 0 : pd_lanes_is_padding(&s->lanes, s->e->grid.place.dp, s->first_slot + slot);
@@ -124,7 +124,7 @@ static pd_status account(struct step *s, uint32_t slot, struct pd_error *err)
     return pd_transformer_add_losses(s->e->transformer, s->e->own->loss.sum, err);
 }
 
-/* Behind all micro-batches: where the host waits for a GPU. */
+/* Called after all micro-batches; here the host waits for a GPU. */
 static pd_status read_loss(const struct step *s, struct pd_error *err)
 {
     struct pd_engine *e = s->e;
@@ -148,8 +148,7 @@ static bool is_end(const struct pd_engine *e, uint32_t set)
     return set == 0 || set == head_set(e);
 }
 
-/* The next sets from place `at` on, as many as may be. Breadth first the micro-batches of a unit follow each other: what comes
- * behind all of them. */
+/* Prefetches as many sets as allowed, from position `at` on. Breadth first: those after all micro-batches of the unit. */
 static pd_status run_ahead(const struct step *s, uint32_t at, struct pd_error *err)
 {
     const struct pd_set_order *order = s->order;
@@ -162,7 +161,7 @@ static pd_status run_ahead(const struct step *s, uint32_t at, struct pd_error *e
     return PD_OK;
 }
 
-/* The parameters of `set`, which is the next in order, while those after it are on their way. */
+/* Gets the parameters of `set`, the next in order, while later ones are in flight. */
 static pd_status enter(struct step *s, uint32_t set, void *const **ret_weights, struct pd_error *err)
 {
     pd_heartbeat_block(set);
@@ -204,7 +203,7 @@ static pd_status block_forward(struct step *s, uint32_t slot, uint32_t block, vo
     return PD_OK;
 }
 
-/* One unit of one micro-batch, whose parameters are `weights`. */
+/* Runs one unit on one micro-batch with parameters `weights`. */
 static pd_status unit_forward(struct step *s, const struct pd_action *a, uint32_t unit, void *const *weights,
                               struct pd_error *err)
 {
@@ -243,7 +242,7 @@ static pd_status forward(struct step *s, const struct pd_action *a, bool padding
 
 /* ---- backward ---- */
 
-/* What was saved of the block whose backward follows that of `unit` in this action, or comes in one after it. */
+/* Prefetches saved activations of the block whose backward follows `unit`, in this action or a later one. */
 static pd_status prefetch_saved(struct step *s, const struct pd_action *a, uint32_t unit, struct pd_error *err)
 {
     struct pd_transformer *t = s->e->transformer;
@@ -257,7 +256,7 @@ static pd_status prefetch_saved(struct step *s, const struct pd_action *a, uint3
     return PD_OK;
 }
 
-/* Where backward puts those of a micro-batch, or adds them. */
+/* Where backward writes, or accumulates, a micro-batch's gradients. */
 static pd_status micro_batch_gradients(const struct step *s, uint32_t set, uint32_t slot, float *const **ret_gradients,
                                        struct pd_error *err)
 {
@@ -288,7 +287,7 @@ static pd_status head_backward(struct step *s, const struct pd_action *a, bool p
     return push_gradients(s, head_set(e), a->slot, err);
 }
 
-/* What a device leaves behind that computes wrongly, for tests: once, or from then on. */
+/* Simulates a device that computes wrongly, for tests: once, or permanently. */
 static void flip_where_asked(struct pd_engine *e, float *gradient)
 {
     if (e->options.device) return;
@@ -321,7 +320,7 @@ static pd_status embed_backward(struct step *s, uint32_t slot, bool padding, voi
     return push_gradients(s, 0, slot, err);
 }
 
-/* One unit of one micro-batch. rows: what goes to the stage before. */
+/* One unit of one micro-batch. rows: sent to the stage before. */
 static pd_status unit_backward(struct step *s, const struct pd_action *a, uint32_t unit, bool padding, void *dstream,
                                void *rows, struct pd_error *err)
 {
@@ -367,7 +366,7 @@ static pd_status check_wishes(const struct step *s, struct pd_error *err)
     return wishes & SAVE ? e->save(e->save_context, err) : PD_OK;
 }
 
-/* Counts what will come from the neighbours, and starts the first of it. */
+/* Counts the expected receives and starts the first. */
 static pd_status begin_transfers(struct step *s, struct pd_error *err)
 {
     uint64_t streams = 0, gradients = 0;
@@ -428,7 +427,7 @@ static bool needs_coarser(const struct pd_step_result *result, const struct pd_f
     return found->out_of_range < UINT32_MAX && found->not_finite == UINT32_MAX && isfinite(result->loss);
 }
 
-/* fp16 overflows by design, and lowers its scale; elsewhere guard.non_finite says what follows. All ranks see the same sums. */
+/* fp16 overflows by design, and lowers its scale; otherwise guard.non_finite decides. All ranks see the same sums. */
 static pd_status check_finite(const struct step *s, struct pd_step_result *result, const struct pd_found *found,
                               struct pd_error *err)
 {
@@ -448,8 +447,8 @@ static pd_status check_finite(const struct step *s, struct pd_step_result *resul
             (unsigned long long)s->first_sample + c->batch.sequences - 1);
 }
 
-/* The norm needs all sums, the update needs the norm; a norm that is not finite skips it. Sums that arrived damaged or out of
- * range are not used: *ret_found says so. */
+/* The norm needs all sums, the update needs the norm; a norm that is not finite skips the update. Damaged or out-of-range
+ * sums are not used: see *ret_found. */
 static pd_status update(struct step *s, uint64_t updates, struct pd_step_result *result, struct pd_found *ret_found,
                         struct pd_error *err)
 {
@@ -507,7 +506,7 @@ static void unit_text(const struct pd_engine *e, uint32_t set, char *ret, size_t
         snprintf(ret, bytes, "%s", set ? "the head" : "the embedding");
 }
 
-/* A network, a library or memory changed what it carried. Nothing was updated, so the step is computed again. */
+/* A network, library or memory error changed data in transfer. Nothing was updated, so recompute the step. */
 static pd_status judge_damage(const struct step *s, const struct pd_found *before, const struct pd_found *now,
                               struct pd_error *err)
 {
@@ -628,8 +627,8 @@ pd_status pd_step_compare(struct pd_engine *e, uint64_t first_sample, uint32_t m
     return run_apart(&s, &options, err);
 }
 
-/* Ranks look at a wish to leave or to save before a micro-batch, or, where stages or micro-batches of a unit follow one
- * another, before a pass: then a pass has no more micro-batches than a step. */
+/* Ranks check for requests to leave or save before a micro-batch; with stages or breadth first, before a pass, and a pass
+ * then has no more micro-batches than a step. */
 pd_status pd_engine_validate(struct pd_engine *e, uint32_t sequences, double *ret_loss, struct pd_error *err)
 {
     const struct pd_layout *layout = &e->grid.layout;

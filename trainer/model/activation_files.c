@@ -1,9 +1,9 @@
-/* Saved activations in files: out after a block's forward, back before its backward, in flight while others compute.
+/* Saved activations in files: written after a block's forward, read before its backward, in flight while others compute.
  *
- * A place (slot and block) has two spans: its input, and what it keeps. Forward computes inputs in `turns`, two for each
- * micro-batch that is kept, which the blocks of a micro-batch take in turn, and what is kept in one of the regions; backward
- * reads both into a region. So memory is that of a few blocks, whatever the number of blocks and micro-batches. A budget keeps
- * places of the last blocks, whose backward comes first, in memory of their own. */
+ * A place (slot and block) has two spans: its input, and its saved activations. Forward computes inputs in `turns`, two per
+ * kept micro-batch, used by its blocks alternately, and saved activations in one of the regions. Backward reads both into a
+ * region. So the memory is that of a few blocks, whatever the number of blocks and micro-batches. A budget keeps places of
+ * the last blocks, whose backward comes first, in memory of their own. */
 #include "ckpt/base/checked.h"
 #include "trainer/model/transformer_internal.h"
 
@@ -21,7 +21,7 @@ static uint32_t kept_span(uint32_t place)
     return 2 * place + 1;
 }
 
-/* The places of the head follow those of the blocks; only its input is there, which takes turns with theirs. */
+/* Places of the head follow the blocks'; it has only an input, in the same turns. */
 static uint32_t block_places(const struct pd_transformer *t)
 {
     const struct pd_held *head = &t->held[t->model->config.layers];
@@ -33,7 +33,7 @@ static bool stays(const struct pd_transformer *t, uint32_t place)
     return place >= t->away.away_places && place < block_places(t);
 }
 
-/* What a block keeps, its input aside. */
+/* Bytes a block saves, without its input. */
 static uint64_t kept_bytes(const struct pd_transformer *t, uint32_t block)
 {
     struct pd_block_activations counted;
@@ -54,7 +54,7 @@ static uint32_t block_of_place(const struct pd_transformer *t, uint32_t place)
     return PD_NOT_HELD;
 }
 
-/* Blocks that are recomputed come first, so that the last place that leaves is one of the largest. */
+/* Recomputed blocks come first, so the last place to leave is one of the largest. */
 static void find_away_places(struct pd_transformer *t)
 {
     uint64_t stay = 0;
@@ -173,7 +173,7 @@ void pd_activations_take(struct pd_transformer *t, struct pd_arena *arena)
 
 /* ---- forward ---- */
 
-/* Nothing of what a region had is on its way out any more. */
+/* Waits until nothing of a region's data is being written. */
 static pd_status clear_region(struct pd_transformer *t, uint32_t region, struct pd_error *err)
 {
     const uint32_t place = t->away.region_place[region];
@@ -250,7 +250,7 @@ pd_status pd_transformer_prefetch(struct pd_transformer *t, uint32_t slot, uint3
     if (!pd_activations_are_away(t) || stays(t, place) || find_region(t, place) != PD_NOT_HELD) return PD_OK;
     PD_TRY(next_region(t, place, &region, err));
     t->away.is_back[region] = true;
-    PD_TRY(pd_spill_wait(t->away.spill, input_span(place), err)); /* it may still be on its way out */
+    PD_TRY(pd_spill_wait(t->away.spill, input_span(place), err)); /* it may still be in flight */
     PD_TRY(pd_spill_read(t->away.spill, input_span(place), t->away.regions[region], err));
     if (!kept_bytes(t, block)) return PD_OK;
     PD_TRY(pd_spill_wait(t->away.spill, kept_span(place), err));

@@ -1,16 +1,16 @@
-/* One transformer block, whatever its family:
+/* One transformer block of any family:
  *
  *   middle = x + attention(rope(head_norms(norm1(x) Wqkv + bqkv))) Wo + bo
  *   out    = middle + activation(norm2(middle) Wup + bup) Wdown + bdown
  *
- * Which norms, activation, positions and biases there are is a row of family.c.
+ * A row of family.c selects norms, activation, positions and biases.
  *
- * Wqkv and Wup are cut by rows (the columns of what they make): nothing is summed over ranks in forward, and the gradient
- * of the norm is a sum over chunks. Wo and Wdown are cut by columns and lie as a matrix a chunk: their product is the sum
- * over chunks. Sums over tokens go piece by piece.
+ * Wqkv and Wup are cut by rows (their output columns): forward sums nothing over ranks, and the gradient of the norm is a
+ * sum over chunks. Wo and Wdown are cut by columns and stored as one matrix per chunk: their product is the sum over chunks.
+ * Sums over tokens go piece by piece.
  *
- * Tensor-parallel ranks share the rows of x, middle and out (rows.c), forward and while they are kept. The exchange behind
- * each norm's gradient brings all rows of what the norm read, from which backward makes the norm once more. */
+ * Tensor-parallel ranks share the rows of x, middle and out (rows.c), in forward and while saved. The exchange after each
+ * norm's gradient gathers all rows of the norm's input, from which backward recomputes the norm. */
 #include "ckpt/base/trace.h"
 #include "trainer/model/transformer_internal.h"
 
@@ -45,7 +45,7 @@ static struct pass pass_of(struct pd_transformer *t, uint32_t slot, uint32_t blo
                          .hidden = t->model->config.hidden};
 }
 
-/* What a block has in that role, or NULL. */
+/* The block's weight with that role, or NULL. */
 static void *weight(const struct pass *p, enum pd_role role)
 {
     return p->places[role][0] < 0 ? NULL : p->w[p->places[role][0]];
@@ -76,7 +76,7 @@ static const char *shift(const struct pd_transformer *t, const void *base, uint6
     return (const char *)base + elements * t->element_bytes;
 }
 
-/* ---- what is cut by rows of the weight ---- */
+/* ---- weights cut by rows ---- */
 
 /* y (R,out) = x (R,C) W^T + bias;  W (out,C) */
 static pd_status columns_forward(const struct pass *p, uint64_t out, const void *x, const void *w, const void *bias, void *y,
@@ -225,7 +225,7 @@ static pd_status up_input(const struct pass *p, const struct pd_beside *beside, 
     return pd_chunk_sum_run(t, &sum, err);
 }
 
-/* ---- what is cut by columns of the weight ---- */
+/* ---- weights cut by columns ---- */
 
 struct row_parallel {
     enum pd_fp8_linear linear;
@@ -279,7 +279,7 @@ static pd_status rows_forward(const struct pass *p, const struct row_parallel *l
     return pd_chunk_sum_run(t, &sum, err);
 }
 
-/* dx (R,in) = dy W, where dy is dstream; in fp8 dW, too. */
+/* dx (R,in) = dy W, with dy = dstream; in fp8 also dW. */
 static pd_status rows_backward(const struct pass *p, const struct row_parallel *l, void *dx, struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
@@ -316,7 +316,7 @@ static pd_status rows_weights(const struct pass *p, const struct row_parallel *l
 
 /* ---- norms ---- */
 
-/* Of x: of all rows, or of those that this rank keeps. */
+/* For x: all rows, or those this rank keeps. */
 static struct pd_norm norm1_of(const struct pass *p, const void *x)
 {
     return pd_norm_of(p->t, x, weight(p, PD_ROLE_NORM1), bias_of(p, PD_ROLE_NORM1), p->a->mean1, p->a->rstd1, p->a->norm1);
@@ -413,7 +413,7 @@ pd_status pd_transformer_block_forward(struct pd_transformer *t, uint32_t slot, 
     return pd_activations_close(t, slot, block, err);
 }
 
-/* ---- gradients of weights, which wait for an exchange that they hide; in fp8, whose codes make room for others, they do not */
+/* ---- weight gradients, postponed to overlap an exchange; not in fp8, whose code buffers are reused ---- */
 
 static pd_status down_weights(void *pass, struct pd_error *err)
 {

@@ -1,4 +1,4 @@
-/* Attention of one block between the projections: RoPE, then whole sequences, or parts of them. */
+/* Attention of one block between the projections: RoPE, then whole sequences or parts of them. */
 #include "trainer/model/transformer_internal.h"
 
 static pd_status rotate_run(struct pd_transformer *t, const struct pd_micro_batch_input *input, struct pd_range rows,
@@ -16,7 +16,7 @@ static pd_status rotate_run(struct pd_transformer *t, const struct pd_micro_batc
     return rope.heads ? pd_rope(t->math, &rope, err) : PD_OK;
 }
 
-/* Of families whose heads have norms, head_norms.c rotates them; heads that are exchanged for rows, heads_exchange.c. */
+/* head_norms.c rotates if heads have norms; heads_exchange.c if heads are exchanged for rows. */
 static pd_status rotate(struct pd_transformer *t, const struct pd_micro_batch_input *input, struct pd_range rows,
                         const struct pd_qkv *x, uint64_t k_columns, bool inverse, struct pd_error *err)
 {

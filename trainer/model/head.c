@@ -1,5 +1,5 @@
 /* The head: final norm, logits, loss, and both gradients of the output matrix. Weights are norm weight, [norm bias,] output
- * matrix. Logits exist for a run of rows at a time, and no run crosses a piece; of all columns, or of some. */
+ * matrix. Logits are computed for a run of rows at a time, for all or some columns; runs do not cross pieces. */
 #include "ckpt/base/trace.h"
 #include "trainer/model/transformer_internal.h"
 
@@ -13,12 +13,12 @@ struct head {
     float scale;
 };
 
-/* Rows of one piece of the sequences, and what they add to the gradient of the output matrix. */
+/* Rows of one piece, and their addition to the gradient of the output matrix. */
 struct head_run {
     uint64_t row, rows;
     float *dmatrix; /* (V,C) of the piece, fp32 */
     bool goes_on;   /* dmatrix is of the runs before */
-    bool adds;      /* else: it takes what other micro-batches left there, where these are added up */
+    bool adds;      /* else: it reads what earlier micro-batches left, if these are summed */
 };
 
 /* A product that waits for an exchange to hide. */
@@ -42,7 +42,7 @@ static uint32_t place_of_matrix(const struct pd_transformer *t)
     return pd_norm_is_layer(t) ? 2 : 1;
 }
 
-/* The final norm of all rows: every rank brings those that it keeps. */
+/* Final norm of all rows: every rank contributes those it keeps. */
 static pd_status norm_forward(struct pd_transformer *t, uint32_t slot, void *const *weights, struct pd_norm *ret_norm,
                               struct pd_error *err)
 {
@@ -143,19 +143,19 @@ static pd_status head_multiply(void *product, struct pd_error *err)
 
 /* ---- some columns at a time ---- */
 
-/* Logits exist for some columns at a time, which needs less memory, and each logit is multiplied twice.
+/* Logits for some columns at a time. This needs less memory but multiplies each logit twice.
  *
- *   1  of each chunk of the vocabulary, columns after columns: the maximum, and the sum of exponentials relative to it
- *   2  the maximum over chunks and ranks; sums brought to it, their tree over chunks and ranks
- *   3  of all columns again: logits, their gradient over them, from it rows of the matrix' gradient and a link in the chunk's
- *      chain of the norm's
+ *   1  for each vocabulary chunk, columns after columns: the maximum, and the sum of exponentials relative to it
+ *   2  the maximum over chunks and ranks; sums converted to it, then their tree over chunks and ranks
+ *   3  for all columns again: logits, then their gradient in place, from it rows of the matrix' gradient and a link in the
+ *      chunk's chain for the norm's gradient
  *   4  the norm's gradient: the tree over chunks and ranks of these chains
  *
- * No columns cross a chunk, so what is computed does not know how many chunks a rank has.
+ * Column ranges do not cross chunks, so results do not depend on how many chunks a rank has.
  *
- * source  Wijmans et al. 2024, "Cut Your Losses in Large-Vocabulary Language Models" */
+ * source Wijmans et al. 2024, "Cut Your Losses in Large-Vocabulary Language Models" */
 
-/* Columns [begin, at most end) of those that exist at once. */
+/* Columns [begin, at most end) that are held at once. */
 static struct pd_range columns_from(const struct pd_transformer *t, uint64_t begin, uint64_t end)
 {
     const uint64_t most = t->options.logits_columns;
@@ -262,7 +262,7 @@ static pd_status dnorm_term(struct pd_transformer *t, const struct head *h, cons
     return pd_gemm(t->math, &g, err);
 }
 
-/* *last: the matrix' product of this rank's last columns, which is left for the exchange of dnorm to hide. */
+/* *last: the matrix product for this rank's last columns, left to overlap the exchange of dnorm. */
 static pd_status chunk_gradients(struct pd_transformer *t, const struct head *h, const struct head_run *r, uint32_t i,
                                  struct head_product *last, struct pd_error *err)
 {
@@ -299,9 +299,9 @@ static pd_status head_columns(struct pd_transformer *t, const struct head *h, co
     return pd_chunk_sum_run(t, &dnorm, err);
 }
 
-/* ---- the whole ---- */
+/* ---- both ways ---- */
 
-/* A run whose logits of all columns exist at once. */
+/* A run with the logits of all columns at once. */
 static pd_status whole_rows(struct pd_transformer *t, const struct head *h, const struct head_run *r, struct pd_error *err)
 {
     const struct pd_range all = {0, t->share.vocab_columns};
@@ -309,7 +309,7 @@ static pd_status whole_rows(struct pd_transformer *t, const struct head *h, cons
     PD_TRY(loss(t, h, r, err));
     if (!h->backward) return PD_OK;
     struct head_product dmatrix = {t->math, head_dmatrix(t, r, all)};
-    /* Gradient of the norm's output, a sum over chunks of the vocabulary; and the output matrix' meanwhile. */
+    /* Gradient of the norm's output, a sum over vocabulary chunks; the output matrix' gradient overlaps it. */
     const struct pd_beside beside[2] = {{head_multiply, &dmatrix}};
     const uint64_t vocab = t->model->config.vocab, hidden = t->model->config.hidden;
     for (uint32_t i = 0; i < t->tp.chunks; i++) {
@@ -325,7 +325,7 @@ static pd_status whole_rows(struct pd_transformer *t, const struct head *h, cons
     return pd_chunk_sum_run(t, &sum, err);
 }
 
-/* Where a micro-batch's dmatrix is made: with several runs of logits its own sum comes before that with others. */
+/* Where a micro-batch's dmatrix is computed: with several runs of logits, these are summed before other micro-batches. */
 static float *micro_batch_matrix(const struct pd_transformer *t, uint64_t rows, float *dmatrix)
 {
     return t->adds && rows > t->logits_rows ? t->matrix : dmatrix;

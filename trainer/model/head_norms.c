@@ -1,12 +1,12 @@
-/* RMS norms of the heads of q and k, and RoPE, in one pass (Henry et al. 2020; Qwen3). A norm has one weight (D) for all heads,
+/* RMS norms of the q and k heads, and RoPE, in one pass (Henry et al. 2020; Qwen3). A norm has one weight (D) for all heads,
  * and heads are cut over tensor-parallel ranks, so its gradient is a sum over tokens and over heads:
  *
  *   a chain of the tokens and heads of a (piece, chunk)    one backward of the norm
  *   a tree over chunks: those of this rank, then ranks     one small exchange a block, (pieces, 2, D) fp32 to every tp rank
  *   terms of pieces, as every sum over tokens              pd_vector_gradient
  *
- * A chunk without heads, or whose key-value heads another computes, is no term. So no layout shows in the bits, and every
- * tensor-parallel rank has the whole gradient, as of every tensor that is not cut. */
+ * A chunk without heads, or whose key-value heads another chunk computes, adds no term. So the layout does not affect the
+ * bits, and every tensor-parallel rank has the whole gradient, as for every uncut tensor. */
 #include "trainer/model/head_norms.h"
 
 #include "trainer/model/transformer_internal.h"
@@ -34,7 +34,7 @@ static char *shifted(const struct pd_transformer *t, const void *base, uint64_t 
     return base ? (char *)(uintptr_t)base + elements * t->element_bytes : NULL;
 }
 
-/* `heads` heads of each token from row on; the first is number `first` of those that are kept. */
+/* `heads` heads of each token from row on; `first` is the index of the first kept one. */
 static struct pd_norm norm_of(const struct pd_transformer *t, const struct pd_micro_batch_input *input,
                               const struct pd_block_activations *a, const void *weight, uint64_t row, uint64_t rows,
                               uint64_t first, uint64_t heads, uint64_t ld)
@@ -98,7 +98,7 @@ static struct pd_range computed_by(const struct pd_transformer *t, struct pd_ran
     return which == OF_Q ? heads : pd_partition_kv_computed(&t->model->config, heads);
 }
 
-/* (pieces, 2, D) at `base`: where the sum of a piece is. */
+/* Where the sum of a piece is in (pieces, 2, D) at `base`. */
 static float *sum_at(const struct pd_transformer *t, float *base, uint64_t place, int which)
 {
     return base + (2 * place + (uint64_t)which) * head_size(t);
@@ -186,7 +186,7 @@ static pd_status exchange(struct pd_transformer *t, struct pd_error *err)
     return pd_peer_transfer_wait(x, err);
 }
 
-/* The tree over ranks goes on where the tree over chunks ended. */
+/* The tree over ranks continues the tree over chunks. */
 static pd_status add_ranks(struct pd_transformer *t, int which, struct pd_error *err)
 {
     const uint64_t elements = 2ull * t->sp.pieces * head_size(t);

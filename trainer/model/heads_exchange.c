@@ -1,14 +1,14 @@
-/* Attention of sequences that are cut, by heads (Jacobs et al. 2023, "DeepSpeed Ulysses"). Rank r of n has the r-th n-th of the
- * rows of a micro-batch, all heads of them; in attention it has all rows of the r-th n-th of the heads, key-value heads and the
- * queries that read them. An all-to-all leads from the one to the other: whatever n is, a row's queries, keys and values leave
- * once, and its output comes back.
+/* Attention of cut sequences, by heads (Jacobs et al. 2023, "DeepSpeed Ulysses"). Rank r of n has the r-th n-th of a
+ * micro-batch's rows, with all heads. In attention it has all rows of the r-th n-th of the heads: key-value heads and the
+ * queries that read them. An all-to-all converts between the two: for any n, a row's queries, keys and values are sent once,
+ * and its output returns.
  *
  *   forward    a->qkv (own rows) -> packed -> a->qkv (own heads); the output in packed -> passing -> a->attention (own rows)
  *   backward   dattention -> packed -> passing (own heads); dq, dk, dv in packed -> passing -> dqkv (own rows)
  *
- * packed and passing have a block a rank while rows are sent or have come; in between a matrix of all rows, in folded order: the
- * rows of rank 0, then those of rank 1. Every chain and tree is one rank's own, over the same parts as in sequence_parallel.c, so
- * bits are those. Each sp rank makes the same exchanges. */
+ * While rows are sent or received, packed and passing have one block per rank; in between a matrix of all rows, in folded
+ * order: those of rank 0, then of rank 1. Every chain and tree runs on one rank, over the same parts as in
+ * sequence_parallel.c, so the bits are equal. Each sp rank makes the same exchanges. */
 #include "ckpt/base/checked.h"
 #include "trainer/model/transformer_internal.h"
 
@@ -56,7 +56,7 @@ static char *rows_of(const struct heads *h, const struct rows *m, uint32_t rank)
     return m->all + rank * h->t->rows * m->row;
 }
 
-/* Matrices as blocks, rank by rank, one matrix behind the other in each. */
+/* Matrices as blocks: rank by rank, one matrix after another. */
 static char *block_of(const struct heads *h, char *blocks, const struct rows *m, uint32_t count, uint32_t rank,
                       uint32_t which)
 {
@@ -101,7 +101,7 @@ static pd_status pack(const struct heads *h, char *block, uint64_t row, uint64_t
                     : pd_copy_rows(h->t->math, h->t->rows, bytes, columns, ld, block + at, row, err);
 }
 
-/* As pack, of heads of queries or keys: they are turned on their way into a block, and back on their way out of one. */
+/* Like pack, for heads of queries or keys: rotates them on the way into a block, and back on the way out. */
 static pd_status pack_turned(const struct heads *h, char *block, uint64_t row, char *columns, uint64_t ld, uint64_t bytes,
                              bool to_block, struct pd_error *err)
 {
@@ -166,14 +166,14 @@ static pd_status gather_first(const struct heads *h, struct pd_error *err)
 
 /* ---- attention ---- */
 
-/* The matrices of queries, or of what has their shape, and of keys and values, behind them. */
+/* The matrices of queries (or of the same shape), then of keys and values. */
 static void matrices(const struct heads *h, void *base, struct rows ret[2])
 {
     ret[0] = (struct rows){base, h->q};
     ret[1] = (struct rows){(char *)base + h->t->partition.sp * h->t->rows * h->q, 2 * h->k};
 }
 
-/* Where the rows of a piece begin among all. */
+/* The first row of a piece among all. */
 static uint64_t row_of(const struct heads *h, uint32_t piece)
 {
     const uint32_t total = h->t->sp.total;
@@ -223,7 +223,7 @@ pd_status pd_heads_forward(struct pd_transformer *t, const struct pd_micro_batch
     return pack_queries(&h, t->sp.passing, &out, 1, a->attention, false, err);
 }
 
-/* Sums of dout out go with dout: a row's of own heads lie apart from each other, as lse does (sequences, H, positions). */
+/* Sums of dout out travel with dout: values of own heads are not contiguous, as in lse (sequences, H, positions). */
 static pd_status bring_gradient(const struct heads *h, const struct rows m[2], struct pd_error *err)
 {
     struct pd_transformer *t = h->t;

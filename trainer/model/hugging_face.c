@@ -1,4 +1,4 @@
-/* Reading: class, sizes, what is refused, RoPE. Both directions go by the family's row (resharder/catalog/families.c). */
+/* Reads class, sizes, unsupported features, RoPE. Both directions use the family's row (resharder/catalog/families.c). */
 #include "trainer/model/hugging_face.h"
 
 #include "ckpt/base/json.h"
@@ -25,7 +25,7 @@ static uint32_t *size_at(struct pd_model_config *config, int number)
 
 struct reader {
     const char *name; /* of the file */
-    bool is_gguf;     /* where that has metadata of GGUF */
+    bool is_gguf;     /* it holds metadata of GGUF */
     const struct pd_json_value *root;
     const struct pd_model_class *class;
     const struct pd_family *family;
@@ -51,7 +51,7 @@ static const char *shown(const struct reader *r, const char *key, char buffer[16
     return key;
 }
 
-/* Each leaves *ret as it is where the key is absent or null. */
+/* Each keeps *ret if the key is absent or null. */
 static pd_status read_size(const struct reader *r, const struct pd_json_value *object, const char *key, uint32_t *ret,
                            struct pd_error *err)
 {
@@ -120,7 +120,7 @@ static pd_status read_sizes(const struct reader *r, struct pd_error *err)
             PD_FAIL(err, PD_CORRUPT, "%s: %s is missing", r->name, shown(r, key->config, buffer));
         PD_TRY(read_size(r, r->root, key->config, size_at(c, i), err));
     }
-    /* Null says as many as heads, and no key what the class takes. */
+    /* null means as many as heads; an absent key means the class's default. */
     const char *kv_heads = r->family->keys[PD_NUMBER_KV_HEADS].config;
     if (!c->kv_heads && kv_heads && !pd_json_member(r->root, kv_heads)) c->kv_heads = r->class->kv_heads;
     return PD_OK;
@@ -134,8 +134,8 @@ static pd_status check_activation(const struct reader *r, struct pd_error *err)
     PD_FAIL(err, PD_UNSUPPORTED, "%s: %s is %s, and this family has %s here", r->name, key, name, known[0]);
 }
 
-/* Whether some block's attention looks at a window: in some classes never, in some always, in some in those blocks that
- * use_sliding_window, max_window_layers and layer_types say. */
+/* Whether some block uses sliding-window attention: never or always in some classes, in others as use_sliding_window,
+ * max_window_layers and layer_types say. */
 static pd_status has_window(const struct reader *r, bool *ret, struct pd_error *err)
 {
     const struct pd_json_value *types = member(r->root, "layer_types");
@@ -208,7 +208,7 @@ static pd_status read_llama3(const struct reader *r, const char *name, const str
     return PD_OK;
 }
 
-/* `scaling` is what `name` says, or NULL. */
+/* `scaling` is the value of `name`, or NULL. */
 static pd_status read_rope_of(const struct reader *r, const char *name, const struct pd_json_value *scaling,
                               struct pd_model_config *c, struct pd_error *err)
 {
@@ -301,8 +301,8 @@ static pd_status read_config(struct reader *r, struct pd_error *err)
     if (attention_bias && r->class->has_attention_bias)
         PD_FAIL(err, PD_UNSUPPORTED, "%s: attention_bias is true, and o_proj of this family has no bias here", r->name);
     PD_TRY(check_activation(r, err));
-    /* A window as long as the longest sequence is none. */
-    /* Null is no window; no key is what the class takes. */
+    /* A window as long as the longest sequence is no window. */
+    /* null means no window; an absent key means the class's default. */
     uint32_t window = pd_json_member(r->root, "sliding_window") ? UINT32_MAX : r->class->window;
     bool is_used = false;
     PD_TRY(has_window(r, &is_used, err));

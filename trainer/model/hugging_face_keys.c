@@ -1,5 +1,5 @@
-/* What perdure does with each key of a config.json. A key that is in no row is refused by name: it may change what the model
- * computes. Sources: the configuration classes of transformers 4.57 and 5.24; tests/golden/keys lists what those classes know. */
+/* Treatment of each key of a config.json. A key in no row is refused by name, because it may change what the model computes.
+ * Sources: the configuration classes of transformers 4.57 and 5.24; tests/golden/keys lists their keys. */
 #include "trainer/model/hugging_face.h"
 
 #include "ckpt/base/json.h"
@@ -7,10 +7,10 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Lists of words, with a blank before and behind each. */
+/* Lists of words, each with a blank on both sides. */
 static const char used[] = " architectures model_type tie_word_embeddings initializer_range bos_token_id eos_token_id ";
 
-/* One value is computed, others are refused; "": only its absence is. */
+/* Only one value is supported; "": only absence. */
 static const struct only {
     const char *name;
     const char *value, *why;
@@ -31,7 +31,7 @@ static const struct only {
     {"auto_map", "", "the model brings code of its own, which may compute something else"},
 };
 
-/* Of training, of the program, of classifiers, and of generation, which old configurations have here: logits are the same. */
+/* For training, the program, classifiers, and generation (in old configurations): logits do not depend on them. */
 static const char harmless[] =
     " _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash"
     " _experts_implementation_internal _flash_attn_2_enabled _name_or_path assistant_confidence_threshold"
@@ -96,7 +96,7 @@ static bool is_empty(const struct pd_json_value *value)
            (type == PD_JSON_OBJECT && !pd_json_next(value, &cursor, &key, &inner));
 }
 
-/* Metadata of GGUF that resharder/formats/gguf.c does not take, behind "gguf.". */
+/* GGUF metadata that resharder/formats/gguf.c does not read, after "gguf.". */
 static pd_status refuse_gguf(const char *name, const char *key, const char *text, const struct pd_family *f,
                              struct pd_error *err)
 {

@@ -15,7 +15,7 @@
 
 #define QUADS_AT_ONCE 16u
 
-/* Words are kept in 64 bits each: that is what the multiplication needs, and what vectorises. */
+/* Words are 64 bits wide, as the multiplication needs and so that it vectorises. */
 #define PHILOX_ROUND(c0, c1, c2, c3, k0, k1)                                     \
     do {                                                                         \
         uint64_t p0 = UINT64_C(0xD2511F53) * c0, p1 = UINT64_C(0xCD9E8D57) * c2; \
@@ -49,7 +49,7 @@ void pd_philox4x32(const uint32_t counter[4], uint64_t key, uint32_t ret_words[4
         ret_words[i] = (uint32_t)words[i];
 }
 
-/* One pass an idea over QUADS_AT_ONCE quads in the first-level cache: each loop is simple enough to vectorise. */
+/* One simple loop per operation over QUADS_AT_ONCE quads in the L1 cache, so that each vectorises. */
 struct scratch {
     uint64_t words[4][QUADS_AT_ONCE];
     double normals[4][QUADS_AT_ONCE];
@@ -165,7 +165,7 @@ void pd_model_init_box(const struct pd_model *model, uint32_t tensor, const stru
         return;
     }
     struct pd_normal normal = {.seed = seed, .stream = pd_normal_stream(t->name), .std = how->std};
-    /* A box is whole rows or a run of columns: dimension 0 counts the runs. */
+    /* A box is whole rows or a run of columns: dimension 0 counts runs. */
     PD_CHECK(t->ndim <= 2);
     uint64_t columns = t->shape[1];
     if (count == 0) return;

@@ -1,20 +1,21 @@
-/* Linears of a block in fp8: weights and activations as E4M3, gradients of outputs as E5M2, products and sums as ever.
+/* Linear layers of a block in fp8: weights and activations as E4M3, gradients of outputs as E5M2; products and sums as
+ * usual.
  *
- * An operand has a scale a tile, and a tile is what no layout cuts: a piece of tokens (virtual_sp) times a chunk of heads or
- * of ffn columns (virtual_tp). So a rank finds the largest element of each tile it multiplies by itself, and every layout
- * finds the same. With both 1 a matrix is one tile, q, k and v together as they lie in memory.
+ * An operand has one scale per tile. A tile is never cut by a layout: a piece of tokens (virtual_sp) times a chunk of heads
+ * or ffn columns (virtual_tp). So a rank finds the largest element of each of its tiles alone, and every layout finds the
+ * same. If both are 1, a matrix is one tile, with q, k and v together as in memory.
  *
- * Codes live from their making to the end of the call; backward makes them again from what was saved, which is of the
- * activation type. Those of weights may be kept for a step (pd_fp8_kept), where no layout cuts a weight. In a product k is
- * contiguous in both operands, so gradients of weights multiply transposed codes. */
+ * Codes live until the end of the call; backward recomputes them from saved activations. Codes of weights may be kept for a
+ * step (pd_fp8_kept), if no layout cuts a weight. In a product k is contiguous in both operands, so weight gradients
+ * multiply transposed codes. */
 #include "trainer/model/transformer_internal.h"
 
 #include <string.h>
 
 /* ---- which rows of a weight share a scale ---- */
 
-/* Key-value heads [begin, end) are cut where some chunk's query heads begin or end to need them: a rank that needs a head
- * has all heads of its part. */
+/* Cuts key-value heads [begin, end) where the need of some chunk's query heads begins or ends: a rank that needs a head
+ * needs its whole part. */
 static uint32_t cut_heads(const struct pd_transformer *t, struct pd_range all, struct pd_range *ret_parts)
 {
     const struct pd_model_config *c = &t->model->config;
@@ -60,7 +61,7 @@ static uint32_t chunk_of_head(const struct pd_transformer *t, uint64_t head)
     return 0; /* of forward, which does not ask */
 }
 
-/* Heads of keys, or of values: `row` and `gradient_row` where the first of `all` lies. */
+/* Heads of keys or values: `row` and `gradient_row` for the first of `all`. */
 static void add_heads(struct pd_transformer *t, struct pd_range all, uint64_t row, uint64_t gradient_row, char *y,
                       uint64_t ld_y)
 {
@@ -182,7 +183,7 @@ struct weight {
     uint64_t rows, columns;
 };
 
-/* As it lies, or transposed; at `place` where codes are not kept. */
+/* In its own layout or transposed; at `place` if codes are not kept. */
 static pd_status weight_codes(struct pd_transformer *t, const struct weight *w, bool across, uint8_t *place,
                               const uint8_t **ret_codes, const float **ret_scale, struct pd_error *err)
 {
@@ -199,7 +200,7 @@ static pd_status weight_codes(struct pd_transformer *t, const struct weight *w, 
     return quantize_with(t, PD_FP8_E4M3, w->w, w->columns, w->rows, w->columns, kept, err);
 }
 
-/* Piece after piece, in memory too; scales of pieces lie PD_FP8_SCALE_FLOATS apart. */
+/* Piece by piece, also in memory; scales of pieces are PD_FP8_SCALE_FLOATS apart. */
 static pd_status quantize_pieces(struct pd_transformer *t, enum pd_fp8 format, const void *x, uint64_t ld, uint64_t columns,
                                  uint8_t *codes, uint8_t *across, const float **ret_scales, struct pd_error *err)
 {

@@ -1,5 +1,5 @@
-/* A family's dialects (resharder/catalog/families.c) say for each role of a tensor its name, and how it lies in what has it. An
- * import looks the names up in a catalog, an export makes a catalog of them. */
+/* A family's dialects (resharder/catalog/families.c) give each tensor role its name and layout. An import looks the names up
+ * in a catalog; an export builds a catalog from them. */
 #include "trainer/model/links.h"
 
 #include "ckpt/base/words.h"
@@ -11,7 +11,7 @@
 
 const char *const pd_model_dialects[] = {"hugging_face", "torchtitan", "megatron", "gguf", "llmc", NULL};
 
-/* ---- where a tensor lies ---- */
+/* ---- where a tensor is ---- */
 
 /* A tensor of the model in a foreign one. */
 struct place {
@@ -99,7 +99,7 @@ enum variant { FIRST, OTHER, AS_FUSED, VARIANTS };
 /* False: the dialect has no such name. */
 static bool place_of(const struct search *s, bool is_stacked, enum variant variant, struct place *ret)
 {
-    /* K and v lie in the matrix of q where it has all three. */
+    /* If q's matrix has all three, K and V are in it. */
     const struct pd_source *sources = s->dialect->sources, *q = &sources[PD_ROLE_Q];
     const bool is_in_q = (s->role == PD_ROLE_K || s->role == PD_ROLE_V) && q->how & (PD_THIRDS | PD_BY_KV_HEAD);
     const struct pd_source *source = is_in_q ? q : &sources[s->role];
@@ -193,7 +193,7 @@ static pd_status find_dialect(const struct pd_model *model, const char *name, co
 
 /* ---- import ---- */
 
-/* What was not found, for one message. */
+/* Tensors that were not found, for one message. */
 struct missing {
     uint32_t count;
     size_t used;
@@ -346,7 +346,7 @@ pd_status pd_model_foreign(const struct pd_model *model, const char *dialect, en
         struct place p;
         if (!d) break;
         const struct search s = search_of(model, d, i, d->base);
-        /* Several tensors of the model may lie in one, which is added with the first. */
+        /* Several tensors may be in one foreign tensor, which is added with the first. */
         if (!place_of(&s, d->is_stacked, FIRST, &p))
             PD_FAIL(err, PD_INVALID, "%s has no name for %s", dialect, s.tensor->name);
         for (int kind = PD_PARAM; kind < (with_moments ? PD_KIND_COUNT : 1) && p.view.offset == 0; kind++) {

@@ -1,5 +1,5 @@
-/* The tensor table of a model, from its family's row (resharder/catalog/families.c). Names and shapes are Hugging Face's,
- * but for matrices that transformers keeps fused or transposed. */
+/* Builds the tensor table of a model from its family's row (resharder/catalog/families.c). Names and shapes are Hugging
+ * Face's, except matrices that transformers fuses or transposes. */
 #include "trainer/model/model.h"
 
 #include <math.h>
@@ -56,7 +56,7 @@ static void add_norm(struct builder *b, enum pd_role role)
     if (b->family->norm == PD_NORM_LAYER) add_bias(b, role, hidden, WHOLE, 1);
 }
 
-/* Back to the residual stream: the bias is added once, behind the sum over tensor-parallel ranks. */
+/* Output to the residual stream: the bias is added once, after the sum over tensor-parallel ranks. */
 static void add_output(struct builder *b, enum pd_role role, uint64_t columns, uint64_t tp_unit)
 {
     const uint64_t hidden = b->model->config.hidden;
@@ -178,7 +178,7 @@ double pd_model_flops_per_token(const struct pd_model *model, uint32_t length)
     return 6.0 * multiplied + attention;
 }
 
-/* ---- what it costs to compute ---- */
+/* ---- cost of computing ---- */
 
 double pd_attention_flops(const struct pd_model_config *c, uint32_t length)
 {

@@ -1,9 +1,9 @@
-/* What is missing in a model's configuration, and what is wrong with it. */
+/* Fills in and checks a model's configuration. */
 #include "trainer/model/model.h"
 
 #include <math.h>
 
-/* A gated MLP has three matrices where another has two: 8/3 of hidden has as many parameters as 4 (Shazeer 2020). */
+/* A gated MLP has three matrices instead of two: 8/3 of hidden gives as many parameters as 4 (Shazeer 2020). */
 static uint32_t default_ffn(const struct pd_model_config *c)
 {
     const struct pd_family *f = pd_family_at(c->family);

@@ -15,7 +15,7 @@ struct pd_norm pd_norm_of(const struct pd_transformer *t, const void *x, const v
                             .out = out};
 }
 
-/* The gradients of the vectors are written to their places, or, where they are added, made apart first. */
+/* Writes vector gradients to their destination; if they are accumulated, computes them apart first. */
 pd_status pd_norm_gradient(struct pd_transformer *t, const struct pd_norm *norm, const void *dresidual, float *dweight,
                            float *dbias, struct pd_error *err)
 {

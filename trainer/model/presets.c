@@ -1,4 +1,4 @@
-/* Named sizes. Published ones have the shapes of their papers or model cards; byte-* and llama-{0.5,1.5,3}b are our own. */
+/* Named models. Published ones have the shapes of papers or model cards; byte-* and llama-{0.5,1.5,3}b are our own. */
 #include "trainer/model/model.h"
 
 #include "ckpt/base/nearest.h"

@@ -1,15 +1,15 @@
-/* Rows of the residual stream that tensor-parallel ranks share (Korthikanti et al. 2022, "Reducing Activation Recomputation in
- * Large Transformer Models", section 4.2). Every tp rank makes the same calls in the same order.
+/* Rows of the residual stream, shared by tensor-parallel ranks (Korthikanti et al. 2022, "Reducing Activation Recomputation
+ * in Large Transformer Models", section 4.2). Every tp rank makes the same calls in the same order.
  *
- * Rows go by windows of t->shared.window_rows, as sums over chunks do. Rank r of n has rows [r*w/n, (r+1)*w/n), rounded down, of
- * each window of w rows. It keeps those of all windows one behind the other, and memory for as many as any rank has. Matrices
- * of all rows are called whole. With one rank its rows are the whole, and nothing here moves. */
+ * Rows are processed in windows of t->shared.window_rows, like sums over chunks. Rank r of n has rows [r*w/n, (r+1)*w/n),
+ * rounded down, of each window of w rows. It stores those of all windows contiguously, in memory for the most that any rank
+ * has. Matrices of all rows are called whole. With one rank its rows are the whole, and nothing is moved. */
 #include "ckpt/base/checked.h"
 #include "trainer/model/transformer_internal.h"
 
 #define WINDOW_BYTES (4ull << 20) /* of partial sums, which stay in a processor's cache */
 #define WINDOW_BYTES_DEVICE (32ull << 20)
-#define WINDOW_BYTES_DEVICES (256ull << 20) /* where an exchange follows each window */
+#define WINDOW_BYTES_DEVICES (256ull << 20) /* if an exchange follows each window */
 
 static uint64_t window_rows_max(const struct pd_transformer *t)
 {
@@ -21,8 +21,8 @@ static uint64_t window_rows_max(const struct pd_transformer *t)
     return is_shared && !is_far ? pd_min_u64(rows, pd_max_u64((t->rows + 1) / 2, 64)) : rows;
 }
 
-/* On a CPU one window's sums travel while the next is multiplied. On a device exchanges are few and large: a window is the
- * whole micro-batch unless its partial sums take too much. */
+/* On a CPU one window's sums travel while the next is multiplied. On a device few large exchanges are better: a window is
+ * the whole micro-batch, unless its partial sums are too large. */
 static uint64_t window_rows(const struct pd_transformer *t)
 {
     const uint64_t rows = window_rows_max(t), windows = (t->rows + rows - 1) / rows; /* of about equal size */
@@ -34,7 +34,7 @@ static uint64_t row_bytes(const struct pd_transformer *t)
     return t->model->config.hidden * t->element_bytes;
 }
 
-/* A window, and where this rank's rows of it are. */
+/* A window, and the place of this rank's rows. */
 struct window {
     uint64_t begin, rows;
     struct pd_range mine; /* of the micro-batch */
@@ -92,7 +92,7 @@ void pd_rows_take(struct pd_transformer *t, struct pd_arena *arena)
     pd_peer_transfer_init(&s->gather, t->options.tp, pieces, pieces, arena);
 }
 
-/* Every rank's rows are in their places of its `whole`, and come to the same places of all others. */
+/* Every rank has its rows in place in its `whole`; sends them to the same place on all others. */
 static pd_status start_gather(struct pd_transformer *t, char *whole, struct pd_error *err)
 {
     struct pd_peer_transfer *x = &t->shared.gather;

@@ -1,6 +1,6 @@
-/* Gradients piece by piece, and attention by parts: keys and values, or what belongs to queries, of one piece
- * after the other come from the sp rank that has it, the next while this one is computed with. Every sp rank starts the same
- * exchanges in the same order, whether it needs the piece or not. */
+/* Gradients piece by piece, and attention by parts. Keys and values (or data of queries) arrive piece by piece from the sp
+ * rank that has them; the next piece is in flight while one is used. Every sp rank starts the same exchanges in the same
+ * order, even for pieces it does not need. */
 #include "ckpt/base/checked.h"
 #include "trainer/model/transformer_internal.h"
 
@@ -35,7 +35,7 @@ struct pd_matrix pd_gradient_so_far(const struct pd_transformer *t, float *gradi
 
 /* ---- one piece after the other ---- */
 
-/* What travels: contiguous runs of a piece, in this order. */
+/* Data sent: contiguous runs of a piece, in this order. */
 #define RUNS 5
 
 struct travel {
@@ -79,7 +79,7 @@ static pd_status start(const struct travel *v, uint32_t piece, struct pd_error *
 
 static const char attention[] = "attention";
 
-/* Waits for a piece, with the next one on its way; ret_runs is where its rows are, until `leave`. */
+/* Waits for a piece, with the next in flight; ret_runs: its rows, until `leave`. */
 static pd_status arrive(const struct travel *v, uint32_t piece, const void **ret_runs, struct pd_error *err)
 {
     struct pd_transformer *t = v->t;
@@ -104,7 +104,7 @@ static void leave(struct pd_transformer *t, uint32_t piece)
 
 /* ---- attention ---- */
 
-/* One attention: its common operands, and where those of all rows begin. */
+/* One attention: common operands, and where those of all rows begin. */
 struct parts {
     struct pd_transformer *t;
     const struct pd_micro_batch_input *input;
@@ -129,7 +129,7 @@ static struct pd_range positions_of(const struct pd_transformer *t, uint32_t pie
     return pd_partition_piece(&t->partition, t->options.length, piece);
 }
 
-/* Own queries of a place. */
+/* This rank's queries at a place. */
 static void set_queries(const struct parts *p, uint32_t place, struct pd_attention *c)
 {
     const struct pd_transformer *t = p->t;
@@ -146,7 +146,7 @@ static void set_queries(const struct parts *p, uint32_t place, struct pd_attenti
     c->sum = t->sp.sum + row * p->heads;
 }
 
-/* Also what backward reads of own queries. */
+/* Also what backward reads for them. */
 static void set_gradients(const struct parts *p, uint32_t place, struct pd_attention *c)
 {
     const struct pd_transformer *t = p->t;
@@ -256,7 +256,7 @@ static pd_status over_queries(const struct parts *p, struct pd_error *err)
     return PD_OK;
 }
 
-/* `gradient` says where dq, dk, dv of all rows go. */
+/* `gradient`: where dq, dk, dv of all rows go. */
 pd_status pd_parts_backward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
                             struct pd_block_activations *a, const struct pd_attention *gradient, struct pd_error *err)
 {

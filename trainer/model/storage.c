@@ -1,10 +1,10 @@
-/* Everything a transformer takes from the arena. */
+/* Allocates all of a transformer's memory from the arena. */
 #include "ckpt/base/checked.h"
 #include "trainer/model/transformer_internal.h"
 
 #define LOGITS_BYTES_MAX (128ull << 20)
 #define LOGITS_BYTES_MAX_DEVICE (2ull << 30)
-#define LOGITS_SHARE_OF_COLUMNS 4 /* of these bytes, where logits exist for some columns at a time, with sums for all rows */
+#define LOGITS_SHARE_OF_COLUMNS 4 /* of these bytes, if only some columns are held, with sums for all rows */
 
 static void *take(struct pd_arena *arena, uint64_t elements, uint64_t element_bytes)
 {
@@ -21,7 +21,7 @@ static float *take_norm_mean(struct pd_transformer *t, struct pd_arena *arena)
     return pd_norm_is_layer(t) ? take(arena, t->rows, sizeof(float)) : NULL;
 }
 
-/* A cursor over memory of any origin: an arena, a region, or none, where only bytes are counted. */
+/* A cursor over any memory: an arena, a region, or none, to count bytes. */
 struct room {
     struct pd_arena *arena; /* NULL: base */
     char *base;
@@ -64,7 +64,7 @@ static void take_cheap(const struct pd_transformer *t, struct pd_block_activatio
         a->rstd2 = take_from(room, t->rows, sizeof(float));
         a->norm2 = take_from(room, stream, t->element_bytes);
     } else {
-        /* Where ranks share rows, no rank keeps what norms make of them. */
+        /* If ranks share rows, no rank keeps norm outputs. */
         a->mean1 = a->mean2 = t->shared.mean;
         a->rstd1 = a->rstd2 = t->shared.rstd;
         a->norm1 = a->norm2 = t->shared.norm;
@@ -101,7 +101,7 @@ uint64_t pd_activations_carve(const struct pd_transformer *t, uint32_t block, st
     return kept;
 }
 
-/* Of what a block of this rank makes again. */
+/* The most recomputation of any block on this rank. */
 static enum pd_recompute largest_work(const struct pd_transformer *t)
 {
     enum pd_recompute largest = PD_RECOMPUTE_NONE;
@@ -110,8 +110,8 @@ static enum pd_recompute largest_work(const struct pd_transformer *t)
     return largest;
 }
 
-/* The first block that keeps everything, where no two micro-batches are between its forward and its backward: it is written
- * behind the forward of the blocks before it and read in front of their backward, and they work there meanwhile. */
+/* The first block that keeps everything, if it never has two micro-batches between forward and backward. It is written after
+ * the forward of earlier blocks and read before their backward; meanwhile they use its memory as scratch. */
 static uint32_t lender(const struct pd_transformer *t)
 {
     uint32_t block = 0;
@@ -161,20 +161,20 @@ static uint64_t columns_of_chunk(const struct pd_transformer *t)
     return (t->model->config.vocab + t->partition.virtual_tp - 1) / t->partition.virtual_tp;
 }
 
-/* Of this rank, or of any that shares the vocabulary. */
+/* On this rank, or on any that shares the vocabulary. */
 static uint64_t columns_at_once(const struct pd_transformer *t, uint64_t columns)
 {
     const uint64_t most_columns = t->options.logits_columns;
     return most_columns ? pd_min_u64(columns, pd_min_u64(most_columns, columns_of_chunk(t))) : columns;
 }
 
-/* Rows of logits that exist at once, the same on all tp ranks. On a CPU they do not change a bit, since gradient chains go
- * on from one run of rows to the next. On a GPU they do, as tensor cores add a run's rows up before the sum so far: there no
- * layout changes them. And each run reads and writes the whole gradient of the output matrix, so runs are long; a
- * micro-batch that takes no more in one run than in several with the sum of these beside them goes in one. */
+/* Rows of logits held at once, the same on all tp ranks. On a CPU their number does not change a bit, since gradient chains
+ * continue from one run of rows to the next. On a GPU it does, because tensor cores add up a run's rows before adding to the
+ * sum, so there it must not depend on the layout. Each run also reads and writes the output matrix' whole gradient, so runs
+ * are long. A micro-batch that needs no more memory in one run than in several (which need a sum beside them) is one run. */
 static uint64_t rows_of_logits(const struct pd_transformer *t)
 {
-    /* A row of logits, and of chains of dnorm where these wait for all columns. On a GPU as if one rank had all chunks. */
+    /* A row of logits, and of chains of dnorm if these wait for all columns. On a GPU as if one rank had all chunks. */
     const uint64_t vocab = t->model->config.vocab, hidden = t->model->config.hidden;
     const uint64_t chunks = t->options.on_device ? t->partition.virtual_tp : t->tp.chunks;
     const uint64_t columns = columns_at_once(t, pd_min_u64(vocab, columns_of_chunk(t) * chunks));
@@ -186,7 +186,7 @@ static uint64_t rows_of_logits(const struct pd_transformer *t)
     return pd_min_u64(t->sp.largest, pd_max_u64(bytes / row / 16 * 16, 16));
 }
 
-/* A GPU's products want rows on 16 bytes, those of the 16-bit gradients too that overlay logits. */
+/* GPU products need rows aligned to 16 bytes, also for 16-bit gradients that overlay logits. */
 static uint64_t width_of_logits(const struct pd_transformer *t)
 {
     const uint64_t columns = columns_at_once(t, t->share.vocab_columns);
@@ -204,7 +204,7 @@ static void take_head(struct pd_transformer *t, struct pd_arena *arena)
     t->logits = take(arena, t->logits_rows * t->ld_logits, sizeof(float));
     t->losses = take(arena, t->rows, sizeof(float));
     if (t->options.logits_columns) {
-        /* What waits for the other columns, where logits exist for some at a time. */
+        /* Values that wait for the other columns, if only some are held. */
         const uint64_t rows = t->tp.chunks * t->logits_rows;
         t->head_chunk_max = take(arena, rows, sizeof(float));
         t->head_chunk_sum = take(arena, rows, sizeof(float));
@@ -295,7 +295,7 @@ static void take_embedding(struct pd_transformer *t, struct pd_arena *arena)
 
 /* ---- tensor parallel ---- */
 
-/* Which ranks add to a head's gradient follows from where each rank's query heads begin. */
+/* The start of each rank's query heads shows which ranks add to a head's gradient. */
 static void find_sharers(struct pd_transformer *t)
 {
     const struct pd_model_config *c = &t->model->config;
@@ -386,7 +386,7 @@ static void take_fp8(struct pd_transformer *t, struct pd_arena *arena)
 
 /* ---- sequence parallel ---- */
 
-/* Behind queries there are keys and values, or sums of heads. */
+/* Keys and values, or sums of heads, follow queries. */
 static void take_heads(struct pd_transformer *t, struct pd_arena *arena)
 {
     struct pd_sequence_parallel *sp = &t->sp;

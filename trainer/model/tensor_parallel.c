@@ -1,9 +1,9 @@
 /* Sums over chunks, and gradients of key-value heads that ranks share. Every tp rank makes the same calls in the same order.
  *
- * A sum over chunks, for one window of rows after the other: each chunk's chain in fp32, the tree over this rank's chunks,
- * slices of the window's rows to the ranks that finish them (tree over ranks, bias, residual, one rounding). In forward these
- * keep them; in backward everybody gets the rounded slices. The window before travels while this one is multiplied. With one
- * rank the first tree is also the last. */
+ * A sum over chunks, window of rows by window: each chunk's chain in fp32, the tree over this rank's chunks, then slices of
+ * rows go to the ranks that finish them (tree over ranks, bias, residual, one rounding). In forward these keep them; in
+ * backward all ranks get the rounded slices. One window travels while the next is multiplied. With one rank the first tree
+ * is also the last. */
 #include "trainer/model/transformer_internal.h"
 
 #include <math.h>
@@ -47,7 +47,7 @@ bool pd_attention_rotates(const struct pd_transformer *t)
     return t->family->positions == PD_POSITIONS_ROPE && !t->family->has_head_norms;
 }
 
-/* What every call of attention on this rank has in common. */
+/* Operands shared by every attention call on this rank. */
 struct pd_attention pd_attention_of(const struct pd_transformer *t)
 {
     const struct pd_model_config *c = &t->model->config;
@@ -102,7 +102,7 @@ static void move_rows(struct pd_matrix *matrix, uint64_t rows, uint64_t element_
     if (matrix->data) matrix->data = (char *)matrix->data + rows * matrix->ld * element_bytes;
 }
 
-/* The product g of a term, of rows from `row` on; where its rows have scales, piece by piece. */
+/* Computes the product g of a term for rows from `row` on; piece by piece if rows have scales. */
 static pd_status multiply(struct pd_transformer *t, const struct pd_chunk_term *term, const struct pd_gemm *g, uint64_t row,
                           struct pd_error *err)
 {
@@ -139,7 +139,7 @@ static pd_status chain(struct pd_transformer *t, const struct pd_chunk_sum *s, u
     return PD_OK;
 }
 
-/* Those that the caller made. */
+/* Chains that the caller computed. */
 static pd_status made_chains(struct pd_transformer *t, const struct pd_chunk_sum *s, uint64_t row)
 {
     for (uint32_t i = 0; i < t->tp.chunks; i++) {
@@ -189,7 +189,7 @@ static pd_status sum_alone(struct pd_transformer *t, const struct pd_chunk_sum *
         products++;
     }
     if (products == 1) {
-        /* One chain in all: the product rounds by itself. */
+        /* Only one chain: the product rounds itself. */
         struct pd_gemm g = product(t, s, only, 0, s->rows);
         g.c = (struct pd_matrix){s->out, t->options.dtype, s->columns};
         g.bias = s->bias;

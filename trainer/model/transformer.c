@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-/* ---- what lies where ---- */
+/* ---- layout ---- */
 
 static pd_status pieces_init(struct pd_transformer *t, struct pd_error *err)
 {
@@ -42,8 +42,8 @@ static pd_status pieces_init(struct pd_transformer *t, struct pd_error *err)
     return PD_OK;
 }
 
-/* Of the first blocks of a rank, in the order of its chunks: where several micro-batches are between forward and backward,
- * the first chunk has the most of them. */
+/* The first blocks of a rank, in order of its chunks: with several micro-batches between forward and backward, the first
+ * chunk holds the most. */
 static void set_recompute(struct pd_transformer *t, const struct pd_stage *chunk, uint32_t *blocks)
 {
     for (uint32_t b = chunk->first_block; b < chunk->first_block + chunk->block_count; b++) {

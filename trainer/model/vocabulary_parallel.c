@@ -1,5 +1,5 @@
-/* A vocabulary that tensor-parallel ranks share by rows: loss and embedding. Every tp rank makes the same calls in the same
- * order. */
+/* Loss and embedding with a vocabulary cut by rows over tensor-parallel ranks. Every tp rank makes the same calls in the
+ * same order. */
 #include "trainer/model/transformer_internal.h"
 
 #include <string.h>
@@ -16,12 +16,10 @@ static uint32_t rank_of_token(const struct pd_transformer *t, int32_t token)
     return (uint32_t)((uint64_t)token / rank_tokens(t));
 }
 
-/* ---- embedding ----
- *
- * A rank looks up the tokens that it holds, and sends every rank the rows that this one keeps in one message. What it gets,
- * one rank's rows behind the other's, is a table in which it looks up the rows that it keeps. */
+/* ---- embedding ---- A rank looks up the tokens it holds, and sends each rank, in one message, the rows that it keeps. The
+ * received rows, ordered by sender, form a table, in which it looks up the rows that it keeps. */
 
-/* Where rows for each rank begin in looked_up, and those from each rank in embedded; and counters. */
+/* Start of each rank's rows in looked_up, and in embedded; and counters. */
 struct counts {
     uint64_t *to, *from, *next_to, *next_from;
 };
