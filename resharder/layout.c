@@ -46,7 +46,7 @@ void pd_layout_init_dp(struct pd_layout *ret_layout, uint32_t dp)
 
 uint32_t pd_layout_unit_pp(const struct pd_layout *layout, uint32_t unit)
 {
-    uint32_t low = 0, high = layout->stage_count; /* the last stage that starts at or before the unit */
+    uint32_t low = 0, high = layout->stage_count; /* find the last stage that starts at or before the unit */
     while (high - low > 1) {
         uint32_t middle = (low + high) / 2;
         if (layout->first_unit[middle] > unit)
@@ -57,7 +57,7 @@ uint32_t pd_layout_unit_pp(const struct pd_layout *layout, uint32_t unit)
     return low % layout->pp;
 }
 
-/* Indices along the TP dimension in a chunk that is not cut short. */
+/* Indices along the TP dimension in a full tp chunk. */
 static uint64_t chunk_extent(const struct pd_layout *layout, const struct pd_tensor *tensor)
 {
     return pd_divide_up(pd_divide_up(tensor->shape[tensor->tp_dim], tensor->tp_unit), layout->virtual_tp) * tensor->tp_unit;
@@ -74,7 +74,7 @@ void pd_layout_chunk_columns(const struct pd_layout *layout, const struct pd_ten
     *ret_end = pd_min_u64((chunk + 1ull) * extent, tensor->shape[1]);
 }
 
-/* Bytes of one row of what a tensor-parallel rank holds, of full chunks. */
+/* Bytes of one row of a tensor-parallel rank's part, with full tp chunks. */
 static uint64_t row_bytes(const struct pd_layout *layout, const struct pd_tensor *tensor)
 {
     uint64_t elements = 1;
@@ -120,7 +120,7 @@ bool pd_layout_cut_of(const struct pd_layout *layout, const struct pd_tensor *te
     return true;
 }
 
-/* Tensor-parallel ranks [*ret_begin, *ret_end) that hold something of the part. */
+/* Returns the tensor-parallel ranks [*ret_begin, *ret_end) that hold some of the part. */
 static void owners_tp(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
                       const struct pd_box *part, uint32_t *ret_begin, uint32_t *ret_end)
 {
@@ -170,7 +170,7 @@ uint32_t pd_layout_owned_boxes(const struct pd_layout *layout, const struct pd_t
     for (uint32_t chunk = cut.chunk_begin; chunk < cut.chunk_end; chunk++) {
         uint64_t begin, end;
         pd_layout_chunk_columns(layout, tensor, chunk, &begin, &end);
-        if (begin == end) break; /* and so are those after it */
+        if (begin == end) break; /* all later ones are empty too */
         if (count < capacity) ret_boxes[count] = pd_box_part(tensor, row_begin, row_end, begin, end);
         count++;
     }

@@ -12,12 +12,12 @@
 
 struct line {
     uint64_t pages;
-    uint32_t members; /* readers it is cut over */
+    uint32_t members; /* readers that share it */
 };
 
 struct pd_plan_lines {
-    struct line *lines;      /* (host_count + 1): one a host, then that of all */
-    uint32_t *shard_line;    /* (shards), or NULL: all stand in the last */
+    struct line *lines;      /* (host_count + 1): one a host, then the one for all */
+    uint32_t *shard_line;    /* (shards), or NULL: all are in the last */
     uint64_t *shard_first;   /* (shards) position of its first wanted page */
     uint32_t *member;        /* (readers) by host, or NULL */
     uint32_t *host_first;    /* (host_count + 1) into member */
@@ -37,7 +37,7 @@ static bool tensor_is_wanted(const struct pd_plan *plan, uint32_t tensor)
     return !plan->input.tensor_wanted || plan->input.tensor_wanted[tensor];
 }
 
-/* Pages that reading a box takes: whole ones; a box of less than a page may lie across two. */
+/* Pages that reading a box takes: whole ones; a box of less than a page may span two. */
 static uint64_t pages_of(uint64_t bytes)
 {
     return bytes < PD_VFS_ALIGN ? 2 : pd_divide_up(bytes, PD_VFS_ALIGN);
@@ -54,7 +54,7 @@ static void *take(struct pd_plan_lines *lines, uint64_t count, uint64_t bytes)
     return calloc(count + 1, bytes);
 }
 
-/* Stages come from the layout, so every tensor is in the line of one. */
+/* Sorts tensors by the stage of the layout that stores them: each is in one list. */
 static void sort_tensors(struct pd_plan *plan)
 {
     struct pd_plan_lines *lines = plan->lines;
@@ -71,7 +71,7 @@ static void sort_tensors(struct pd_plan *plan)
     lines->stage_first[0] = 0;
 }
 
-/* Elements of one row of a box, dimension 1 apart. */
+/* Elements of one row of a box, without dimension 1. */
 static uint64_t inner_elements(const struct pd_tensor *tensor)
 {
     uint64_t elements = 1;
@@ -80,7 +80,7 @@ static uint64_t inner_elements(const struct pd_tensor *tensor)
     return elements;
 }
 
-/* Pages of one kind of a part of `rows` rows: a box a chunk. */
+/* Pages of one kind of a part of `rows` rows: one box a tp chunk. */
 static uint64_t part_pages(const struct pd_plan *plan, uint32_t t, enum pd_kind kind, const struct pd_layout_cut *cut,
                            uint64_t rows)
 {
@@ -111,8 +111,7 @@ static uint64_t rest_rows(const struct pd_layout_cut *cut)
     return cut->row_end - cut->row_begin - (cut->part_count - 1) * cut->part_rows;
 }
 
-/* What a tensor adds to the shards of its stage, as differences from one data rank to the next:
- * add[q * tp + tp rank]. */
+/* Adds a tensor's pages to the shards of its stage, as differences from one data rank to the next: add[q * tp + tp rank]. */
 static void count_tensor(const struct pd_plan *plan, uint32_t t, uint64_t *add)
 {
     const struct pd_tensor *tensor = &plan->input.tensors->tensors[t];
@@ -129,7 +128,7 @@ static void count_tensor(const struct pd_plan *plan, uint32_t t, uint64_t *add)
     }
 }
 
-/* Pages of every shard, into shard_first. */
+/* Counts the pages of every shard into shard_first. */
 static pd_status count_pages(struct pd_plan *plan, struct pd_error *err)
 {
     struct pd_plan_lines *lines = plan->lines;
@@ -159,7 +158,7 @@ static pd_status find_line(const struct pd_plan *plan, uint32_t shard, uint32_t 
 {
     const uint32_t hosts = plan->input.host_count;
     uint32_t first = hosts, count = 0;
-    for (uint32_t h = 0; h < hosts; h++) { /* of several the one with the least to read so far */
+    for (uint32_t h = 0; h < hosts; h++) { /* of several the one with the fewest pages so far */
         if (!host_has(plan, h, shard)) continue;
         if (!count++ || plan->lines->lines[h].pages < plan->lines->lines[first].pages) first = h;
     }
@@ -172,7 +171,7 @@ static pd_status find_line(const struct pd_plan *plan, uint32_t shard, uint32_t 
     return PD_OK;
 }
 
-/* Shards take their places, one behind the other. */
+/* Puts the shards into their lines, one after the other. */
 static pd_status line_up(struct pd_plan *plan, struct pd_error *err)
 {
     struct pd_plan_lines *lines = plan->lines;
@@ -222,7 +221,7 @@ static pd_status make_lines(struct pd_plan *plan, struct pd_error *err)
         ready = ready && lines->shard_line && lines->member && lines->host_first;
     }
     if (!ready) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for a plan over %u shards", plan->shard_count);
-    /* The last block of a round may begin in its last page. */
+    /* Leave space: a round's last block may begin in its last page. */
     lines->window_pages = in->window_bytes / PD_VFS_ALIGN - (BLOCK_PAGES - 1);
     sort_tensors(plan);
     PD_TRY(count_pages(plan, err));
@@ -244,15 +243,15 @@ static void free_lines(struct pd_plan_lines *lines)
     free(lines);
 }
 
-/* ---- stretches: what of a line is whose ---- */
+/* ---- ranges: which reader has which part of a line ---- */
 
 struct stretch {
     uint64_t begin, end; /* positions */
-    uint64_t base;       /* pages that the reader's windows hold before it */
+    uint64_t base;       /* pages before it in the reader's windows */
     uint32_t reader;
 };
 
-/* Of member `m` of a line. A reader takes the line of its host first; its last block may reach beyond its stretch. */
+/* Returns the range of member `m` of a line. A reader begins with its host's line; its last block may extend further. */
 static struct stretch stretch_of(const struct pd_plan *plan, uint32_t line_number, uint32_t m)
 {
     const struct pd_plan_lines *lines = plan->lines;
@@ -281,7 +280,7 @@ static uint32_t member_at(const struct line *line, uint64_t position)
     return (uint32_t)(((position + 1) * line->members - 1) / line->pages);
 }
 
-/* Every reader's stretches, for the count of rounds; of a line they differ by one page. */
+/* Finds the number of rounds from every reader's ranges, which differ by at most one page within a line. */
 static uint32_t count_rounds(const struct pd_plan *plan)
 {
     uint64_t most = 0;
@@ -308,7 +307,7 @@ struct walk {
     void *context;
 };
 
-/* The boxes of one tensor: rows [row_begin, row_end) of the cut, for each kind, for each chunk. */
+/* Visits the boxes of one tensor: rows [row_begin, row_end) of the cut, for each kind, for each tp chunk. */
 static pd_status walk_boxes(struct walk *w, const struct pd_layout_cut *cut, uint64_t row_begin, uint64_t row_end,
                             uint32_t boxes, struct pd_error *err)
 {
@@ -379,13 +378,13 @@ static pd_status walk_shard(struct walk *w, uint32_t shard, struct pd_error *err
 
 /* ---- items ---- */
 
-/* First block of a box at or after a position. */
+/* Returns the first block of a box at or after a position. */
 static uint64_t block_at(const struct place *place, uint64_t position)
 {
     return position <= place->position ? 0 : pd_divide_up(position - place->position, BLOCK_PAGES);
 }
 
-/* The item of `stretch` that holds the block: the blocks of its box that are read in the same round. */
+/* Returns the item of `stretch` with the block: the blocks of its box read in the same round. */
 static struct pd_read_item item_with(const struct pd_plan *plan, const struct place *place, const struct stretch *stretch,
                                      uint64_t block)
 {
@@ -443,7 +442,7 @@ static pd_status read_stretch(struct pd_plan *plan, uint32_t line, uint32_t memb
     struct reading r = {plan, stretch_of(plan, line, member)};
     struct walk w = {.plan = plan, .begin = r.stretch.begin, .end = r.stretch.end, .visit = visit_own, .context = &r};
     if (r.stretch.begin == r.stretch.end) return PD_OK;
-    uint32_t previous = UINT32_MAX; /* the shard that the next one of this line shows the end of */
+    uint32_t previous = UINT32_MAX; /* the shard whose end the next one of this line gives */
     for (uint32_t s = 0; s < plan->shard_count; s++) {
         if (line_of(plan, s) != line) continue;
         if (plan->lines->shard_first[s] > w.begin && previous != UINT32_MAX) PD_TRY(walk_shard(&w, previous, err));
@@ -453,15 +452,15 @@ static pd_status read_stretch(struct pd_plan *plan, uint32_t line, uint32_t memb
     return previous == UINT32_MAX ? PD_OK : walk_shard(&w, previous, err);
 }
 
-/* ---- what comes to this rank ---- */
+/* ---- what this rank receives ---- */
 
 struct receiving {
     struct pd_plan *plan;
     bool *wants;        /* (tensors) this rank owns something of it */
-    bool *is_marked;    /* (stored shards) something of that lies there */
-    uint32_t *marked;   /* (stored shards) room for those of one stage and tensor-parallel rank */
-    uint64_t *position; /* (stored shards) of the next tensor, when marked */
-    uint32_t *box;      /* (stored shards) its number */
+    bool *is_marked;    /* (stored shards) holds some of it */
+    uint32_t *marked;   /* (stored shards) space for those of one stage and tensor-parallel rank */
+    uint64_t *position; /* (stored shards) position of the next tensor, if marked */
+    uint32_t *box;      /* (stored shards) box number of it */
     uint32_t tensor, box_count;
     struct pd_box boxes[PD_LAYOUT_CHUNKS_MAX]; /* this rank's, of `tensor` */
 };
@@ -485,7 +484,7 @@ static void own_boxes(struct receiving *r, uint32_t t)
     r->box_count = pd_layout_owned_boxes(in->wanted, &in->tensors->tensors[t], t, in->rank, r->boxes, PD_LAYOUT_CHUNKS_MAX);
 }
 
-/* Blocks [*ret_begin, *ret_end) of a stored box hold everything that it shares with `mine`. */
+/* Finds blocks [*ret_begin, *ret_end) of a stored box that hold everything it shares with `mine`. */
 static bool shared_blocks(const struct pd_plan *plan, const struct place *place, const struct pd_box *mine,
                           uint64_t *ret_begin, uint64_t *ret_end)
 {
@@ -544,13 +543,13 @@ static int by_round(const void *left, const void *right)
     return a->window_offset < b->window_offset ? -1 : a->window_offset > b->window_offset;
 }
 
-/* Marked shards of one stage and tensor-parallel rank, by data rank. */
+/* A peer set: marked shards of one stage and tensor-parallel rank, by data rank. */
 struct column {
     const uint32_t *shards;
     uint32_t count, tp_rank;
 };
 
-/* What the tensor takes in each shard of a column is stepped over; before that, what this rank wants of it is visited. */
+/* Advances past the tensor in each shard of a peer set, after visiting what this rank wants of it. */
 static pd_status step_over(struct receiving *r, uint32_t t, const struct column *column, struct pd_error *err)
 {
     const struct pd_plan *plan = r->plan;

@@ -1,15 +1,15 @@
-/* Where the elements of an item go: contiguous runs between a stored and a wanted box. */
+/* Finds contiguous runs of an item between a stored and a wanted box. */
 #include "resharder/plan.h"
 
 struct run_walk {
     const struct pd_box *stored, *wanted; /* 2-dimensional views: rows x columns */
-    uint64_t item_begin, item_end;        /* elements of the stored box */
+    uint64_t item_begin, item_end;        /* range in the stored box */
     uint32_t wanted_box, element_bytes;
     void (*visit)(void *, const struct pd_transfer_run *);
     void *context;
 };
 
-/* Elements [begin, end) of the stored box that lie in one row, or in whole rows of equal width on both sides. */
+/* Visits elements [begin, end) of the stored box, which lie in one row, or in whole rows of equal width on both sides. */
 static void visit_run(const struct run_walk *w, uint64_t begin, uint64_t end, uint64_t wanted_element)
 {
     if (end > w->item_end) end = w->item_end;

@@ -15,7 +15,7 @@ enum { COMMANDS_MAX = 32 };
 
 enum { OPTIONS_MAX = 32, KEY_HELP = 'h', KEY_JSON = 0x1001, KEY_FIRST };
 
-/* argp writes --help and takes options apart; rows know what they fill. */
+/* argp writes --help and splits options; our rows fill the variables. */
 struct parsing {
     const struct pd_usage *usage;
     struct argp argp;
@@ -33,7 +33,7 @@ pd_status pd_option_refuse(const struct pd_option *option, const char *text, con
     PD_FAIL(err, PD_USAGE, "--%s=%s: expected %s", option->name, text, expected);
 }
 
-/* Which word of "auto, cpu or gpu" it is; -1: none. */
+/* Index of the word in "auto, cpu or gpu", or -1. */
 static int find_word(const char *words, const char *text)
 {
     const size_t length = strlen(text);
@@ -100,7 +100,7 @@ static pd_status set_value(struct pd_option *o, const char *text, struct pd_erro
 
 /* ---- mistakes ---- */
 
-/* `train --lr=3e-4`: keys are no options. */
+/* For `train --lr=3e-4`: keys are not options. */
 static pd_status refuse_key(const struct parsing *p, const char *word, const char *value)
 {
     const struct pd_key_meaning meant = pd_key_meant(word);
@@ -148,7 +148,7 @@ static pd_status take_word(const struct parsing *p, const char *word)
     return pd_scheme_check(p->program, word, PD_USAGE, p->err);
 }
 
-/* The word that argp refuses: the one before the next, or the next where that is a cluster of letters it has not finished. */
+/* Returns the word that argp refuses: the one before the next, or the next if argp is inside that cluster of letters. */
 static const char *refused_word(const struct parsing *p, const struct argp_state *state)
 {
     const char *before = state->argv[state->next - 1], *next = state->next < state->argc ? state->argv[state->next] : NULL;
@@ -226,7 +226,7 @@ const char *pd_command_take_config(const char **words, uint32_t *count)
     return config;
 }
 
-/* ---- commands of commands ---- */
+/* ---- commands with subcommands ---- */
 
 static void print_commands(const struct pd_command *commands, const char *parent)
 {

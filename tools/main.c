@@ -19,7 +19,7 @@
 
 #define STACK_BYTES (1u << 20)
 
-/* A new command is one row here and one file. */
+/* To add a command, add a row here and a file. */
 const struct pd_command pd_commands[] = {
     {"init", "[-o FILE]", "write a configuration that fits this machine, from three answers", pd_cmd_init},
     {"train", "CONFIG [key=value...]", "train, or resume from the newest checkpoint", pd_cmd_train},
@@ -44,7 +44,7 @@ static const char topics[] =
     "Exit codes: 0 done, 64 usage, 65 no valid checkpoint, 70 internal error or loss not finite, 74 storage,\n"
     "75 preempted or a peer lost (run again), 78 configuration, 93 no progress in three restarts.\n";
 
-/* The stack of this thread grows up to the limit of the moment; of other threads and programs it is what they start with. */
+/* This thread's stack can grow up to the current limit; other threads and programs start with it. */
 static pd_status raise_stack(struct pd_error *err)
 {
     struct rlimit limit;
@@ -62,7 +62,7 @@ static pd_status raise_stack(struct pd_error *err)
             (unsigned long long)limit.rlim_max >> 10, STACK_BYTES >> 10);
 }
 
-/* As an option of whatever command, or of none, and perhaps shortened. */
+/* True for --json, possibly abbreviated, with any command or none. */
 static bool asks_json(int argc, char **argv)
 {
     bool asks = false;
@@ -97,7 +97,7 @@ static pd_status run(int argc, char **argv, struct pd_error *err)
     return PD_OK;
 }
 
-/* Started without them, a program would get their numbers for files of its own. What is written to a stdout that is closed
+/* Opens missing standard descriptors: otherwise files of ours would get their numbers. Writing to a closed stdout still
  * fails, as it should. */
 static void fill_descriptors(void)
 {
@@ -106,14 +106,14 @@ static void fill_descriptors(void)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", modes[fd]) != fd) _exit(70);
 }
 
-/* `| head` has seen enough: what it did not read is no failure of the command. */
+/* After `| head` exits, unread output is not a failure of the command. */
 static bool reader_left(void)
 {
     struct pollfd out = {.fd = STDOUT_FILENO};
     return poll(&out, 1, 0) == 1 && (out.revents & (POLLERR | POLLHUP));
 }
 
-/* Under a limit of the address space it is the limit that memory ran out of, and whoever set it can raise it. */
+/* Memory ran out at the address space limit: names it, since whoever set it can raise it. */
 static pd_status name_limit(pd_status status, struct pd_error *err)
 {
     struct rlimit space;
@@ -130,11 +130,11 @@ int main(int argc, char **argv)
     const bool is_json = asks_json(argc, argv); /* before options are moved */
     const bool is_worker = argc >= 2 && strcmp(argv[1], "worker") == 0;
     if (argc >= 2 && strcmp(argv[1], "train") == 0)
-        pd_launch_signals_hold(); /* first: until the launch hears them they wait */
+        pd_launch_signals_hold(); /* first: signals wait until the launch handles them */
     fill_descriptors();
     pd_dev_prepare();
     signal(SIGPIPE, SIG_IGN);                 /* a closed pipe must not end a run */
-    if (!is_worker) signal(SIGXFSZ, SIG_IGN); /* a limit of file sizes is an error of the write; ranks: pd_launched_ready */
+    if (!is_worker) signal(SIGXFSZ, SIG_IGN); /* exceeding a file size limit fails the write; ranks: pd_launched_ready */
     pd_status status = name_limit(run(argc, argv, &err), &err);
     pd_utf8_clean(err.message); /* it may quote a file */
     if (status && is_json && err.message[0]) pd_output_json_error(&err);

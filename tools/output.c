@@ -37,7 +37,7 @@ void pd_table_row(struct pd_table *table, const char *const *cells)
     table->rows++;
 }
 
-/* Code points, which is what a terminal shows of our texts. */
+/* Counts code points, which equals the width of our texts on a terminal. */
 static uint32_t shown_width(const char *text)
 {
     uint32_t width = 0;
@@ -57,7 +57,7 @@ static void print_cell(const char *text, uint32_t width, bool right, bool last)
     if (!last) fputs("  ", stdout);
 }
 
-/* Ends where its last text does. */
+/* Prints no trailing spaces. */
 static void print_line(const struct pd_table *table, char *const *cells, const uint32_t *widths)
 {
     uint32_t shown = table->columns;
@@ -163,7 +163,7 @@ void pd_report_say(struct pd_report *r, const char *format, ...)
     putchar('\n');
 }
 
-/* People read "step  1.2 ms" for "step_seconds": a value with a unit needs none in its name. */
+/* People read "step 1.2 ms" for "step_seconds": a value with a unit needs none in its name. */
 static void print_row(const char *key, const char *text, enum pd_unit unit)
 {
     static const char *const endings[] = {[PD_UNIT_BYTES] = "_bytes", [PD_UNIT_SECONDS] = "_seconds"};

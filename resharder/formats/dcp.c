@@ -1,5 +1,5 @@
-/* PyTorch's distributed checkpoint (torch.distributed.checkpoint; also torchtitan's): `.metadata`, a pickle of what it holds and
- * where, and `__<rank>_<n>.distcp`, archives of torch.save one after the other. Reading.
+/* PyTorch's distributed checkpoint (torch.distributed.checkpoint; also torchtitan's): `.metadata`, a pickle of the
+ * index, and `__<rank>_<n>.distcp`, archives of torch.save one after the other. Reading.
  *
  *   Metadata.state_dict_metadata   name -> TensorStorageMetadata{properties, size, chunks[]} or BytesStorageMetadata
  *   Metadata.storage_data          MetadataIndex{fqn, offset} -> _StorageInfo{relative_path, offset, length}

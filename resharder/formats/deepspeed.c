@@ -1,4 +1,4 @@
-/* DeepSpeed's ZeRO checkpoints, stages 1 to 3. `latest` names the directory of the newest; it holds, made by torch.save,
+/* DeepSpeed's ZeRO checkpoints, stages 1 to 3. `latest` names the directory of the newest; torch.save made in it
  *
  *   zero_pp_rank_<dp>_mp_rank_00_model_states.pt (stage 3), mp_rank_00_model_states.pt (1, 2)     names and shapes, counters
  *   [bf16_]zero_pp_rank_<dp>_mp_rank_00_optim_states.pt                                       flat fp32 parameters and moments
@@ -99,8 +99,7 @@ static pd_status add_stretch(struct deepspeed *d, enum pd_kind kind, uint32_t ra
     return PD_OK;
 }
 
-/* Returns the moments of group g: state[g] of a dictionary with keys 0, 1, ..; or element g of a list (elastic
- * checkpoints). */
+/* Returns the moments of group g: state[g] of a dictionary with keys 0, 1, ..; or element g (elastic checkpoints). */
 static const struct pd_pickle_node *state_of_group(const struct pd_pickle_node *states, uint32_t group)
 {
     if (!states || states->type != PD_PICKLE_DICT) return pd_pickle_at(states, group);

@@ -295,8 +295,7 @@ static const char *architecture_of(const struct gguf *g)
     return architecture ? architecture->text : "";
 }
 
-/* Returns the key after the architecture and a dot: "block_count" for "llama.block_count". NULL: not a key of the
- * architecture. */
+/* Returns what follows the architecture and a dot: "block_count" for "llama.block_count"; NULL for other keys. */
 static const char *inner_key(const struct gguf *g, const char *key)
 {
     const char *architecture = architecture_of(g);

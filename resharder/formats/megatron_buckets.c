@@ -1,10 +1,10 @@
-/* Megatron's distributed optimizer as dp_reshardable saves it: each model-parallel rank's parameters in buckets, in reverse of
- * the order in which its modules have them, each on a multiple of 64 elements. Group g of buckets is of tensor rank g modulo
- * tp and of pipeline stage g / tp.
+/* Reads Megatron's distributed optimizer as saved with dp_reshardable: each model-parallel rank's parameters in buckets,
+ * in reverse of the order in its modules, each on a multiple of 64 elements. Group g of buckets is tensor rank g modulo
+ * tp of pipeline stage g / tp.
  *
- * No file says that order, nor tp. Each order of two (Transformer Engine's modules, Megatron's own) is tried with each tp that
- * divides the number of groups, and the one is believed under which the fp32 parameters in the buckets, rounded, are the
- * model's: some elements of each are compared.
+ * No file stores that order or tp. So both known orders (Transformer Engine's modules, Megatron's own) are tried with
+ * each tp that divides the number of groups. The right guess is the one under which the fp32 parameters in the buckets,
+ * rounded, equal the model's; some elements of each are compared.
  * Source: megatron/core/distributed/param_and_grad_buffer.py; optimizer/distrib_optimizer.py. */
 #include "ckpt/base/checked.h"
 #include "ckpt/base/grow.h"
@@ -23,18 +23,18 @@
 
 struct bucket {
     unsigned long group, number;
-    uint32_t tensors[PD_KIND_COUNT]; /* of raw */
+    uint32_t tensors[PD_KIND_COUNT]; /* index in raw */
     uint64_t elements;
 };
 
-/* What one model-parallel rank has of a tensor, or one half of that. */
+/* One model-parallel rank's part of a tensor, or one half of it. */
 struct slot {
     uint32_t tensor, group;
-    struct pd_view view; /* of the tensor's elements, in the order of the bucket */
-    bool follows;        /* the other half, right behind the first */
-    bool is_copy;        /* another rank's is taken */
+    struct pd_view view; /* elements of the tensor, in bucket order */
+    bool follows;        /* the other half, directly after the first */
+    bool is_copy;        /* a duplicate: another rank's is used */
     uint32_t bucket;
-    uint64_t at; /* element of the bucket */
+    uint64_t at; /* first element in the bucket */
 };
 
 struct buckets {
@@ -46,8 +46,8 @@ struct buckets {
     uint64_t layers;
     struct slot *slots; /* (slot_count) in the order of the buckets */
     uint32_t slot_count;
-    bool *is_taken;       /* (raw's tensors) by a slot or as a bucket */
-    struct pd_file *file; /* that was read last */
+    bool *is_taken;       /* (raw's tensors) used by a slot or as a bucket */
+    struct pd_file *file; /* file read last */
     uint32_t file_number;
 };
 
@@ -75,7 +75,7 @@ static int by_number(const void *a, const void *b)
     return (x->number > y->number) - (x->number < y->number);
 }
 
-/* Those of one bucket, an item a kind, become one item. */
+/* Merges the items of one bucket, one a kind, into one. */
 static pd_status join_kinds(struct buckets *b, struct pd_error *err)
 {
     const uint32_t found = b->count;
@@ -124,10 +124,9 @@ static pd_status find_buckets(struct buckets *b, struct pd_error *err)
     return join_kinds(b, err);
 }
 
-/* ---- what lies in them ---- */
+/* ---- their contents ---- */
 
-/* Names of a layer's parameters in reverse of the order of its modules; where Transformer Engine has another name for the same,
- * both stand there. */
+/* Names of a layer's parameters in reverse module order; if Transformer Engine has another name for one, both are listed. */
 static const char *const transformer_engine[] = {
     "mlp.linear_fc2.bias",
     "mlp.linear_fc2.weight",
@@ -171,7 +170,7 @@ static const char *const local[] = {
 static const char *const behind[] = {OUTPUT, "decoder.final_layernorm.bias", "decoder.final_layernorm.weight", NULL};
 static const char *const in_front[] = {"embedding.position_embeddings.weight", EMBEDDING, NULL};
 
-/* How tensor ranks share a parameter; what is not listed all of them have. */
+/* How tensor ranks split a parameter; all of them have the unlisted ones. */
 enum cut { CUT_NOT, CUT_ROWS, CUT_COLUMNS };
 static const struct {
     const char *ending;
@@ -192,7 +191,7 @@ static enum cut cut_of(const char *name)
     return CUT_NOT;
 }
 
-/* One layout that is tried: model-parallel ranks, and which of them has its slots listed. */
+/* A layout to try: model-parallel ranks, and the one whose slots are being listed. */
 struct guess {
     const char *const *order;
     uint32_t tp, pp, tensor_rank, stage;
@@ -206,7 +205,7 @@ static pd_status add_slot(struct buckets *b, const struct slot *slot, struct pd_
     return PD_OK;
 }
 
-/* The gate and what it multiplies lie in one matrix, one above the other, and each is shared by rows. */
+/* True if a matrix stacks the gate and what it multiplies, each split by rows. */
 static bool is_gated(const struct buckets *b, const char *name, const struct pd_foreign_tensor *fc1, uint32_t row)
 {
     char other[PD_FOREIGN_NAME_MAX];
@@ -218,8 +217,8 @@ static bool is_gated(const struct buckets *b, const char *name, const struct pd_
            fc1->shape[row] == 2 * b->raw->tensors[fc2].shape[row + 1];
 }
 
-/* A parameter of the guess's rank: layer `layer` of a tensor that has all of them, or a whole one. *ret_fits false: it cannot be
- * shared so. */
+/* Lists a parameter of the guess's rank: layer `layer` of a tensor that holds all layers, or a whole one. *ret_fits
+ * false: it cannot be split so. */
 #define WHOLE UINT64_MAX
 static pd_status take(struct buckets *b, const struct guess *g, const char *name, uint64_t layer, bool is_copy,
                       bool *ret_fits, struct pd_error *err)
@@ -253,7 +252,7 @@ static uint64_t count_layers(const struct pd_catalog *raw)
     for (uint32_t t = 0; t < raw->tensor_count; t++) {
         unsigned long number = 0;
         if (sscanf(raw->tensors[t].name, "decoder.layers.%6lu.", &number) == 1)
-            layers = pd_max_u64(layers, pd_min_u64(number + 1, raw->tensor_count)); /* each has tensors of its own */
+            layers = pd_max_u64(layers, pd_min_u64(number + 1, raw->tensor_count)); /* each layer has its own tensors */
         else if (strncmp(raw->tensors[t].name, "decoder.layers.", 15) == 0)
             layers = pd_max_u64(layers, pd_min_u64(raw->tensors[t].shape[0], 1000000));
     }
@@ -274,7 +273,7 @@ static pd_status take_layer(struct buckets *b, const struct guess *g, uint64_t l
     return PD_OK;
 }
 
-/* A last stage that is not the first has a tied embedding once more. */
+/* A last stage that is not the first has a copy of the tied embedding. */
 static pd_status list_rank(struct buckets *b, const struct guess *g, bool *ret_fits, struct pd_error *err)
 {
     const uint64_t layers = b->layers / g->pp;
@@ -291,7 +290,7 @@ static pd_status list_rank(struct buckets *b, const struct guess *g, bool *ret_f
     return PD_OK;
 }
 
-/* False: they do not fill the buckets. */
+/* False if they do not fill the buckets. */
 static bool place_slots(struct buckets *b)
 {
     uint64_t at = 0;
@@ -318,9 +317,9 @@ static bool place_slots(struct buckets *b)
     return bucket == b->count;
 }
 
-/* ---- which guess is right ---- */
+/* ---- finding the right guess ---- */
 
-/* Where element `i` of a tensor lies, whose pieces are boxes as in all distributed checkpoints; NULL: in no piece. */
+/* Returns the piece with element `i` of a tensor whose pieces are boxes, as in all distributed checkpoints; NULL: none. */
 static const struct pd_piece *find_element(const struct pd_catalog *raw, const struct pd_foreign_tensor *t, uint64_t i,
                                            uint64_t *ret_offset)
 {
@@ -360,7 +359,7 @@ static pd_status read_element(struct buckets *b, uint32_t tensor, uint64_t i, fl
     return PD_OK;
 }
 
-/* Whether the parameters in the buckets are the model's, rounded. */
+/* Compares the parameters in the buckets with the model's, rounded. */
 static pd_status check_slot(struct buckets *b, const struct slot *s, bool *ret_is_same, struct pd_error *err)
 {
     const struct pd_element_row *element = &pd_elements[b->raw->tensors[s->tensor].element];
@@ -438,7 +437,7 @@ static pd_status copy_rest(const struct buckets *b, struct pd_catalog *to, struc
     return PD_OK;
 }
 
-/* Elements [first, first + count) of the slot, which lie at `offset`, as boxes of its tensor. */
+/* Adds elements [first, first + count) of the slot, stored at `offset`, as boxes of its tensor. */
 static pd_status add_boxes(const struct buckets *b, const struct slot *s, const struct pd_piece *from, uint64_t offset,
                            uint32_t block_bytes, uint64_t first, uint64_t count, uint32_t number, struct pd_catalog *to,
                            struct pd_error *err)
@@ -460,7 +459,7 @@ static pd_status add_boxes(const struct buckets *b, const struct slot *s, const 
     return PD_OK;
 }
 
-/* What a slot has of its bucket's pieces. */
+/* Adds the slot's part of its bucket's pieces. */
 static pd_status add_pieces(const struct buckets *b, const struct slot *s, int kind, uint32_t number, struct pd_catalog *to,
                             struct pd_error *err)
 {

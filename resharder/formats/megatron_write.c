@@ -1,10 +1,10 @@
-/* Writing Megatron-Core's distributed checkpoints: latest_checkpointed_iteration.txt names iter_<iteration>, in which lie a
- * distributed checkpoint of torch (dcp_write.c) by Megatron's names, fully reshardable, metadata.json and common.pt.
+/* Writes Megatron-Core's distributed checkpoints: latest_checkpointed_iteration.txt names iter_<iteration>, which holds a
+ * distributed checkpoint of torch (dcp_write.c) with Megatron's names, fully reshardable, metadata.json and common.pt.
  *
- * Parameters are there once, in fp32, by three names: the model's, that of its distributed optimizer and that of its others.
- * common.pt has what its loader asks for: the iteration, arguments that say the model, groups of parameters with the count of
- * updates. Rates are those of the command line that loads (--override-opt_param-scheduler), its generators start anew.
- * Modules keep an _extra_state (of fp8), which is nothing here; a strict load asks for it.
+ * Parameters are stored once, in fp32, under three names: the model's, its distributed optimizer's and its other
+ * optimizers'. common.pt has what Megatron's loader needs: the iteration, arguments that describe the model, parameter
+ * groups with the count of updates. Rates come from the loading command line (--override-opt_param-scheduler); generators
+ * start anew. A strict load asks for each module's _extra_state (of fp8), which is empty here.
  * Source: megatron/core/dist_checkpointing, megatron/core/optimizer, megatron/training/checkpointing.py. */
 #include "resharder/formats/megatron.h"
 
@@ -30,12 +30,12 @@ struct writer {
     char name[32], directory[PD_FORMATS_PATH_MAX]; /* of the iteration */
     char **objects;                                /* (object_count) */
     uint32_t object_count;
-    void *dcp; /* the state of its slots; NULL once it has finished */
+    void *dcp; /* state of dcp_write.c; NULL once it has finished */
 };
 
 /* ---- the plan ---- */
 
-/* Of the whole model, then of every layer: whether a module has one depends on the version and on Transformer Engine. */
+/* For the whole model, then for every layer: the version and Transformer Engine decide whether a module has one. */
 static const char *const modules[] = {"output_layer", "decoder.final_layernorm"};
 static const char *const layer_modules[] = {"self_attention.linear_qkv",
                                             "self_attention.linear_proj",
@@ -102,7 +102,7 @@ static void put_rope(struct pd_pickle_writer *p, const struct pd_json_value *con
                          pd_json_number_or(scaling, "factor", 1));
 }
 
-/* What makes the model, as its command line says it; what is not said is that of the run that loads. */
+/* Writes the command line arguments that define the model; the loading run sets the others. */
 static void put_model(struct pd_pickle_writer *p, const struct pd_json_value *config)
 {
     const char *name = pd_json_member_text(config, "model_type");
@@ -149,7 +149,7 @@ static pd_status put_arguments(struct pd_pickle_writer *p, const struct pd_catal
     return PD_OK;
 }
 
-/* Megatron knows a group by the first four, and takes the rest of it as it is until it sets rates and decay of its own. */
+/* Megatron identifies a group by the first four members, and uses the others until it sets its own rates and decay. */
 static void put_group(struct pd_pickle_writer *p, const struct pd_catalog *wanted, bool decays)
 {
     const struct pd_catalog_counters *c = &wanted->counters;

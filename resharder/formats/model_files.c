@@ -37,7 +37,7 @@ static int by_text(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* Tensors [first, tensor_count) came from the file at `path`, which should have mapped[count]. */
+/* Checks that tensors [first, tensor_count), read from the file at `path`, are those in mapped[count]. */
 static pd_status check_mapped(const struct pd_model_files *files, const struct pd_catalog *catalog, const char *path,
                               uint32_t first, const struct mapped *mapped, size_t count, struct pd_error *err)
 {
@@ -110,7 +110,7 @@ static pd_status read_sharded(struct pd_vfs *vfs, const struct pd_model_files *f
     return st;
 }
 
-/* ---- what a path means ---- */
+/* ---- resolving a path ---- */
 
 static pd_status find_only(struct pd_vfs *vfs, const struct pd_model_files *files, const char *directory,
                            char ret_path[PD_FORMATS_PATH_MAX], struct pd_error *err)
@@ -148,7 +148,7 @@ bool pd_model_files_are_in(struct pd_vfs *vfs, const struct pd_model_files *file
     return files->ending && !find_only(vfs, files, directory, single, NULL);
 }
 
-/* The one file of a model says no less than the directory that it lies in. */
+/* Reads a model's single file with the texts of its directory. */
 static pd_status read_alone(struct pd_vfs *vfs, const struct pd_model_files *files, const char *path,
                             struct pd_catalog *catalog, struct pd_error *err)
 {
@@ -169,7 +169,7 @@ pd_status pd_model_files_read(struct pd_vfs *vfs, const struct pd_model_files *f
 {
     char single[PD_FORMATS_PATH_MAX];
     if (!pd_formats_is_directory(vfs, path)) return read_alone(vfs, files, path, catalog, err);
-    /* Of both transformers takes the one file; the other is listed. */
+    /* If both exist, transformers takes the single file; the index is listed as unmapped. */
     const bool has_index = pd_formats_has_file(vfs, path, files->index),
                has_both = has_index && pd_formats_has_file(vfs, path, files->single);
     if (has_both) PD_TRY(pd_catalog_add_unmapped(catalog, files->index, err));
@@ -179,7 +179,7 @@ pd_status pd_model_files_read(struct pd_vfs *vfs, const struct pd_model_files *f
         PD_TRY(find_single(vfs, files, path, single, err));
         PD_TRY(files->read(vfs, single, catalog, err));
     }
-    static const char *const optimizers[] = {"optimizer.bin", "optimizer.pt"}; /* of accelerate, of transformers' Trainer */
+    static const char *const optimizers[] = {"optimizer.bin", "optimizer.pt"}; /* accelerate's, Trainer's */
     for (int i = 0; i < 2; i++)
         if (pd_formats_has_file(vfs, path, optimizers[i])) PD_TRY(pd_catalog_add_unmapped(catalog, optimizers[i], err));
     return pd_formats_add_texts(vfs, path, catalog, err);

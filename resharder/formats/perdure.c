@@ -10,7 +10,7 @@
 
 #define BLOCK PD_SHARD_BLOCK_BYTES
 
-/* Pieces of the catalog are the boxes of the checkpoint, one for one and in their order. */
+/* Pieces of the catalog are the checkpoint's boxes, one to one, in order. */
 struct stored {
     struct pd_inspect *inspect;
     bool *is_plain; /* (boxes) */
@@ -89,7 +89,7 @@ static bool is_same_place(const struct pd_inspect_box *a, const struct pd_inspec
     return a->tensor == b->tensor && a->kind == b->kind && !memcmp(&a->place, &b->place, sizeof a->place);
 }
 
-/* Boxes come by tensor and kind; where the next array is not array `have`, that one is in no shard. */
+/* Boxes come by tensor and kind: if the next array is not array `have`, no shard has it. */
 static pd_status check_all_kinds(const struct pd_tensor_table *table, uint32_t have, uint32_t next, struct pd_error *err)
 {
     if (have == next) return PD_OK;
@@ -127,7 +127,7 @@ static pd_status fill(struct pd_vfs *vfs, struct stored *s, const char *path, st
         PD_TRY(add_box(s, b, tensor, catalog, err));
     }
     PD_TRY(check_all_kinds(table, catalog->tensor_count, table->count * PD_KIND_COUNT, err));
-    /* What the record says beside tensors. */
+    /* Takes the other data of the record. */
     const struct pd_run_state *state = &pd_inspect_commit(s->inspect)->state;
     catalog->counters = (struct pd_catalog_counters){.has_step = true,
                                                      .has_updates = true,

@@ -20,10 +20,10 @@ const char *const pd_safetensors_dtypes[PD_ELEMENT_COUNT] = {
 
 struct extent {
     uint64_t begin, end;
-    const char *name; /* of the document */
+    const char *name; /* name of the document */
 };
 
-/*   *ret_unread  the type's name where it is one that is not read; else NULL */
+/* *ret_unread: name of an unsupported type, else NULL */
 static pd_status parse_dtype(const char *path, const char *name, const struct pd_json_value *value, enum pd_element *ret,
                              const char **ret_unread, struct pd_error *err)
 {
@@ -58,7 +58,7 @@ static pd_status parse_tensor(const char *path, const char *name, const struct p
     return PD_OK;
 }
 
-/* What the file says of itself, "format" excepted, has no place in a checkpoint of ours. */
+/* Metadata other than "format" has no place in our checkpoints. */
 static pd_status add_metadata(struct pd_catalog *catalog, const struct pd_json_value *value, struct pd_error *err)
 {
     const char *key;
@@ -184,7 +184,7 @@ static pd_status read_file(struct pd_vfs *vfs, const char *path, struct pd_catal
     return st;
 }
 
-/* ---- what a path means ---- */
+/* ---- resolving a path ---- */
 
 static const struct pd_model_files model_files = {PD_SAFETENSORS_INDEX, "model.safetensors", ".safetensors", read_file};
 

@@ -1,5 +1,5 @@
-/* Tensors go into files in the order in which they are wanted, as many as shard_bytes_max takes; what a header says is known
- * when that is planned, so finish only writes it. */
+/* Puts tensors into files in the order in which they are wanted, as many as shard_bytes_max allows. The plan already
+ * knows the headers; finish only writes them. */
 #include "resharder/formats/safetensors.h"
 
 #include "ckpt/base/checked.h"
@@ -11,11 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SHARD_BYTES UINT64_C(5000000000) /* "5GB" of transformers */
+#define SHARD_BYTES UINT64_C(5000000000) /* transformers' "5GB" */
 
 struct shard {
     uint32_t begin, end; /* tensors */
-    char *header;        /* (header_bytes) the eight bytes of its length included */
+    char *header;        /* (header_bytes) including the eight bytes of its length */
     uint64_t header_bytes;
     char name[48];
 };
@@ -69,7 +69,7 @@ static pd_status cut_shards(struct writer *w, uint64_t shard_bytes, struct pd_er
     return PD_OK;
 }
 
-/* As the format's own writer makes it: padded with spaces to a multiple of eight. */
+/* Pads the header with spaces to a multiple of eight, like the format's own writer. */
 static pd_status keep_header(struct shard *shard, const char *text, size_t bytes, struct pd_error *err)
 {
     while (bytes && text[bytes - 1] == '\n')

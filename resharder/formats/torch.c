@@ -1,5 +1,5 @@
-/* Weights as transformers saved them before safetensors: archives of torch.save that hold one dictionary of names and tensors, as
- * pytorch_model.bin or in shards that pytorch_model.bin.index.json names. Source: transformers/modeling_utils.py. */
+/* Weights as transformers saved them before safetensors: torch.save archives of one dictionary of names and tensors, as
+ * pytorch_model.bin or in shards listed in pytorch_model.bin.index.json. Source: transformers/modeling_utils.py. */
 #include "resharder/formats/torch.h"
 
 #include "ckpt/base/words.h"
@@ -27,7 +27,7 @@ static pd_status add_tensor(struct pd_catalog *catalog, const struct pd_torch_ar
     return pd_catalog_add_piece(catalog, number, &piece, err);
 }
 
-/* `skipped`, or NULL: a value whose items were added already. */
+/* `skipped`, or NULL: a value whose items have been added. */
 static pd_status add_items(struct pd_catalog *catalog, const struct pd_torch_archive *archive, uint32_t file,
                            const struct pd_pickle_node *dict, const struct pd_pickle_node *skipped, struct pd_error *err)
 {
@@ -42,7 +42,7 @@ static pd_status add_items(struct pd_catalog *catalog, const struct pd_torch_arc
     return PD_OK;
 }
 
-/* The model beside an optimizer and counters, under a name that trainers give it; or NULL. */
+/* Returns the model stored beside an optimizer and counters, under a name that trainers use; or NULL. */
 static const struct pd_pickle_node *find_model(const struct pd_pickle_node *root)
 {
     static const char *const names[] = {"model", "state_dict", "model_state_dict", "module"};
@@ -53,7 +53,7 @@ static const struct pd_pickle_node *find_model(const struct pd_pickle_node *root
     return NULL;
 }
 
-/* Dictionaries of programs whose tensors are no model by themselves. */
+/* Explains dictionaries of programs whose tensors alone are not a model. */
 static pd_status refuse_by_name(const char *path, const struct pd_pickle_node *root, struct pd_error *err)
 {
     static const char *const degrees[] = {"tensor_model_parallel_size", "pipeline_model_parallel_size"};
@@ -124,7 +124,7 @@ static pd_status read_file(struct pd_vfs *vfs, const char *path, struct pd_catal
 
 static const struct pd_model_files model_files = {"pytorch_model.bin.index.json", "pytorch_model.bin", NULL, read_file};
 
-/* What torch.save wrote for a format that is a directory. */
+/* True for a torch.save file that belongs to a directory format. */
 static bool is_part_of_another(const char *path)
 {
     static const char *const endings[] = {".distcp", "_model_states.pt", "_optim_states.pt"};

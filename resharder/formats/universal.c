@@ -1,4 +1,4 @@
-/* DeepSpeed's universal checkpoints: `latest_universal` names a directory in which zero/<parameter>/fp32.pt, exp_avg.pt and
+/* DeepSpeed's universal checkpoints: `latest_universal` names a directory where zero/<parameter>/fp32.pt, exp_avg.pt and
  * exp_avg_sq.pt are whole tensors, alone or under "param" of a dictionary; step.pt is the optimizer's count.
  * Source: deepspeed/checkpoint/{ds_to_universal,universal_checkpoint}.py. */
 #include "ckpt/base/checked.h"
@@ -13,12 +13,12 @@
 struct universal {
     struct pd_vfs *vfs;
     struct pd_catalog *catalog;
-    char directory[PD_FORMATS_PATH_MAX];   /* zero */
-    char states_path[PD_FORMATS_PATH_MAX]; /* of the file that knows shapes */
-    struct pd_torch_archive states;        /* without a pickle: there is no such file */
+    char directory[PD_FORMATS_PATH_MAX];   /* of zero */
+    char states_path[PD_FORMATS_PATH_MAX]; /* file with the shapes */
+    struct pd_torch_archive states;        /* no pickle: there is no such file */
 };
 
-/* `path`/zero, or that of the directory that `path`/latest_universal names; false: neither is there. */
+/* Finds `path`/zero, or that of the directory named in `path`/latest_universal; false: neither exists. */
 static bool find_directory(struct pd_vfs *vfs, const char *path, char ret[PD_FORMATS_PATH_MAX])
 {
     char tagged[PD_FORMATS_PATH_MAX];
@@ -27,7 +27,7 @@ static bool find_directory(struct pd_vfs *vfs, const char *path, char ret[PD_FOR
            pd_formats_is_directory(vfs, ret);
 }
 
-/* What came of ZeRO-3 is flat; the states of the model beside `zero` have the shapes. */
+/* Tensors from ZeRO-3 are flat; the model states beside `zero` have the shapes. */
 static pd_status open_states(struct universal *u, struct pd_error *err)
 {
     static const char *const names[] = {"mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"};
@@ -46,7 +46,7 @@ static pd_status open_states(struct universal *u, struct pd_error *err)
     return PD_OK;
 }
 
-/* A flat tensor that is dense gets the shape that the model's states have for its name. */
+/* Gives a flat dense tensor the shape of its name in the model states. */
 static void reshape(const struct universal *u, struct pd_foreign_tensor *tensor)
 {
     const struct pd_pickle_node *root = u->states.pickle ? pd_pickle_root(u->states.pickle) : NULL;
@@ -95,7 +95,7 @@ static pd_status take_step(struct universal *u, const char *name, const struct p
 
 enum { STEP = PD_KIND_COUNT };
 
-/* One file of a parameter's directory; a moment may be absent. */
+/* Reads one file of a parameter's directory; a moment may be absent. */
 static pd_status take_file(struct universal *u, const char *directory, const char *name, int what, struct pd_error *err)
 {
     static const char *const files[] = {

@@ -1,9 +1,9 @@
-/* Writing DeepSpeed's universal checkpoints: <tag>/zero/<parameter>/fp32.pt, exp_avg.pt and exp_avg_sq.pt, each a dictionary with
- * the whole tensor as "param" and nothing else, with step.pt beside them; what DeepSpeed's loader wants around them; and
- * latest_universal, which names the tag.
+/* Writes DeepSpeed's universal checkpoints: <tag>/zero/<parameter>/fp32.pt, exp_avg.pt and exp_avg_sq.pt, each a
+ * dictionary with only the whole tensor as "param", and step.pt beside them; the other files that DeepSpeed's loader
+ * needs; and latest_universal, which names the tag.
  *
- * The loader goes through as many groups of parameters as file and optimizer both have, and takes over what a group in the file
- * says. Rates and decay are those of the run that loads, so the groups say nothing, and there are more than optimizers have.
+ * The loader visits as many parameter groups as both file and optimizer have, and takes over the settings in the file.
+ * Rates and decay should come from the loading run, so our groups are empty, and there are more than any optimizer has.
  * Source: deepspeed/runtime/{engine,base_optimizer}.py, runtime/zero/{stage_1_and_2,stage3}.py. */
 #include "resharder/formats/deepspeed.h"
 
@@ -16,7 +16,7 @@
 #include <string.h>
 
 #define GROUPS 64
-#define VERSION "0.16.0" /* of DeepSpeed, whose files look like this */
+#define VERSION "0.16.0" /* DeepSpeed version with this file layout */
 
 struct output {
     struct pd_torch_output archive;
@@ -29,7 +29,7 @@ struct writer {
     const struct pd_format_plan *plan;
     char tag[40];
     char directory[PD_FORMATS_PATH_MAX], zero[PD_FORMATS_PATH_MAX]; /* of the tag */
-    struct output *outputs;                                         /* (tensors that are wanted) */
+    struct output *outputs;                                         /* (wanted tensors) */
 };
 
 /* ---- the plan ---- */
@@ -85,12 +85,12 @@ void pd_universal_observe(void *state, uint32_t tensor, const void *data, uint64
     o->crc = pd_zip_crc(o->crc, data, bytes);
 }
 
-/* ---- what lies around tensors ---- */
+/* ---- other files ---- */
 
-/* Optimizers count in a tensor (torch's) or in a number that is made of one (DeepSpeed's own). */
+/* Optimizers count in a tensor (torch's) or in a number converted from one (DeepSpeed's own). */
 static const struct pd_foreign_tensor step_tensor = {.element = PD_ELEMENT_F32, .shape = {1, 1, 1, 1, 1, 1, 1, 1}};
 
-/* `pickle` is finished and freed here. */
+/* Finishes and frees `pickle`. */
 static pd_status write_file(const struct writer *w, const char *directory, const char *name, struct pd_pickle_writer *pickle,
                             bool has_step, struct pd_error *err)
 {
@@ -128,7 +128,7 @@ static pd_status write_model_states(const struct writer *w, const char *name, st
     struct pd_pickle_writer p = {0};
     pd_pickle_begin(&p);
     pd_pickle_do(&p, "}(");
-    pd_pickle_put_text(&p, NULL, "module"); /* parameters come from zero */
+    pd_pickle_put_text(&p, NULL, "module"); /* parameters come from zero/ */
     pd_pickle_do(&p, "}");
     const struct pd_catalog *wanted = w->plan->wanted;
     pd_pickle_put(&p, "param_shapes", "](}(");
@@ -140,7 +140,7 @@ static pd_status write_model_states(const struct writer *w, const char *name, st
         pd_pickle_do(&p, "\x85R");
     }
     pd_pickle_do(&p, "ue");
-    /* For schedules of DeepSpeed and of torch, which count from elsewhere. */
+    /* For schedules of DeepSpeed and of torch, which start counting elsewhere. */
     uint64_t step = c->step;
     pd_pickle_put(&p, "lr_scheduler", "}(");
     pd_pickle_put_u64(&p, "last_batch_iteration", step ? step - 1 : 0);
@@ -170,8 +170,8 @@ static pd_status end_archive(struct writer *w, struct output *o, struct pd_error
 static pd_status write_rest(struct writer *w, struct pd_error *err)
 {
     char path[PD_FORMATS_PATH_MAX];
-    /* Stages 1 and 2 read the groups that stand alone, stage 3 those beside the step. Its loader gives every group of parameters
-     * that one step, so several count it up together; torch's optimizers take no plain number. */
+    /* Stages 1 and 2 read the separate groups, stage 3 those beside the step. Its loader gives all groups the same step
+     * object, so several would count it up together; torch's optimizers do not accept a plain number. */
     struct pd_pickle_writer p = {0};
     pd_pickle_begin(&p);
     pd_pickle_do(&p, "}(");

@@ -1,12 +1,12 @@
-/* Memory of a load. What comes from the disk waits in a ring, in the order in which it is needed. When it is a round's turn, its
- * chunks are decompressed by all threads there are, to where the round is verified and sent from; boxes in one piece are used
- * where they lie. Without chunks the ring is all there is.
+/* Memory of a load. Data from the disk waits in a ring, in the order in which it is needed. When a round's turn comes,
+ * all threads decompress its chunks to where the round is verified and sent from; unchunked boxes are used in place.
+ * Without chunks there is only the ring.
  *
- *   the caller's buffers:  | a round, decompressed | two chunks that go on in the next one | scratch of threads | ring ... |
+ *   the caller's buffers:  | a round, decompressed | two chunks that continue in the next | scratch of threads | ring ... |
  *
  *   invariants  1. a round is in the ring as a whole or not at all, and leaves it when its exchange is over
- *               2. nothing reaches the decompressor before its digest was checked; a mismatch is read once more
- *               3. a chunk that goes on in the next round is read and decompressed once: it is kept. At the edge between two
+ *               2. nothing is decompressed before its digest was checked; a mismatch is read once more
+ *               3. a chunk that continues in the next round is read and decompressed once: it is kept. If it spans two
  *                  readers both read it */
 #include "ckpt/base/checked.h"
 #include "resharder/load/internal.h"
@@ -19,22 +19,22 @@
 #include <stdlib.h>
 
 #define THREADS_MAX 16u
-#define SCRATCH_BYTES (2ull * PD_SHARD_CHUNK_MAX) /* of a thread: shuffled; what an item has no whole chunk of */
+#define SCRATCH_BYTES (2ull * PD_SHARD_CHUNK_MAX) /* of a thread: shuffled bytes; a chunk that an item has only a part of */
 #define NOT_KEPT 2u
 
 struct job { /* one chunk, for one item */
     const struct pd_read_item *item;
     struct pd_shard_chunk chunk;
     unsigned char *pages;
-    uint32_t kept;   /* which of the kept ones it is, or NOT_KEPT */
-    bool was_before; /* kept by the item before: nothing was read */
+    uint32_t kept;   /* index of the kept chunk, or NOT_KEPT */
+    bool was_before; /* kept for the previous item: not read */
     pd_status status;
 };
 
 struct round {
     struct job *jobs; /* (job_room) */
     uint32_t job_count;
-    uint64_t ring_end; /* the ring's head when it was submitted */
+    uint64_t ring_end; /* head of the ring when submitted */
 };
 
 struct decoder { /* of one thread */
@@ -48,19 +48,19 @@ struct load_chunks {
     struct decoder decoders[THREADS_MAX];
     uint32_t threads;
     unsigned char *ring;
-    uint64_t ring_bytes, head, tail; /* positions that only grow */
-    uint64_t largest;                /* of what a round takes in one piece */
-    uint64_t *needs;                 /* (rounds) bytes of the ring */
-    uint64_t *at;                    /* (items) in one piece: position in the ring */
+    uint64_t ring_bytes, head, tail; /* monotonic positions */
+    uint64_t largest;                /* most bytes of a round's unchunked boxes */
+    uint64_t *needs;                 /* (rounds) ring bytes of each */
+    uint64_t *at;                    /* (items) unchunked: position in the ring */
     uint32_t job_room;
     struct round rounds[LOAD_WINDOWS];
-    struct job *last; /* the chunk submitted last, when it goes on behind its item */
+    struct job *last; /* last submitted chunk, if it continues after its item */
     struct job last_job;
-    struct pd_transfer pending; /* grows while what follows is adjacent; bytes 0: none */
+    struct pd_transfer pending; /* grows while the next read is adjacent; bytes 0: none */
     const struct loader *loader;
     const struct round *running;
     atomic_uint next_job; /* of it */
-    void *own;            /* memory where the caller's buffers are too small for chunks; or NULL */
+    void *own;            /* allocated if the caller's buffers are too small for chunks; or NULL */
 };
 
 static struct round *round_of(const struct load_chunks *c, uint32_t round)
@@ -96,13 +96,13 @@ pd_status load_send(struct loader *l, struct load_window *w, const struct pd_tra
                               .what = "read of a load",
                               .user = w};
     if (!w->in_flight) pd_owner_acquire(&w->owner, "reads");
-    w->in_flight++; /* before the queue sees it: it may be on its way even where submitting fails */
+    w->in_flight++; /* before the queue sees it: it may be in flight even if submitting fails */
     return pd_queue_submit(l->queue, &t, 1, err);
 }
 
 /* ---- the ring ---- */
 
-/* Where the next `bytes` begin: in one piece, so the end of the ring may stay empty. */
+/* Position for the next `bytes`: contiguous, so the end of the ring may stay unused. */
 static uint64_t next_place(const struct load_chunks *c, uint64_t bytes)
 {
     const uint64_t place = c->head % c->ring_bytes;
@@ -129,7 +129,7 @@ void load_chunks_done(struct loader *l, uint32_t round)
     c->tail = round_of(c, round)->ring_end;
 }
 
-/* ---- sending for them ---- */
+/* ---- submitting ---- */
 
 static pd_status flush(struct loader *l, struct load_window *w, struct pd_error *err)
 {
@@ -139,7 +139,7 @@ static pd_status flush(struct loader *l, struct load_window *w, struct pd_error 
     return transfer.bytes ? load_send(l, w, &transfer, err) : PD_OK;
 }
 
-/* Chunks mostly follow each other in the file as they do here. */
+/* Merges adjacent reads: chunks are usually in the same order in the file and here. */
 static pd_status send(struct loader *l, struct load_window *w, struct pd_file *file, unsigned char *data, uint64_t offset,
                       uint64_t bytes, struct pd_error *err)
 {
@@ -219,7 +219,7 @@ pd_status load_chunks_submit_rest(struct loader *l, struct load_window *w, uint3
 
 /* ---- decompressing ---- */
 
-/* What of a chunk is the item's, from a whole chunk at `data`. */
+/* Copies the item's part of the whole chunk at `data`. */
 static void copy_share(const struct loader *l, const struct job *job, const unsigned char *data)
 {
     const uint64_t item = item_begin(job->item), item_end = item + job->item->bytes,
@@ -229,7 +229,7 @@ static void copy_share(const struct loader *l, const struct job *job, const unsi
                    end - begin);
 }
 
-/* Straight to where it belongs, when all of it does. */
+/* True if the item has all of the chunk, which is then decompressed straight to its place. */
 static bool is_whole(const struct job *job)
 {
     return job->chunk.begin >= item_begin(job->item) && job->chunk.bytes == job->chunk.whole_bytes &&
@@ -256,7 +256,7 @@ static void decode_some(void *context, uint64_t thread)
     }
 }
 
-/* A mismatch is damage when it is read again and there is another one. */
+/* Reads a mismatching chunk again: a second mismatch is damage. */
 static pd_status read_again(struct loader *l, struct job *job, struct pd_error *err)
 {
     struct pd_file *file = pd_shard_file(l->shards[job->item->shard]);
@@ -269,7 +269,7 @@ pd_status load_chunks_decompress(struct loader *l, uint32_t number, struct pd_er
     struct load_chunks *c = l->chunks;
     struct round *round = round_of(c, number);
     if (!round->job_count) return PD_OK;
-    for (uint32_t j = 0; j < round->job_count; j++) /* before its place is taken by another */
+    for (uint32_t j = 0; j < round->job_count; j++) /* before another chunk takes its place */
         if (round->jobs[j].was_before) copy_share(l, &round->jobs[j], c->kept[round->jobs[j].kept]);
     c->running = round;
     atomic_store_explicit(&c->next_job, 0, memory_order_relaxed);
@@ -287,7 +287,7 @@ pd_status load_chunks_decompress(struct loader *l, uint32_t number, struct pd_er
 /* ---- memory ---- */
 
 struct demand {
-    uint64_t need, most, largest; /* of a round; of the largest; in one piece */
+    uint64_t need, most, largest; /* for a round; for the largest; unchunked */
     uint32_t jobs, most_jobs, transfers, most_transfers;
     bool has_chunks;
 };
@@ -323,7 +323,7 @@ static void end_round(struct demand *s)
     s->jobs = s->transfers = 0;
 }
 
-/* needs[round] of this rank's rounds, and the largest of everything. */
+/* Computes needs[round] for this rank's rounds, and the maximum of each size. */
 static void count_rounds(const struct loader *l, uint64_t *needs, struct demand *s)
 {
     const struct pd_plan *plan = l->plan;
@@ -334,7 +334,7 @@ static void count_rounds(const struct loader *l, uint64_t *needs, struct demand 
     }
 }
 
-/* Cuts the buffers. Where they are too small to have a round of chunks in them, as much memory as that takes is used instead. */
+/* Divides the buffers. If they are too small for a round of chunks, allocates as much memory as that needs instead. */
 static pd_status cut(struct loader *l, struct load_chunks *c, const struct demand *s, struct pd_error *err)
 {
     const uint64_t fixed = s->has_chunks ? l->window_bytes + 2ull * PD_SHARD_CHUNK_MAX : 0, most = s->most + s->largest,

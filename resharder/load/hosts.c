@@ -1,4 +1,4 @@
-/* Which host can open which shard, and what becomes of one that turns out to be no good there. */
+/* Finds out which host can open which shard, and handles shards that turn out to be bad on a host. */
 #include "resharder/load/internal.h"
 
 #include "ckpt/base/log.h"
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bit s: this rank's host has shard s. One whose directory cannot be listed has none: others may. */
+/* Sets bit s if this rank's host has shard s. A host that cannot list its directory has none: others may. */
 static pd_status look_for_shards(const struct loader *l, uint8_t *bits, bool *ret_has_all, struct pd_error *err)
 {
     const uint32_t shards = l->request->commit->shard_count;
@@ -26,7 +26,7 @@ static pd_status look_for_shards(const struct loader *l, uint8_t *bits, bool *re
     return PD_OK;
 }
 
-/* Everybody learns whether all ranks see all shards: then nobody needs to know more. */
+/* Agrees on whether all ranks see all shards: then the rest is not needed. */
 static pd_status see_alike(struct loader *l, bool has_all, bool *ret_alike, struct pd_error *err)
 {
     void *all = NULL;
@@ -38,7 +38,7 @@ static pd_status see_alike(struct loader *l, bool has_all, bool *ret_alike, stru
     return PD_OK;
 }
 
-/* host_has and reader_host for the plan: `mine` (row) is this rank's host, then its bits. */
+/* Fills host_has and reader_host for the plan: `mine` (row) is this rank's host, then its bits. */
 static pd_status share_what_is_where(struct loader *l, const uint8_t *mine, uint64_t row, struct pd_error *err)
 {
     struct pd_group *group = l->group;
@@ -87,7 +87,7 @@ pd_status load_blame(struct loader *l, uint32_t shard, pd_status st, const struc
     return st;
 }
 
-/* All hosts saw all shards, so that nobody has asked who has what. */
+/* All hosts saw all shards, so the details were not exchanged. */
 static pd_status count_all_in(struct loader *l, struct pd_error *err)
 {
     const uint32_t shards = l->request->commit->shard_count;
@@ -105,7 +105,7 @@ static pd_status count_all_in(struct loader *l, struct pd_error *err)
     return st;
 }
 
-/* *ret_has: every shard that a rank has blamed is to be had on a host where nobody did. */
+/* *ret_has: some unblamed host has every blamed shard. */
 static bool strike_out(struct loader *l, const uint32_t *blamed)
 {
     const uint32_t shards = l->request->commit->shard_count;

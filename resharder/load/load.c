@@ -1,5 +1,5 @@
-/* Carries out a transfer plan. Rounds k+1, k+2, ... are on their way from the disk while round k is verified and exchanged,
- * so that the disk never waits for us.
+/* Executes a transfer plan. Rounds k+1, k+2, ... are being read from the disk while round k is verified and exchanged, so
+ * that the disk never waits for us.
  *
  *   invariants  1. nothing of a block leaves its window before its checksum verified
  *               2. every rank takes part in every round's agreement and exchange, with or without data of its own
@@ -23,7 +23,7 @@ static void append_piece(struct load_pieces *p, uint32_t peer, void *data, uint6
     if (!p->failed) p->data[p->count++] = (struct pd_group_piece){peer, data, bytes};
 }
 
-/* ---- whether it is this model's checkpoint ---- */
+/* ---- comparing with the model ---- */
 
 static void shape_text(const struct pd_tensor *tensor, char *ret, size_t room)
 {
@@ -32,7 +32,7 @@ static void shape_text(const struct pd_tensor *tensor, char *ret, size_t room)
         used += (size_t)snprintf(ret + used, room - used, "%s%llu", d ? " x " : "", (unsigned long long)tensor->shape[d]);
 }
 
-/* Shards hold tensors in the order of the model: looks on from the one found last. */
+/* Shards have tensors in model order, so the search starts after the last hit. */
 static const struct pd_tensor *find_next(const struct pd_tensor_table *model, const char *name, uint32_t *cursor)
 {
     for (uint32_t i = 0; i < model->count; i++) {
@@ -44,7 +44,7 @@ static const struct pd_tensor *find_next(const struct pd_tensor_table *model, co
     return NULL;
 }
 
-/* Tensors of the checkpoint, or of one of its shards, that the model does not have like that. */
+/* Finds tensors of the checkpoint, or of a shard, that the model lacks or has differently. */
 static pd_status check_stored(const struct pd_tensor_table *stored, const struct pd_tensor_table *model,
                               struct pd_error *err)
 {
@@ -63,7 +63,7 @@ static pd_status check_stored(const struct pd_tensor_table *stored, const struct
     return PD_OK;
 }
 
-/* Looks at all shards, for the one sentence that says what is different. */
+/* Looks at all shards to describe the difference in one sentence. */
 static pd_status explain(const struct loader *l, struct pd_error *err)
 {
     const struct pd_tensor_table *model = l->request->tensors;
@@ -80,7 +80,7 @@ static pd_status explain(const struct loader *l, struct pd_error *err)
     return st;
 }
 
-/* The shard's own table must say what the layout function says. */
+/* Checks that the shard's table matches the layout function. */
 static pd_status check_table(struct loader *l, uint32_t shard, struct pd_error *err)
 {
     const struct pd_tensor_table *model = l->request->tensors;
@@ -104,7 +104,7 @@ static pd_status open_shard(struct loader *l, uint32_t shard, struct pd_error *e
     return st ? load_blame(l, shard, st, err) : PD_OK;
 }
 
-/* All that this rank reads from, so that whatever is refused is refused before any work. */
+/* Opens all shards that this rank reads, so that errors appear before any work. */
 static pd_status open_shards(struct loader *l, struct pd_error *err)
 {
     for (uint64_t i = 0; i < l->plan->item_count; i++)
@@ -114,7 +114,7 @@ static pd_status open_shards(struct loader *l, struct pd_error *err)
 
 /* ---- where items go ---- */
 
-/* Pieces of an item that go to `peer` or come from it; those that this rank owns itself reach their place without the group. */
+/* Pieces of an item to or from `peer`; those that this rank owns itself are copied without the group. */
 struct runs {
     struct loader *l;
     const struct pd_read_item *item;
@@ -129,8 +129,8 @@ static void visit_count(void *context, const struct pd_transfer_run *run)
     own->last = *run;
 }
 
-/* Moments that are stored otherwise than they are wanted travel as bf16: the reader narrows an item once it is verified, the
- * owner widens what came. */
+/* Moments stored in another type than wanted are sent as bf16: the reader narrows an item after verifying it, the owner
+ * widens what it received. */
 static bool converts(const struct loader *l, const struct pd_read_item *item)
 {
     return item->kind != PD_PARAM && l->request->tensors->tensors[item->tensor].moments != l->request->commit->state.moments;
@@ -146,7 +146,7 @@ static bool widens(const struct loader *l, const struct pd_read_item *item)
     return converts(l, item) && !narrows(l, item);
 }
 
-/* Of bytes as stored, those that travel. */
+/* Converts stored bytes to sent bytes. */
 static uint64_t travelling(const struct loader *l, const struct pd_read_item *item, uint64_t bytes)
 {
     return narrows(l, item) ? bytes / 2 : bytes;
@@ -178,7 +178,7 @@ static pd_status submit_round(struct loader *l, uint32_t round, struct pd_error 
     return load_chunks_submit_rest(l, w, round, err);
 }
 
-/* Sends for every round that has a window, while `round` and those after it occupy theirs. */
+/* Submits reads for every round with a free window, while `round` and later ones occupy theirs. */
 static pd_status submit_ahead(struct loader *l, uint32_t round, struct pd_error *err)
 {
     while (l->next_round < l->plan->round_count && l->next_round < round + LOAD_WINDOWS && load_chunks_fit(l, l->next_round))
@@ -212,7 +212,7 @@ static pd_status reap_round(struct loader *l, uint32_t round, struct pd_error *e
     return st;
 }
 
-/* The kernel may use buffers and transfers until everything is back. */
+/* The kernel may use buffers and transfers until all have been reaped. */
 static void drain(struct loader *l)
 {
     struct pd_transfer *done[64];
@@ -233,7 +233,7 @@ static void visit_copy(void *context, const struct pd_transfer_run *run)
         pd_stream_copy(place, data, travelling(own->l, own->item, run->bytes));
 }
 
-/* Of one run, what lies in bytes [begin, end) of the item. */
+/* Copies the part of a run in bytes [begin, end) of the item. */
 static void copy_part(const char *data, const struct pd_transfer_run *run, char *place, uint64_t begin, uint64_t end)
 {
     uint64_t run_end = run->item_offset + run->bytes;
@@ -242,7 +242,7 @@ static void copy_part(const char *data, const struct pd_transfer_run *run, char 
     if (begin < end) pd_stream_copy(place + (begin - run->item_offset), data + begin, end - begin);
 }
 
-/* Verifies an item; when all that this rank wants of it is one run, each block is copied while it is in the cache. */
+/* Verifies an item. If this rank wants a single run of it, copies each block while it is in the cache. */
 static pd_status verify_item(struct loader *l, const struct pd_read_item *item, struct pd_error *err)
 {
     struct pd_shard *shard = l->shards[item->shard];
@@ -281,7 +281,7 @@ static void visit_send(void *context, const struct pd_transfer_run *run)
 static void visit_recv(void *context, const struct pd_transfer_run *run)
 {
     struct runs *c = context;
-    const uint64_t skip = widens(c->l, c->item) ? run->bytes : 0; /* it ends where fp32 will */
+    const uint64_t skip = widens(c->l, c->item) ? run->bytes : 0; /* ends where the fp32 will end */
     append_piece(&c->l->recvs, c->peer, place_of(c->l, c->item, run) + skip, travelling(c->l, c->item, run->bytes));
 }
 
@@ -304,7 +304,7 @@ static void name_sends(struct loader *l, const struct pd_read_item *item)
         }
 }
 
-/* What of a round goes to whom, and what comes from whom. */
+/* Names a round's pieces: what goes to whom, and what comes from whom. */
 static pd_status name_pieces(struct loader *l, uint32_t round, struct pd_error *err)
 {
     const struct pd_plan *plan = l->plan;
@@ -333,7 +333,7 @@ static pd_status run_round(struct loader *l, uint32_t round, struct pd_error *er
     if (!st) st = name_pieces(l, round, err);
     PD_TRY(pd_group_agree(l->group, st, err));
     PD_TRY(pd_group_exchange(l->group, l->sends.data, l->sends.count, l->recvs.data, l->recvs.count, err));
-    /* What came of a round, of items from `first` on. */
+    /* Widens what arrived in a round, for items from `first` on. */
     for (uint64_t i = first_coming; i < l->next_coming; i++) {
         struct runs c = {.l = l, .item = &l->plan->coming[i]};
         if (widens(l, c.item)) pd_plan_runs(l->plan, c.item, l->group->rank, visit_widen, &c);
@@ -394,7 +394,7 @@ static pd_status prepare(struct loader *l, struct pd_error *err)
     return PD_OK;
 }
 
-/* Of one attempt; what is known of hosts stays. */
+/* Releases one attempt's resources; knowledge about hosts stays. */
 static void release(struct loader *l)
 {
     if (l->queue) pd_queue_close(l->queue);
@@ -410,7 +410,7 @@ static void release(struct loader *l)
         .vfs = l->vfs, .group = l->group, .request = l->request, .host_has = l->host_has, .reader_host = l->reader_host};
 }
 
-/* *ret_again: a shard cannot be used where it was read, and other hosts have it. */
+/* *ret_again: a shard was unusable where it was read, and other hosts have it. */
 static pd_status attempt(struct loader *l, struct pd_load_report *ret_report, bool *ret_again, struct pd_error *err)
 {
     struct pd_error own = {0};

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STORAGE_DEPTH_MAX 4 /* parameter of a subclass of a tensor */
+#define STORAGE_DEPTH_MAX 4 /* a parameter of a tensor subclass is nested */
 
 static const struct {
     const char *dtype, *storage;
@@ -125,7 +125,7 @@ void pd_torch_close(struct pd_torch_archive *archive)
 
 /* ---- tensors ---- */
 
-/* Arguments of the call of _rebuild_tensor_v2 that makes it: storage, offset, sizes, strides, ...; NULL: it is none. */
+/* Returns the arguments of its _rebuild_tensor_v2 call: storage, offset, sizes, strides, ...; NULL: not such a call. */
 static const struct pd_pickle_node *tensor_arguments(const struct pd_pickle_node *node)
 {
     for (int depth = 0; depth < STORAGE_DEPTH_MAX; depth++) {
@@ -141,7 +141,7 @@ static const struct pd_pickle_node *tensor_arguments(const struct pd_pickle_node
     return NULL;
 }
 
-/* ("storage", torch.FloatStorage, "0", "cpu", 10): where its bytes are, and how many. */
+/* Resolves ("storage", torch.FloatStorage, "0", "cpu", 10): the offset and number of its bytes. */
 static pd_status find_storage(const struct pd_torch_archive *a, const char *name, const struct pd_pickle_node *node,
                               struct pd_torch_tensor *t, uint64_t *ret_bytes, struct pd_error *err)
 {
@@ -158,7 +158,7 @@ static pd_status find_storage(const struct pd_torch_archive *a, const char *name
     return pd_zip_data(a->file, a->path, &a->zip, entry, &t->offset, err);
 }
 
-/* Elements from the first to behind the last; false where that overflows. */
+/* Elements from the first to the end of the last; false on overflow. */
 static bool reach(const struct pd_torch_tensor *t, uint64_t *ret)
 {
     uint64_t elements = 1;
@@ -179,7 +179,7 @@ pd_status pd_torch_tensor(const struct pd_torch_archive *archive, const char *na
     struct pd_torch_tensor t = {0};
     uint32_t strides = 0;
     uint64_t first = 0, elements = 0, bytes = 0, end = 0;
-    if (pd_pickle_is_call(node, "torch._utils._rebuild_tensor_v3")) /* fp8 and unsigned integers */
+    if (pd_pickle_is_call(node, "torch._utils._rebuild_tensor_v3")) /* used for fp8 and unsigned integers */
         PD_FAIL(err, PD_UNSUPPORTED, "%s: %s is of type %.40s, which is not read", archive->path, name,
                 pd_pickle_global(pd_pickle_argument(node, 6)) ? pd_pickle_global(pd_pickle_argument(node, 6)) : "unknown");
     if (!arguments) PD_FAIL(err, PD_CORRUPT, "%s: %s is not a plain tensor", archive->path, name);
@@ -216,7 +216,7 @@ static double number_of(enum pd_element element, const unsigned char *text)
     float value = 0;
     int64_t integer = 0;
     if (element == PD_ELEMENT_I64) {
-        memcpy(&integer, text, sizeof integer); /* exact beyond 2^24 */
+        memcpy(&integer, text, sizeof integer); /* a float would round above 2^24 */
         return (double)integer;
     }
     pd_elements[element].to_f32(text, 1, &value);

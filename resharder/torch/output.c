@@ -1,4 +1,4 @@
-/* torch.save, as torch.load(weights_only=True) wants it: of one tensor, and of small files. */
+/* Writes torch.save files that torch.load(weights_only=True) reads: of one tensor, and small ones. */
 #include "resharder/catalog/model_directory.h"
 #include "resharder/torch/archive.h"
 
@@ -18,7 +18,7 @@ static const char *storage_of(enum pd_element element)
     return names[element];
 }
 
-/* torch._utils._rebuild_tensor_v2(storage, 0, sizes, strides, False, OrderedDict()) */
+/* Appends torch._utils._rebuild_tensor_v2(storage, 0, sizes, strides, False, OrderedDict()). */
 void pd_torch_put_tensor(struct pd_pickle_writer *w, const struct pd_foreign_tensor *t)
 {
     uint64_t strides[PD_FOREIGN_DIMS_MAX], stride = 1;
@@ -78,11 +78,11 @@ pd_status pd_torch_plan(const struct pd_foreign_tensor *tensor, const char *key,
     return PD_OK;
 }
 
-/* An archive without the bytes of its data: headers, small entries and the directory, the last two closer by `gap` bytes. */
+/* Composes an archive without its data: headers, small entries and the directory, the last two `gap` bytes earlier. */
 static pd_status compose(const struct pd_zip_record *records, const void *const *texts, uint32_t count, uint64_t bytes,
                          uint64_t gap, unsigned char **ret_text, struct pd_error *err)
 {
-    unsigned char *text = *ret_text = calloc(1, bytes - gap + 512); /* a header may be written with all its padding */
+    unsigned char *text = *ret_text = calloc(1, bytes - gap + 512); /* space for a header with all its padding */
     if (!text) PD_FAIL(err, PD_NO_MEMORY, "no memory to write an archive");
     uint64_t closer = 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -97,7 +97,7 @@ static pd_status compose(const struct pd_zip_record *records, const void *const 
     return PD_OK;
 }
 
-/* [begin, data) with the tensor's own header at its end, and all behind the data: two writes. */
+/* Two writes: [begin, data), which ends with the tensor's header, and everything after the data. */
 pd_status pd_torch_write(struct pd_torch_output *output, uint32_t crc, struct pd_file *file, uint64_t begin,
                          struct pd_error *err)
 {
@@ -134,7 +134,7 @@ pd_status pd_torch_make_small(const struct pd_pickle_writer *pickle, const void 
     const void *texts[PD_TORCH_RECORDS];
     uint32_t count = 0;
     for (int i = 0; i < PD_TORCH_RECORDS; i++) {
-        if (!all[i].text) continue; /* no tensor, no storage */
+        if (!all[i].text) continue; /* no tensor: no storage */
         texts[count] = all[i].text;
         set_record(&records[count++], (enum record)i, all[i].text, all[i].bytes);
     }

@@ -29,8 +29,8 @@ struct pd_pickle {
 struct machine;
 struct operation {
     pd_status (*run)(struct machine *m);
-    enum pd_pickle_type type; /* of what it makes or adds to */
-    unsigned n;               /* bytes of its number, or values that it takes */
+    enum pd_pickle_type type; /* type to make or add to */
+    unsigned n;               /* size of its number, or values it takes */
 };
 
 struct machine {
@@ -102,7 +102,7 @@ static pd_status new_object(struct machine *m, enum pd_pickle_type type, struct 
     return PD_OK;
 }
 
-/* Items lie in room for a power of two of them, at least 4: so the count says when to grow. */
+/* Arrays of items have a capacity of a power of two, at least 4, so the count tells when to grow. */
 static pd_status append(struct machine *m, struct pd_pickle_node *to, const struct pd_pickle_node *item)
 {
     const uint32_t count = to->count;
@@ -139,7 +139,7 @@ static pd_status top(struct machine *m, struct pd_pickle_node **ret)
     return PD_OK;
 }
 
-/* Values above the innermost mark; the mark is taken away with them by drop_to. */
+/* Finds the values above the innermost mark; drop_to removes the mark with them. */
 static pd_status above_mark(struct machine *m, uint64_t *ret_first)
 {
     for (uint64_t i = m->stack_count; i-- > 0;) {
@@ -214,7 +214,7 @@ static pd_status op_text(struct machine *m)
     return push_text(m, m->now.type, text, bytes);
 }
 
-/* Two's complement, little-endian, of any length. */
+/* Two's complement, little-endian, any length. */
 static pd_status op_long(struct machine *m)
 {
     uint64_t bytes = 0, value = 0;
@@ -236,10 +236,10 @@ static pd_status op_integer(struct machine *m)
 {
     uint64_t value = 0;
     PD_TRY(number(m, m->now.n, &value));
-    return push_integer(m, m->now.n == 4 ? (int32_t)(uint32_t)value : (int64_t)value); /* the shorter have no sign */
+    return push_integer(m, m->now.n == 4 ? (int32_t)(uint32_t)value : (int64_t)value); /* the shorter ones are unsigned */
 }
 
-static pd_status op_real(struct machine *m) /* the one number that is big-endian */
+static pd_status op_real(struct machine *m) /* the only big-endian number */
 {
     const unsigned char *text = NULL;
     struct pd_pickle_node *node = NULL;
@@ -271,7 +271,7 @@ static pd_status op_gather(struct machine *m)
     uint64_t first = 0;
     struct pd_pickle_node *node = NULL;
     PD_TRY(above_mark(m, &first));
-    /* The stack from `first` on becomes one value. */
+    /* Combines the stack from `first` on into one value. */
     PD_TRY(new_node(m, m->now.type, &node));
     for (uint64_t i = first; i < m->stack_count; i++)
         PD_TRY(append(m, node, m->stack[i]));
@@ -290,7 +290,7 @@ static pd_status op_short_tuple(struct machine *m)
     return push(m, node);
 }
 
-/* What takes items: a container of that type, or an object, which gets one. */
+/* Returns the container for items: a container of that type, or an object's, created on demand. */
 static pd_status container(struct machine *m, struct pd_pickle_node *node, enum pd_pickle_type type,
                            struct pd_pickle_node **ret)
 {
@@ -302,7 +302,7 @@ static pd_status container(struct machine *m, struct pd_pickle_node *node, enum 
         node->object->items = *ret;
     }
     if (node->object->items->type != type) FAIL(m, "adds both keys and plain items to an object");
-    *ret = (struct pd_pickle_node *)(uintptr_t)node->object->items; /* made above, by this machine */
+    *ret = (struct pd_pickle_node *)(uintptr_t)node->object->items; /* this machine made it above */
     return PD_OK;
 }
 
@@ -323,7 +323,7 @@ static pd_status op_add_marked(struct machine *m)
     uint64_t first = 0;
     PD_TRY(above_mark(m, &first));
     if (first < 2 || !m->stack[first - 2]) FAIL(m, "adds items to nothing");
-    memmove(&m->stack[first - 1], &m->stack[first], (m->stack_count - first) * sizeof *m->stack); /* the mark goes */
+    memmove(&m->stack[first - 1], &m->stack[first], (m->stack_count - first) * sizeof *m->stack); /* drops the mark */
     m->stack_count--;
     return add_items(m, first - 1);
 }
@@ -337,7 +337,7 @@ static pd_status op_add_last(struct machine *m)
     return add_items(m, first);
 }
 
-/* ---- names and what would be calls ---- */
+/* ---- names and calls ---- */
 
 static pd_status push_global(struct machine *m, const char *module, uint64_t module_bytes, const char *name,
                              uint64_t name_bytes)
@@ -407,7 +407,7 @@ static pd_status op_build(struct machine *m)
     struct pd_pickle_node *state = NULL, *object = NULL;
     PD_TRY(pop(m, &state));
     PD_TRY(top(m, &object));
-    if (object->type == PD_PICKLE_OBJECT) object->object->state = state; /* dictionaries have no fields that count */
+    if (object->type == PD_PICKLE_OBJECT) object->object->state = state; /* the state of a dictionary is ignored */
     return PD_OK;
 }
 
@@ -428,7 +428,7 @@ static pd_status op_put(struct machine *m)
     uint64_t index = m->memo_count;
     if (m->now.n) PD_TRY(number(m, m->now.n, &index));
     PD_TRY(top(m, &node));
-    if (index > m->at) FAIL(m, "memo %" PRIu64 " is out of order", index); /* each takes bytes of the text */
+    if (index > m->at) FAIL(m, "memo %" PRIu64 " is out of order", index); /* each entry takes bytes of the text */
     PD_TRY(grow(m, &m->memo, &m->memo_capacity, index + 1));
     if (!m->memo[index]) m->memo_count++;
     m->memo[index] = node;

@@ -76,7 +76,7 @@ void pd_pickle_put_u64(struct pd_pickle_writer *w, const char *key, uint64_t val
     if (value <= INT32_MAX) {
         pd_pickle_do(w, "J");
         put_number(w, value, 4);
-    } else { /* as Python: a ninth byte only where the eighth would say a sign */
+    } else { /* like Python: a ninth byte only if the eighth would look negative */
         const bool is_long = value > INT64_MAX;
         pd_pickle_do(w, is_long ? "\x8a\x09" : "\x8a\x08");
         put_number(w, value, 8);

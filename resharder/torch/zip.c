@@ -1,4 +1,4 @@
-/* Only what stored entries need. Sizes and offsets of 4 GiB and more stand in the zip64 extra field, in its fixed order. */
+/* Handles only stored entries. Sizes and offsets of 4 GiB or more are in the zip64 extra field, in its fixed order. */
 #include "resharder/torch/zip.h"
 
 #include "ckpt/base/checked.h"
@@ -17,7 +17,7 @@ enum {
     END64_BYTES = 56,
     LOCATOR_BYTES = 20,
     ZIP64_EXTRA = 1,
-    PAD_EXTRA = 0x4246, /* "FB", which torch pads with */
+    PAD_EXTRA = 0x4246, /* "FB", torch's padding field */
     ALIGN = 64,
 };
 #define LOCAL_MAGIC 0x04034b50u
@@ -94,7 +94,7 @@ static pd_status find_directory(struct pd_file *file, const char *path, uint64_t
     return st;
 }
 
-/* Fields of the zip64 extra stand for those that are all ones, in this order. */
+/* Replaces fields of all ones by those of the zip64 extra field, in this order. */
 static bool widen(const unsigned char *extra, uint64_t extra_bytes, uint64_t *const fields[3])
 {
     while (extra_bytes >= 4) {
@@ -116,7 +116,7 @@ static bool widen(const unsigned char *extra, uint64_t extra_bytes, uint64_t *co
     return *fields[0] != UINT32_MAX && *fields[1] != UINT32_MAX && *fields[2] != UINT32_MAX;
 }
 
-/* Bytes of the central directory that it takes; 0: it does not hold together. */
+/* Returns the size of an entry in the central directory; 0: inconsistent. */
 static uint64_t parse_entry(const unsigned char *p, uint64_t left, uint64_t begin, uint64_t end, struct pd_zip_entry *ret)
 {
     if (left < CENTRAL_BYTES || load(p, 4) != CENTRAL_MAGIC) return 0;
@@ -245,13 +245,13 @@ uint64_t pd_zip_place(struct pd_zip_record *records, uint32_t count)
     return at + pd_zip_directory_bytes(records, count);
 }
 
-/* What local and central headers share, from the version that is needed on. */
+/* Writes the common fields of local and central headers, from the needed version on. */
 static unsigned char *store_common(unsigned char *p, const struct pd_zip_record *r)
 {
     p = store(p, r->bytes < UINT32_MAX ? 20 : 45, 2);
     p = store(p, 0x800, 2);      /* names are UTF-8 */
     p = store(p, 0, 2);          /* stored */
-    p = store(p, 0x00210000, 4); /* 1 January 1980: no time of ours */
+    p = store(p, 0x00210000, 4); /* 1 January 1980: no real time */
     p = store(p, r->crc, 4);
     p = store(p, narrow(r->bytes), 4);
     p = store(p, narrow(r->bytes), 4);
@@ -303,7 +303,7 @@ static unsigned char *store_central(unsigned char *p, const struct pd_zip_record
     return r->header_offset < UINT32_MAX ? p : store(p, r->header_offset, 8);
 }
 
-/* Both end records, always: readers of zip64 look there, others need no more than 4 GiB of it. */
+/* Always writes both end records: zip64 readers use the first; others need only archives under 4 GiB. */
 void pd_zip_directory(const struct pd_zip_record *records, uint32_t count, unsigned char *ret)
 {
     const struct pd_zip_record *last = &records[count - 1];
@@ -325,7 +325,7 @@ void pd_zip_directory(const struct pd_zip_record *records, uint32_t count, unsig
     store(p, 0, 2);
 }
 
-/* Eight bytes a step, with a table for each of them (Kounavis and Berry 2005, "slicing by 8"). */
+/* Eight bytes a step, with a table for each (Kounavis and Berry 2005, "slicing by 8"). */
 static uint32_t crc_tables[8][256];
 
 __attribute__((constructor)) static void make_crc_tables(void)
@@ -357,8 +357,8 @@ static uint32_t crc_by_table(uint32_t crc, const unsigned char *p, uint64_t byte
 }
 
 #ifdef __x86_64__
-/* 128 bits times x^d are as many bits further on: their halves times x^(d + 32) and x^(d - 32), reduced. Constants are these
- * powers modulo the polynomial, bits reversed, one further left since a reversed product is one bit short.
+/* Moves 128 bits by x^d: multiplies their halves by x^(d + 32) and x^(d - 32), reduced. The constants are these powers
+ * modulo the polynomial, bits reversed, shifted left by one since a reversed product is one bit short.
  * Source: Gopal et al. 2009, Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction. */
 #define FOLD(x, by, next) \
     _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(x, by, 0x00), _mm_clmulepi64_si128(x, by, 0x11)), next)

@@ -1,6 +1,6 @@
-/* perdure bench adam: the AdamW update of the CPU against the STREAM triad (McCalpin 1995) on the same cores and memory. An
- * ordinary store of the triad makes the processor fetch the line first, 8 bytes that STREAM does not count; a streaming store
- * does not. So the triad runs both ways in every pair, and the faster is the ceiling. */
+/* perdure bench adam: the CPU's AdamW update against the STREAM triad (McCalpin 1995) on the same cores and memory. With
+ * ordinary stores the processor first fetches each line, 8 bytes that STREAM does not count; with streaming stores it
+ * does not. So every pair runs the triad both ways, and the faster one is the ceiling. */
 #include "ckpt/base/arena.h"
 #include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
@@ -20,8 +20,8 @@
 struct adam_bench {
     uint64_t elements, pairs;
     uint32_t threads_max;
-    bool json, streams; /* streams: how the triad stores */
-    bool has_copy;      /* under way: AdamW writes a bf16 copy too */
+    bool json, streams; /* streams: use streaming stores in the triad */
+    bool has_copy;      /* currently: AdamW also writes a bf16 copy */
     enum pd_isa isa;
     enum pd_dtype moments;
     struct pd_thread_pool *pool;
@@ -35,7 +35,7 @@ static void triad_stores(uint64_t n, double *restrict a, const double *restrict 
         a[i] = x[i] + 0.5 * y[i];
 }
 
-/* Past the caches where the processor can. */
+/* Bypasses the caches if the processor can. */
 static void triad_streams(uint64_t n, double *restrict a, const double *restrict x, const double *restrict y)
 {
 #if defined(__x86_64__)
@@ -58,7 +58,7 @@ static void triad_piece(void *context, uint64_t index)
     (b->streams ? triad_streams : triad_stores)(n / 2, a, x, y);
 }
 
-/* Either way, the faster counts. Both sides return seconds over the bytes that they count a parameter. */
+/* The faster way counts. Both sides return seconds over the bytes they count per parameter. */
 static pd_status run_triad(void *bench, double *ret_seconds, struct pd_error *err)
 {
     struct adam_bench *b = bench;
@@ -164,8 +164,8 @@ static pd_status measure_all(struct adam_bench *b, struct pd_error *err)
     return pd_report_end(&r, err);
 }
 
-/* As training takes it: huge pages where the kernel gives them. Arrays of 2^k elements would lie 2^(k+2) bytes apart, which
- * has a price of its own (offload/README.md): a gap follows each. */
+/* Allocates as training does: huge pages if available. Arrays of 2^k elements would be 2^(k+2) bytes apart, which is
+ * slower (offload/README.md), so a gap follows each. */
 static pd_status take(struct adam_bench *b, struct pd_arena **ret_arena, struct pd_error *err)
 {
     const uint64_t bytes = pd_round_up(b->elements * sizeof(float), 4096) + GAP_BYTES;

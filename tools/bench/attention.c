@@ -1,6 +1,6 @@
-/* perdure bench attention: forward and backward of attention alone, in the arithmetic it must do over time it took: for the
- * length (length + 1) / 2 pairs a head and sequence of causal attention two products forward and five backward, 2 D operations
- * each. What a kernel does besides (a product made twice, masked pairs) is its own loss. */
+/* perdure bench attention: forward and backward of attention alone, as its necessary arithmetic over the time. For each
+ * of the length (length + 1) / 2 causal pairs, per head and sequence, that is two products forward and five backward, 2 D
+ * operations each. Extra work of a kernel (a product computed twice, masked pairs) counts as its loss. */
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/half.h"
 #include "tools/bench/bench.h"
@@ -16,7 +16,7 @@
 
 struct checking {
     const struct pd_attention *a;
-    double *p, *dp, *out; /* of one query: weights, their gradients; its row of out */
+    double *p, *dp, *out; /* for one query: weights, their gradients; its row of out */
     double difference, size;
 };
 
@@ -46,7 +46,7 @@ static double dot(const struct checking *c, const void *x, uint64_t i, const voi
     return sum;
 }
 
-/* p, out, and dS in place of dp: of query r. */
+/* Computes p, out, and dS in place of dp, for query r. */
 static void query(struct checking *c, uint32_t r, uint32_t head)
 {
     const struct pd_attention *a = c->a;
@@ -95,7 +95,7 @@ static void compare_queries(struct checking *c, uint32_t head, bool backward)
     }
 }
 
-/* The last keys are seen by few queries. */
+/* Few queries see the last keys. */
 static void compare_keys(struct checking *c, uint32_t kv, double *dk, double *dv)
 {
     const struct pd_attention *a = c->a;
@@ -119,8 +119,8 @@ static void compare_keys(struct checking *c, uint32_t kv, double *dk, double *dv
     }
 }
 
-/* Norm of the differences over the norm of what is wanted, of sequence 0; pointers of `a` are host memory and its rows dense.
- * Forward: out of sixteen queries. Backward: dq of them, dk and dv of the last keys, all three together. */
+/* Norm of the differences over the norm of the reference, in sequence 0; pointers of `a` are host memory with dense rows.
+ * Forward: out of sixteen queries. Backward: their dq, and dk and dv of the last keys, all three together. */
 struct attention_errors {
     double forward, backward;
 };
@@ -154,7 +154,7 @@ struct attention_bench {
     unsigned precision; /* of precisions */
     enum pd_dtype dtype;
     bool json;
-    struct pd_rank_device device; /* the CPU is one, too */
+    struct pd_rank_device device; /* also for the CPU */
     struct pd_event *begin, *end;
     struct pd_thread_pool *pool;
     struct pd_arena *arena;
@@ -175,7 +175,7 @@ static bool on_gpu(const struct attention_bench *b)
     return pd_dev_stream_handle(b->device.dev, b->device.compute) != NULL;
 }
 
-/* The same recipe counts and takes. */
+/* The same recipe counts memory and takes it. */
 static pd_status take_math(struct attention_bench *b, const struct pd_attention *largest, struct pd_arena *arena,
                            struct pd_error *err)
 {
@@ -185,7 +185,7 @@ static pd_status take_math(struct attention_bench *b, const struct pd_attention 
     return pd_math_cpu_new(b->pool, pd_thread_pool_size(b->pool), PD_ISA_AUTO, arena, &b->math, err);
 }
 
-/* After a failure the stream may still have what it was given. */
+/* After a failure the stream may still have work. */
 static void release(struct attention_bench *b)
 {
     if (b->device.compute) (void)!pd_dev_stream_sync(b->device.dev, b->device.compute, NULL);
@@ -210,7 +210,7 @@ static uint64_t elements_of(const struct attention_bench *b, int array)
     return b->tokens * (kv ? b->kv_heads : b->heads) * b->head_size;
 }
 
-/* Evenly from -2 to 2. */
+/* Uniform from -2 to 2. */
 static void fill(enum pd_dtype dtype, void *data, uint64_t count, uint64_t *state)
 {
     for (uint64_t i = 0; i < count; i++) {
@@ -274,8 +274,8 @@ static pd_status call(struct attention_bench *b, const struct pd_attention *a, b
     return backward ? pd_attention_backward(b->math, a, err) : pd_attention_forward(b->math, a, err);
 }
 
-/* Of one call. A GPU gets several behind each other, since it is idle when the first is queued, and the time that the host
- * takes to launch that one counts. */
+/* Time of one call. A GPU gets several back to back: it is idle when the first is queued, and the host's time to launch
+ * that one would count. */
 static pd_status time_call(struct attention_bench *b, const struct pd_attention *a, bool backward, double *ret_seconds,
                            struct pd_error *err)
 {
@@ -291,7 +291,7 @@ static pd_status time_call(struct attention_bench *b, const struct pd_attention 
     return PD_OK;
 }
 
-/* Median seconds of a call; the first two times are not counted. */
+/* Median seconds of a call, after two warm-up calls. */
 static pd_status seconds_of(struct attention_bench *b, const struct pd_attention *a, bool backward, double *ret_seconds,
                             struct pd_error *err)
 {
@@ -302,7 +302,7 @@ static pd_status seconds_of(struct attention_bench *b, const struct pd_attention
     return PD_OK;
 }
 
-/* The first sequence of every array but lse and delta, on the host, rows dense. */
+/* Downloads the first sequence of every array except lse and delta, with dense rows. */
 static pd_status download(struct attention_bench *b, const struct pd_attention *a, struct pd_span *ret_host,
                           struct pd_attention *ret_first, struct pd_error *err)
 {
@@ -393,7 +393,7 @@ static pd_status run(struct attention_bench *b, struct pd_error *err)
         if (r.is_json) pd_json_object_begin(&r.writer, NULL);
         report_timing(&r, &timing);
         if (r.is_json) pd_json_object_end(&r.writer);
-        fflush(stdout); /* minutes apart on a processor */
+        fflush(stdout); /* minutes pass between lines on a CPU */
     }
     pd_json_array_end(&r.writer);
     if (b->json) report_timing(&r, &timing);

@@ -89,7 +89,7 @@ pd_status pd_bench_map(uint64_t bytes, void **ret_data, struct pd_error *err)
     void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED)
         PD_FAIL(err, PD_NO_MEMORY, "bench: no memory for %s; take less with --bytes", pd_text_bytes(bytes).text);
-    (void)madvise(data, bytes, MADV_HUGEPAGE); /* as an arena does; a refusal changes nothing */
+    (void)madvise(data, bytes, MADV_HUGEPAGE); /* as an arena does; may fail */
     memset(data, 0, bytes);
     *ret_data = data;
     return PD_OK;
@@ -110,7 +110,7 @@ double pd_bench_processor_seconds(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-#define DEPTH_MAX 16 /* of directories in each other */
+#define DEPTH_MAX 16 /* most nested directories */
 
 static pd_status check_space(struct pd_vfs *vfs, const char *dir, uint64_t bytes, bool on_disk, struct pd_error *err)
 {
@@ -178,7 +178,7 @@ void pd_bench_room_close(struct pd_bench_room *room)
 #define DISCARDS_QUIET_NS UINT64_C(200000000)
 #define DISCARDS_WAIT_NS UINT64_C(20000000000)
 
-/* Discards that the disk has done so far; false: nothing says. */
+/* Counts the disk's discards so far; false: unknown. */
 static bool count_discards(dev_t disk, uint64_t *ret_count)
 {
     char path[64];
@@ -195,8 +195,8 @@ static bool count_discards(dev_t disk, uint64_t *ret_count)
     return true;
 }
 
-/* A file system that is mounted with `discard` says what was removed to the disk after its commit, in the background. Whoever
- * is measured meanwhile waits behind it. */
+/* With mount option `discard` a file system discards removed blocks after its commit, in the background. Waits for that:
+ * a measurement would wait behind it. */
 static void wait_for_discards(const struct pd_bench_room *room)
 {
     struct stat st;
@@ -261,7 +261,7 @@ pd_status pd_bench_write_tokens(const char *path, uint64_t count, uint64_t words
 
 /* ---- a run ---- */
 
-/* Between single quotes, as YAML takes any path; one that does not fit is cut off. */
+/* Puts a path in single quotes for YAML; cuts off one that does not fit. */
 static const char *quoted(const char *text, size_t bytes, char *ret_text)
 {
     size_t at = 0;
@@ -329,7 +329,7 @@ pd_status pd_bench_model_of_bytes(uint64_t state_bytes, struct pd_model **ret_mo
     PD_TRY(pd_model_preset("gpt2-124m", &config, err));
     config.hidden = (uint32_t)hidden;
     config.heads = (uint32_t)hidden / 64;
-    config.head_size = config.kv_heads = config.ffn = 0; /* as follows from these */
+    config.head_size = config.kv_heads = config.ffn = 0; /* derive them from the other members */
     if (vocab < config.vocab) config.vocab = (uint32_t)vocab;
     const uint64_t left = parameters - config.vocab * hidden - 2 * hidden, layers = left / block;
     config.layers = layers ? (uint32_t)layers : 1;
@@ -363,7 +363,7 @@ void *pd_bench_memory_box(void *memory, uint32_t tensor, enum pd_kind kind, uint
 {
     struct pd_bench_memory *m = memory;
     uint32_t low = 0, high = m->box_count;
-    while (low < high) { /* boxes ascend by tensor and kind */
+    while (low < high) { /* binary search: boxes ascend by tensor and kind */
         const uint32_t middle = (low + high) / 2;
         const struct pd_shard_box *b = &m->boxes[middle];
         if (b->tensor < tensor || (b->tensor == tensor && b->kind < kind))

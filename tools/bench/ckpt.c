@@ -1,6 +1,6 @@
-/* perdure bench ckpt: a checkpoint of a GPT-2 shaped state, saved and loaded as a run of one rank does it, against raw direct
- * I/O of a file of the same size. Fresh: both sides write new files. Recycled: both overwrite blocks that an earlier file
- * left. A load verifies every checksum and fills memory that was touched before; the raw side reads the same shard file. */
+/* perdure bench ckpt: saves and loads a GPT-2 shaped checkpoint as a run of one rank does, against raw direct I/O of a
+ * file of the same size. Fresh: both sides write new files. Recycled: both overwrite blocks of an earlier file. A load
+ * verifies every checksum and fills memory touched before; the raw side reads the same shard file. */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/digest.h"
 #include "ckpt/store/store.h"
@@ -25,9 +25,9 @@ struct ckpt_bench {
     const void **data;             /* (memory.box_count) */
     struct pd_shard_writer *writer;
     struct pd_raw_bench *raw;
-    struct pd_store *recycled; /* its pool holds a file for the next save */
+    struct pd_store *recycled; /* its pool has a free file for the next save */
     uint64_t step;
-    enum measure measure; /* under way */
+    enum measure measure; /* current one */
     struct pd_pairs pairs[MEASURES];
 };
 
@@ -150,7 +150,7 @@ static pd_status run_raw(void *bench, double *ret_seconds, struct pd_error *err)
     return b->measure == LOAD ? read_raw(b, ret_seconds, err) : write_raw(b, b->measure == SAVE_FRESH, ret_seconds, err);
 }
 
-/* One measure after the other: what new files leave to the file system and the drive would weigh on the recycled ones. */
+/* One measure after the other: the file system's and drive's work after new files would slow down the recycled ones. */
 static pd_status measure_all(struct ckpt_bench *b, struct pd_error *err)
 {
     double unused;
@@ -161,8 +161,8 @@ static pd_status measure_all(struct ckpt_bench *b, struct pd_error *err)
     PD_TRY(pd_raw_bench_new(b->room.vfs, 0, 0, &b->raw, err));
     PD_TRY(open_store(b, "recycled", &b->recycled, err));
     for (int i = 0; i < 2; i++)
-        PD_TRY(save(b, b->recycled, &unused, err)); /* the third finds a file to reuse */
-    /* What a load leaves must be what was saved, or its speed means nothing. */
+        PD_TRY(save(b, b->recycled, &unused, err)); /* the third save can reuse a file */
+    /* A load must return what was saved, or its speed means nothing. */
     double seconds;
     const uint64_t saved = pd_digest64(b->memory.data, b->memory.bytes, 0);
     memset(b->memory.data, 0, b->memory.bytes);
@@ -242,7 +242,7 @@ pd_status pd_bench_ckpt(int argc, char **argv, struct pd_error *err)
     bool done;
     PD_TRY(parse(argc, argv, &b.options, &done, err));
     if (done) return PD_OK;
-    /* Options that belong together, and what is not given. */
+    /* Checks options against each other, and sets defaults. */
     struct pd_bench_options *o = &b.options;
     if (!o->every && (o->state_in_files || o->device || o->steps))
         PD_FAIL(err, PD_USAGE, "--state, --device and --steps are for --every");

@@ -1,10 +1,10 @@
 /* perdure bench ckpt --every N: what a run loses to a checkpoint every N steps.
  *
- * One rank runs whole training steps on all cores, saved by the trainer's own saver into a store. Turns of steps with saves
- * alternate with turns of the same steps without; a turn ends when its checkpoint is committed. With state in memory a rehearsal
- * first measures a copy alone, then makes the batch so large that a step takes at least COPIES of them. With --state nvme the
- * update works on generations of the store, a save links the file that it wrote, and the batch makes forward and backward take
- * about as long as the update; the VFS counts writes and flushes. */
+ * One rank runs whole training steps on all cores, and the trainer's own saver saves into a store. Turns of steps with
+ * saves alternate with turns without; a turn ends when its checkpoint is committed. With state in memory a rehearsal
+ * first times a copy alone, then makes the batch so large that a step takes at least COPIES of them. With --state nvme
+ * the update works on generations of the store, a save links the file that the update wrote, and the batch makes forward
+ * and backward take about as long as the update; the VFS counts writes and flushes. */
 #include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/cpu.h"
@@ -28,24 +28,24 @@ struct every_bench {
     struct pd_bench_run run;
     struct pd_group group;
     struct pd_tiers *tiers;
-    struct pd_saver *saver; /* NULL: nothing is saved */
+    struct pd_saver *saver; /* NULL: no saves */
     struct pd_run_state state;
     uint64_t update_started_ns;
-    /* Of the rehearsals, medians: what a copy takes; forward and backward of a micro-batch, and the update. */
+    /* Medians from the rehearsals: a copy; forward and backward of a micro-batch; the update. */
     double copy_s, compute_s, update_s;
-    /* Turns with saves and without: seconds of the clock, and of processors; what they wrote and flushed. */
+    /* Turns with and without saves: wall time and CPU time; bytes written and flushes. */
     struct pd_pairs turns, work;
-    double work_s[2];                /* of the pair under way */
+    double work_s[2];                /* of the current pair */
     struct pd_vfs_counts written[2]; /* without, with */
     uint64_t save_count;
-    double *stalls, *seconds; /* (SAVES_MAX) share of the steps beside a save; from its start until it is committed */
+    double *stalls, *seconds; /* (SAVES_MAX) share of steps during a save; seconds from its start until committed */
 };
 
 /* ---- a run ---- */
 
 static char config_text[] = "bench: true\n";
 
-/* Width by bytes of state: a few blocks and not many narrow ones. What fills a GPU: a micro-batch of 8,192 tokens. */
+/* Chooses the width by the state's bytes: a few blocks, not many narrow ones. Fills a GPU: micro-batches of 8,192 tokens. */
 static pd_status configure(struct every_bench *b, uint64_t micro_batches, struct pd_error *err)
 {
     const uint64_t bytes = b->options.bytes;
@@ -127,7 +127,7 @@ static pd_status run_steps(struct every_bench *b, uint64_t count, double *ret_se
     return PD_OK;
 }
 
-/* The state before `steps` is saved beside them. */
+/* Saves the state from before `steps` while they run. */
 static pd_status run_saved(struct every_bench *b, uint64_t steps, struct pd_saver_outcome *outcome, double *ret_seconds,
                            struct pd_error *err)
 {
@@ -145,13 +145,13 @@ static pd_status run_saved(struct every_bench *b, uint64_t steps, struct pd_save
     return outcome->status;
 }
 
-/* ---- rehearsal: how many micro-batches make a step; the engine that is left standing makes such steps ---- */
+/* ---- rehearsal: chooses the micro-batches of a step; leaves an engine with such steps ---- */
 
 static pd_status rehearse_copy(struct every_bench *b, struct pd_error *err)
 {
     double copies[REHEARSALS], unused;
     struct pd_saver_outcome outcome;
-    for (int i = -2; i < REHEARSALS; i++) { /* the first ones make files */
+    for (int i = -2; i < REHEARSALS; i++) { /* the first ones create files */
         PD_TRY(run_steps(b, 1, &unused, err));
         PD_TRY(run_saved(b, 0, &outcome, i < 0 ? &unused : &copies[i], err));
     }
@@ -260,7 +260,7 @@ static pd_status measure(struct every_bench *b, struct pd_error *err)
                                      .created_by = "perdure bench",
                                      .config = config_text};
     PD_TRY(rehearse(b, err));
-    for (int i = 0; i < (b->options.state_in_files ? 4 : 1); i++) { /* every file that takes turns was written once */
+    for (int i = 0; i < (b->options.state_in_files ? 4 : 1); i++) { /* write every file in rotation once */
         PD_TRY(run_saved(b, 1, &unused, &seconds, err));
         PD_TRY(run_steps(b, 1, &seconds, err));
     }
@@ -271,7 +271,7 @@ static pd_status measure(struct every_bench *b, struct pd_error *err)
     return PD_OK;
 }
 
-/* ---- what came out ---- */
+/* ---- results ---- */
 
 static void report_files(const struct every_bench *b, struct pd_report *r)
 {
@@ -321,7 +321,7 @@ static pd_status print(const struct every_bench *b, struct pd_error *err)
     return pd_report_end(&r, err);
 }
 
-/* State in memory is saved into memory when there is room beside it and its copy; everything else here. */
+/* Saves state in memory into memory if it fits there with its copy; everything else in the current directory. */
 static pd_status choose_dir(struct every_bench *b, struct pd_error *err)
 {
     struct pd_vfs *vfs;
@@ -336,7 +336,7 @@ static pd_status choose_dir(struct every_bench *b, struct pd_error *err)
     return PD_OK;
 }
 
-/* Before room is looked for: what a bench of no GPU needs of it is nobody's question. */
+/* Call before checking free memory: without the device the bench fails anyway. */
 static pd_status look_for_device(enum pd_device_choice choice, struct pd_error *err)
 {
     struct pd_rank_device device;
@@ -345,8 +345,8 @@ static pd_status look_for_device(enum pd_device_choice choice, struct pd_error *
     return PD_OK;
 }
 
-/* One checkpoint is kept and one is written, and the run's state is a little more than what was asked for; in files it is
- * read from another and written over more. */
+/* One checkpoint is kept and one is written, and the run's state is a little more than requested; state in files has
+ * another file to read and more to overwrite. */
 static pd_status open_room(struct every_bench *b, struct pd_error *err)
 {
     const uint64_t bytes = b->options.bytes, needed = b->options.state_in_files ? 5 * bytes : 2 * bytes + bytes / 4;

@@ -1,9 +1,9 @@
 /* perdure bench exchange: what gradients and parameters cost between hosts, over whole steps.
  *
  * Ranks are processes, started as perdure train starts them; hosts are pretended, or network namespaces of
- * tools/bench/hosts.sh. The least that a host of H sends is (8 + 2) * P * (H - 1) / H bytes of P parameters under ZeRO-1 and 2,
- * and (8 + 4) * P * (H - 1) / H under ZeRO-3: terms of 8 bytes to their owners, parameters in bf16 from them, which ZeRO-3
- * gathers twice. Each measurement lies between two barriers, whose bytes count too. */
+ * tools/bench/hosts.sh. With P parameters on H hosts each must send at least (8 + 2) * P * (H - 1) / H bytes under ZeRO-1
+ * and 2, and (8 + 4) * P * (H - 1) / H under ZeRO-3: gradient terms of 8 bytes to their owners, and bf16 parameters back,
+ * which ZeRO-3 gathers twice. Each measurement lies between two barriers, whose bytes count too. */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/parse.h"
 #include "tools/bench/bench.h"
@@ -21,18 +21,18 @@ enum { TERM_BYTES = 8, PARAMETER_BYTES = 2, RUNS_MAX = PD_BENCH_PAIRS_MAX, WORDS
 
 struct exchange_bench {
     uint32_t hosts, ranks, runs;
-    uint32_t zero_stage, micro_batches, tokens; /* of steps; the first two 0: all that there are */
-    double gbit;                                /* of a host's link; 0: not known */
+    uint32_t zero_stage, micro_batches, tokens; /* in a step; 0 in the first two: all values */
+    double gbit;                                /* of a host's link; 0: unknown */
     const char *interface;
     bool json, is_rank;
     const char *words[WORDS_MAX]; /* settings of the runs */
     uint32_t word_count;
     struct pd_comm *comm;
     struct pd_report report;
-    double worst_bytes, worst_wire, worst_time, worst_plan; /* ratios; of the plan the furthest from 1 */
+    double worst_bytes, worst_wire, worst_time, worst_plan; /* ratios; for the plan the one furthest from 1 */
 };
 
-/* What one of them took, over all ranks. */
+/* Cost of one measurement, summed over ranks. */
 struct sample {
     double seconds;
     uint64_t leaving_bytes, wire_bytes;
@@ -40,7 +40,7 @@ struct sample {
 
 /* ---- counters ---- */
 
-/* Bytes that this host has sent over its interface: one of its ranks says them. */
+/* Reads the bytes this host has sent over its interface; one of its ranks reports them. */
 static pd_status read_wire(const struct exchange_bench *b, uint64_t *ret_bytes, struct pd_error *err)
 {
     char path[256], text[32] = "";
@@ -76,12 +76,12 @@ static void report_one(struct exchange_bench *b, const char *name, const char *w
     if (b->comm->rank == 0) pd_report_double(&b->report, key, value, unit);
 }
 
-/* The steps that are measured. Bytes are summed over all hosts. */
+/* The measured steps. Bytes are summed over all hosts. */
 struct steps {
     struct pd_bench_run run;
-    double ideal, planned;                /* bytes; 0 where nobody says */
+    double ideal, planned;                /* bytes; 0: unknown */
     double compute_seconds;               /* without any exchange */
-    double stage_seconds[PD_STEP_STAGES]; /* of this rank, all steps but the first */
+    double stage_seconds[PD_STEP_STAGES]; /* of this rank, all steps except the first */
 };
 
 static pd_status run_step(struct steps *steps, uint64_t number, struct pd_error *err)
@@ -93,7 +93,7 @@ static pd_status run_step(struct steps *steps, uint64_t number, struct pd_error 
     return PD_OK;
 }
 
-/* The time of what is not bound by links says nothing about them: it has no ratio. */
+/* If links are not the bottleneck, the time says nothing about them, so it has no ratio. */
 static void report_time(struct exchange_bench *b, const char *name, const struct steps *steps, double seconds)
 {
     const double least = steps->ideal / b->comm->host_count * 8e-9 / b->gbit;
@@ -121,7 +121,7 @@ static pd_status measure(const struct exchange_bench *b, struct steps *steps, ui
     return PD_OK;
 }
 
-/* The first run, in which links are made, is left out. */
+/* Ignores the first run, which creates links. */
 static pd_status measure_all(struct exchange_bench *b, const char *name, struct steps *steps, struct pd_error *err)
 {
     double seconds[RUNS_MAX], leaving = 0, wire = 0;
@@ -153,7 +153,7 @@ static pd_status measure_all(struct exchange_bench *b, const char *name, struct 
 
 /* ---- steps ---- */
 
-/* comm: NULL: of this rank alone. */
+/* comm NULL: this rank alone. */
 static pd_status open_run(struct exchange_bench *b, struct pd_comm *comm, const char *tokens, uint32_t zero_stage,
                           uint32_t micro_batches, struct pd_bench_run *run, struct pd_error *err)
 {
@@ -190,7 +190,7 @@ static pd_status planned_bytes(const struct exchange_bench *b, const struct pd_b
     return PD_OK;
 }
 
-/* Of a step of ranks that exchange nothing: all at the same time, each with its own micro-batches and the update of all. */
+/* Times a step without exchange: all ranks at once, each with its own micro-batches and the update of all. */
 static pd_status compute_alone(struct exchange_bench *b, const char *tokens, uint32_t micro_batches, double *ret_seconds,
                                struct pd_error *err)
 {
@@ -279,7 +279,7 @@ static pd_status run_rank(struct exchange_bench *b, struct pd_error *err)
     return st;
 }
 
-/* Becomes the program that starts the ranks. */
+/* Execs the program that starts the ranks. */
 static pd_status start_ranks(const struct exchange_bench *b, int argc, char **argv, struct pd_error *err)
 {
     char self[4096], hosts[16];

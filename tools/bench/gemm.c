@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* OpenMP threads spin for some milliseconds after a product before they sleep; our turn starts after that. */
+/* After a product OpenMP threads spin for some milliseconds before they sleep; wait for that. */
 #define SETTLE_NS UINT64_C(10000000)
 
 enum { LINEARS_MAX = 8 };
@@ -25,10 +25,10 @@ struct pd_gemm_bench {
     struct gemm_case cases[3 * LINEARS_MAX]; /* (count) */
     uint32_t count;
     struct pd_thread_pool *pool;
-    float *a, *b, *c; /* as large as the largest product */
+    float *a, *b, *c; /* size of the largest product */
 };
 
-/* Between 1/2 and 1, of either sign. */
+/* Magnitudes between 1/2 and 1, with either sign. */
 static float *operand_new(uint64_t count)
 {
     float *data = aligned_alloc(64, (count * sizeof(float) + 63) / 64 * 64);
@@ -84,7 +84,7 @@ void pd_gemm_bench_free(struct pd_gemm_bench *bench)
 
 #ifdef PERDURE_ONEDNN
 
-/* Flush-to-zero belongs to each thread, and OpenMP's are not the pool's. */
+/* Flush-to-zero is set per thread, and OpenMP's threads are not the pool's. */
 static pd_status gemm_once(struct pd_gemm_bench *bench, const struct gemm_case *one, double *ret_s, struct pd_error *err)
 {
     const uint64_t start = pd_clock_monotonic_ns(NULL);

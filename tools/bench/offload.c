@@ -1,6 +1,6 @@
-/* perdure bench offload: one optimizer step of one rank on state that lies in files, clipping on, against the larger of its two
- * parts alone: its compute (norm and AdamW on state in memory) and its I/O (direct transfers of the same bytes, reads and writes
- * at once, on files that were written before). Neither side syncs: a step does not, a checkpoint does. */
+/* perdure bench offload: one optimizer step of one rank on state in files, with clipping, against the larger of its two
+ * parts alone: compute (norm and AdamW on state in memory) and I/O (direct transfers of the same bytes, reads and writes
+ * at once, on existing files). Neither side syncs: a step does not, a checkpoint does. */
 #include "ckpt/base/arena.h"
 #include "ckpt/base/clock.h"
 #include "offload/optimizer_store.h"
@@ -13,10 +13,10 @@
 #include <math.h>
 #include <stdlib.h>
 
-#define WINDOW (UINT64_C(16) << 20) /* elements of state in memory that compute alone works on again and again */
+#define WINDOW (UINT64_C(16) << 20) /* elements of state in memory that the compute side reuses */
 #define NORM_COLUMNS 1024u
 #define NORM_ROWS 4096u
-#define RAW_DEPTH 32u /* of the sizes and depths tried, the one that moved most */
+#define RAW_DEPTH 32u /* fastest of the sizes and depths tried */
 #define RAW_BLOCK (UINT64_C(2) << 20)
 
 struct offload_bench {
@@ -39,7 +39,7 @@ struct offload_bench {
     struct pd_raw_bench *raw;
     struct pd_ring_report report; /* of the last step */
     uint64_t step;
-    struct pd_pairs raws, steps, transfers; /* a step over raw I/O, over the larger of both; its I/O over the raw one's */
+    struct pd_pairs raws, steps, transfers; /* step over raw I/O; step over the larger of both; its I/O over raw I/O */
     double compute_s;                       /* sum over the pairs */
     enum pd_dtype moments;
 };
@@ -188,7 +188,7 @@ static pd_status prepare(struct offload_bench *b, struct pd_error *err)
     PD_TRY(pd_optimizer_store_new(&options, &b->store, err));
     PD_TRY(pd_raw_bench_new(b->room.vfs, RAW_BLOCK, RAW_DEPTH, &b->raw, err));
     PD_TRY(put_all(b, err));
-    for (int i = 0; i < 3; i++) /* every file of a generation was written once */
+    for (int i = 0; i < 3; i++) /* write every generation's file once */
         PD_TRY(run_step(b, &unused, err));
     return run_raw(b, &unused, err);
 }
@@ -255,7 +255,7 @@ static void release(struct offload_bench *b)
     free(b->boxes);
     free(b->box_first);
     free(b->row_sums);
-    pd_bench_room_close(&b->room); /* memory goes with the process */
+    pd_bench_room_close(&b->room); /* memory is freed at exit */
 }
 
 pd_status pd_bench_offload(int argc, char **argv, struct pd_error *err)

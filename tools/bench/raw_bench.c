@@ -15,14 +15,14 @@ struct pd_raw_bench {
     uint32_t depth;
     char *buffers;                  /* of the slots */
     struct pd_transfer_slot *slots; /* (depth) */
-    struct pd_transfer_ring ring;   /* of every run: drained when one ends */
+    struct pd_transfer_ring ring;   /* for all runs: drained when one ends */
 };
 
 static void fill(char *data, uint64_t bytes)
 {
     uint64_t *words = (uint64_t *)data;
     uint64_t state = 1;
-    for (uint64_t i = 0; i < bytes / sizeof *words; i++) /* not compressible, so that no device saves work */
+    for (uint64_t i = 0; i < bytes / sizeof *words; i++) /* incompressible, so that no device saves work */
         words[i] = state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
 }
 
@@ -43,7 +43,7 @@ pd_status pd_raw_bench_new(struct pd_vfs *vfs, uint64_t block_bytes, uint32_t de
         st ? MAP_FAILED : mmap(NULL, bench->buffer_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (buffers != MAP_FAILED) {
         bench->buffers = buffers;
-        madvise(buffers, bench->buffer_bytes, MADV_HUGEPAGE); /* as the buffers of a run; a refusal changes nothing */
+        madvise(buffers, bench->buffer_bytes, MADV_HUGEPAGE); /* as for a run's buffers; may fail */
     }
     bench->slots = calloc(bench->depth, sizeof *bench->slots);
     if (!st && (!bench->buffers || !bench->slots))
@@ -74,11 +74,11 @@ void pd_raw_bench_free(struct pd_raw_bench *bench)
 struct progress {
     struct pd_file *file;
     bool is_write;
-    uint64_t next, bytes; /* offset of the next block to send */
+    uint64_t next, bytes; /* offset of the next block */
 };
 
-/* The next block of one of the `count` (1 or 2) files that move at once. A slot stays with the file that it began with, so
- * that reads and writes stay balanced, and helps the other one at its end; then it is released. */
+/* Sends the next block of one of `count` (1 or 2) files moved at once. A slot stays with its first file, so that reads
+ * and writes stay balanced, then helps the other file at the end; then it is released. */
 static pd_status send_next(struct pd_raw_bench *bench, struct progress *files, uint32_t count, struct pd_transfer_slot *slot,
                            struct pd_error *err)
 {
@@ -151,7 +151,7 @@ pd_status pd_raw_bench_write(struct pd_raw_bench *bench, const char *path, uint6
     return PD_OK;
 }
 
-/* Seconds to open `count` files, move their bytes at once and close them. */
+/* Time to open `count` files, move their bytes at once and close them. */
 static pd_status move_timed(struct pd_raw_bench *bench, const char *const *paths, struct progress *files, uint32_t count,
                             double *ret_seconds, struct pd_error *err)
 {

@@ -1,5 +1,5 @@
-/* perdure bench reshard: a checkpoint of a GPT-2 shaped state, loaded and written again under other layouts, against raw direct
- * I/O of as many bytes. The offline rewrites come first, so that the largest resident memory is theirs. */
+/* perdure bench reshard: loads a GPT-2 shaped checkpoint under other layouts and rewrites it, against raw direct I/O of
+ * as many bytes. The offline rewrites come first, so that they define the largest resident memory. */
 #include "resharder/convert/reshard.h"
 #include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
@@ -29,12 +29,12 @@ struct reshard_bench {
     char source[4096];
     uint64_t data_bytes, file_bytes;
     struct pd_raw_bench *raw;
-    void *rewrite_buffers; /* touched, as on the raw side */
+    void *rewrite_buffers; /* touched, like the raw side's */
     struct pd_bench_memory loaders[LOADERS];
     struct pd_load_report reports[LOADERS];
     struct pd_pairs load_pairs, offline_pairs;
     uint64_t peak_rss_bytes;
-    double offline_cpu_s; /* of the last rewrite: what of it no disk makes faster */
+    double offline_cpu_s; /* CPU time of the last rewrite, which a faster disk would not reduce */
 };
 
 /* ---- layouts and model ---- */
@@ -49,7 +49,7 @@ static void make_layout(struct pd_layout *l, uint32_t dp, uint32_t tp, uint32_t 
         l->first_unit[s] = (uint16_t)(s * units / pp);
 }
 
-/* ---- the source, made without ever holding it ---- */
+/* ---- making the source in bounded memory ---- */
 
 static pd_status make_box(struct pd_shard_stream *stream, uint32_t box, uint64_t offset, uint64_t bytes, uint64_t seed,
                           unsigned char *buffer, struct pd_error *err)
@@ -248,7 +248,7 @@ static uint64_t memory_digest(const struct reshard_bench *b)
     return pd_digest_words(digests, LOADERS, 0);
 }
 
-/* What was rewritten must load as what it was rewritten from, or its speed means nothing. */
+/* The rewritten checkpoint must load like its source, or the speed means nothing. */
 static pd_status check_rewritten(struct reshard_bench *b, struct pd_error *err)
 {
     const struct pd_store_options look = {.keep_last = 1};
@@ -311,7 +311,7 @@ static void release(struct reshard_bench *b)
     pd_raw_bench_free(b->raw);
     pd_commit_deinit(&b->commit);
     pd_model_free(b->model);
-    pd_bench_room_close(&b->room); /* memory goes with the process */
+    pd_bench_room_close(&b->room); /* memory is freed at exit */
 }
 
 static void read_totals(const struct reshard_bench *b, double *ret_amplification, double *ret_worst)

@@ -1,5 +1,5 @@
-/* perdure bench step: one whole training step of GPT-2 124M, one micro-batch of 512 tokens, AdamW included, against all its
- * linear and head GEMMs as whole oneDNN calls on the same threads. On a GPU: tools/bench/step_gpu.h. */
+/* perdure bench step: one whole training step of GPT-2 124M, one micro-batch of 512 tokens, AdamW included, against all
+ * its linear and head GEMMs as whole oneDNN calls on the same threads. On a GPU: tools/bench/step_gpu.h. */
 #include "ckpt/base/clock.h"
 #include "offload/device.h"
 #include "resharder/catalog/family.h"
@@ -30,14 +30,14 @@ struct step_bench {
     struct pd_pairs_summary dp, replay;
 };
 
-/* What of the configuration differs from engine to engine. */
+/* The settings in which engines differ. */
 struct bench_case {
     const char *precision;
     unsigned virtual_tp;
     uint64_t sequences, context, layers; /* layers 0: layers and vocabulary of the preset */
-    uint64_t micro_batches;              /* of the sequences; 0: one */
+    uint64_t micro_batches;              /* for the sequences; 0: one */
     bool is_replayed;                    /* every step (guard.replay_every) */
-    uint32_t dp, threads;                /* 0: one rank with all of them */
+    uint32_t dp, threads;                /* 0: one rank with all threads */
 };
 
 /* ---- one precision ---- */
@@ -64,7 +64,7 @@ static pd_status open_run(struct pd_bench_run *r, const struct step_bench *b, co
     return pd_bench_run_open(r, c->threads ? c->threads : (uint32_t)b->threads, err);
 }
 
-/* Every linear layer of a block, L times, and the head: y, dx and dW of each. */
+/* Lists every linear layer of a block, L times, and the head: y, dx and dW of each. */
 static pd_status build_gemms(struct pd_bench_run *r, const struct step_bench *b, struct pd_gemm_bench **ret_gemms,
                              struct pd_error *err)
 {
@@ -101,17 +101,17 @@ static pd_status bench_precision(struct step_bench *b, int precision, struct pd_
 
 /* ---- several ranks ---- */
 
-/* Steps of several ranks that are threads of this process, one kind of them against another. */
+/* Steps of several ranks that are threads of this process: one kind against another. */
 enum rank_side { SIDE_DP, SIDE_PLAIN, SIDE_REPLAYED };
 
 struct sides {
     const struct step_bench *bench;
     enum rank_side candidate, ceiling;
-    bool is_ceiling_alone;  /* of one rank with the threads of all */
+    bool is_ceiling_alone;  /* the ceiling is one rank with the threads of all */
     struct pd_pairs *pairs; /* rank 0 writes it */
 };
 
-/* One rank's view of it. */
+/* One rank's view of the bench. */
 struct rank_bench {
     const struct sides *sides;
     struct pd_comm *comm;
@@ -138,7 +138,7 @@ static pd_status step_candidate(void *rank_bench, double *ret_seconds, struct pd
     return step_together(r, &r->candidate, ret_seconds, &r->loss[0], err);
 }
 
-/* Where one rank is alone, the others sleep at their next barrier. */
+/* If the ceiling is one rank, the others sleep at their next barrier. */
 static pd_status step_ceiling(void *rank_bench, double *ret_seconds, struct pd_error *err)
 {
     struct rank_bench *r = rank_bench;
@@ -146,7 +146,7 @@ static pd_status step_ceiling(void *rank_bench, double *ret_seconds, struct pd_e
     return r->comm->rank ? PD_OK : pd_bench_run_step(&r->ceiling, r->step, ret_seconds, &r->loss[1], err);
 }
 
-/* The first pair warms up. Both sides end each step with the same loss, or it is PD_BUG. */
+/* The first pair warms up. Both sides must end each step with the same loss, else PD_BUG. */
 static pd_status measure(struct rank_bench *r, struct pd_error *err)
 {
     struct pd_pairs pairs = {0};
@@ -161,7 +161,7 @@ static pd_status measure(struct rank_bench *r, struct pd_error *err)
     return PD_OK;
 }
 
-/* 8 micro-batches a step, or where steps are replayed a rank and step. `comm` NULL: one rank with the threads of all. */
+/* 8 micro-batches a step, or one per rank if steps are replayed. `comm` NULL: one rank with the threads of all. */
 static pd_status open_side(const struct step_bench *b, enum rank_side side, struct pd_comm *comm, struct pd_bench_run *run,
                            struct pd_error *err)
 {
@@ -194,7 +194,7 @@ static pd_status rank_main(struct pd_comm *comm, void *context, struct pd_error 
     return st;
 }
 
-/* One step in 16 is replayed: what one costs, over 16. */
+/* One step in 16 is replayed: the cost of a replay over 16. */
 static struct pd_pairs_summary replay_cost(const struct pd_pairs *pairs)
 {
     struct pd_pairs_summary s = pd_pairs_summarise(pairs);
@@ -257,7 +257,7 @@ static pd_status print(const struct step_bench *b, struct pd_error *err)
 
 /* ---- options ---- */
 
-/* Sizes are their own names, on a GPU alone. */
+/* Names such as 0.5B are for a GPU only. */
 static pd_status check_preset(struct step_bench *b, struct pd_error *err)
 {
     struct pd_error unknown = {.status = PD_OK};
@@ -302,7 +302,7 @@ static pd_status add_key(const struct pd_option *option, const char *text, struc
     return PD_OK;
 }
 
-/* The first option that was given between two headings; NULL: none. */
+/* Returns the first given option in the rows from heading `from` to the next heading; NULL: none. */
 static const char *first_given(const struct pd_option *options, const char *from)
 {
     const struct pd_option *first = NULL;

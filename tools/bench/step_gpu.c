@@ -14,7 +14,7 @@ enum { MICRO_BATCH_ENOUGH = 4, MICRO_BATCH_MAX = 64, MODES = 2 };
 static const char *const modes[MODES] = {"invariant", "fast"};
 static const char *const recomputes[] = {"none", "selective", "full"}; /* as enum pd_recompute */
 enum { RECOMPUTES = sizeof recomputes / sizeof *recomputes };
-/* What a model that does not fit otherwise leaves to the host; --set=offload... decides it instead. */
+/* What a model that does not fit moves to the host, in this order; --set=offload... overrides it. */
 static const struct placement {
     const char *said, *yaml;
 } placements[] = {{"all state on the device", ""},
@@ -22,7 +22,7 @@ static const struct placement {
                   {"offload.optimizer=cpu offload.parameters=cpu", "offload: {optimizer: cpu, parameters: cpu}\n"}};
 enum { PLACEMENTS = sizeof placements / sizeof *placements };
 
-/* Of compute until copies; what is busy beside it, or in its place, comes after those. */
+/* Compute stages come before COPIES; those that run beside compute, or instead of it, after. */
 enum stage {
     GEMMS,
     ATTENTION,
@@ -45,7 +45,7 @@ enum stage {
 };
 
 static const struct {
-    const char *name, *lane; /* lane NULL: that of compute, or one of NCCL or of what goes through the host */
+    const char *name, *lane; /* lane NULL: that of compute, or one of NCCL or of exchanges through the host */
 } stages[STAGES] = {{"gemms", NULL},
                     {"attention", NULL},
                     {"pointwise", NULL},
@@ -64,23 +64,23 @@ static const struct {
                     {"saves", PD_LANE_SAVES},
                     {"host_optimizer", PD_LANE_HOST}};
 
-enum { LANE_COMPUTE = COPIES }; /* in `busy`; other lanes are where their stage is */
+enum { LANE_COMPUTE = COPIES }; /* in `busy`; other lanes are at their stage's index */
 
-/* What is measured under one mode. */
+/* Measurements under one mode. */
 struct measured {
-    double seconds, low, high; /* of a step: median, smallest, largest */
+    double seconds, low, high; /* of a step: median, minimum, maximum */
     double loss;
-    double stages[STAGES], watched_seconds; /* of a step whose operations were timed: what each answered for */
-    double busy[STAGES];                    /* by lane, whatever ran beside it: compute, then the stages from EXCHANGE on */
-    uint32_t plain_shapes;                  /* of GEMMs that cuBLASLt had no algorithm for */
-    uint64_t operations, lost;              /* lost: operations beyond what is noted; 0 where shares are to be trusted */
+    double stages[STAGES], watched_seconds; /* of a step with timed operations: the time attributed to each */
+    double busy[STAGES];                    /* by lane, including overlaps: compute, then the stages from EXCHANGE on */
+    uint32_t plain_shapes;                  /* of GEMMs without a cuBLASLt algorithm */
+    uint64_t operations, lost;              /* lost: operations beyond the capacity; 0: shares can be trusted */
 };
 
-/* What the planner's recipe decides. */
+/* Result of the planner's recipe. */
 struct choice {
     uint64_t micro_batch; /* 0: none yet */
     const char *recompute;
-    uint32_t layers; /* that are recomputed, the first ones */
+    uint32_t layers; /* the first ones, which are recomputed */
 };
 
 struct gpu_bench {
@@ -148,7 +148,7 @@ static uint64_t device_bytes_of(const struct pd_memory_plan *plan)
     return pd_memory_plan_total(plan) - pd_memory_plan_host(plan);
 }
 
-/* Device bytes of one choice, by the recipe. */
+/* Device bytes for one choice, from the recipe. */
 static pd_status plan_one(struct pd_bench_run *r, const struct gpu_bench *b, struct choice choice, uint64_t *ret_bytes,
                           struct pd_error *err)
 {
@@ -164,7 +164,7 @@ static pd_status plan_one(struct pd_bench_run *r, const struct gpu_bench *b, str
     return st;
 }
 
-/* The largest micro-batch that fits with it, 0 when none does; needed: by the last that was looked at. */
+/* Largest micro-batch that fits, 0 if none does; needed: bytes of the last one tried. */
 static pd_status largest_micro_batch(struct pd_bench_run *r, const struct gpu_bench *b, const char *recompute, uint64_t room,
                                      uint64_t *ret_micro_batch, uint64_t *ret_needed, struct pd_error *err)
 {
@@ -196,7 +196,7 @@ static pd_status fits_with(void *context, uint32_t layers, bool *ret_fits, struc
     return PD_OK;
 }
 
-/* The fewest blocks to recompute with which the chosen micro-batch fits. */
+/* Fewest blocks to recompute so that the chosen micro-batch fits. */
 static pd_status fewest_layers(struct gpu_bench *b, struct pd_bench_run *r, uint64_t room, struct pd_error *err)
 {
     struct some_layers context = {b, r, room};
@@ -230,7 +230,7 @@ static pd_status choose(struct gpu_bench *b, struct pd_bench_run *r, struct pd_e
     struct pd_dev_memory memory;
     uint64_t needed = 0;
     PD_TRY(pd_dev_memory(r->device.dev, &memory, err));
-    const uint64_t room = memory.free_bytes - memory.free_bytes / 32; /* libraries take some later */
+    const uint64_t room = memory.free_bytes - memory.free_bytes / 32; /* libraries allocate some later */
     for (b->placement = 0;; b->placement++) {
         PD_TRY(choose_micro_batch(b, r, room, &needed, err));
         if (b->choice.micro_batch || b->placement + 1 == PLACEMENTS || is_placement_asked(b->asked)) break;
@@ -251,7 +251,7 @@ static pd_status build(struct pd_bench_run *r, struct gpu_bench *b, struct pd_er
     b->host_bytes = pd_memory_plan_host(&r->whole.plan);
     b->parameters = r->whole.model->parameter_count;
     b->blocks = r->config.model.layers;
-    b->choice.recompute = recomputes[r->config.layout.recompute]; /* --set says it last */
+    b->choice.recompute = recomputes[r->config.layout.recompute]; /* --set has the last word */
     b->recomputed = r->config.layout.recompute_layers < b->blocks ? r->config.layout.recompute_layers : b->blocks;
     if (r->config.layout.recompute == PD_RECOMPUTE_NONE) b->recomputed = 0;
     b->flops_per_token = pd_model_flops_per_token(r->whole.model, r->config.batch.context);
@@ -271,7 +271,7 @@ static pd_status measure(struct pd_bench_run *r, uint64_t steps, struct measured
     return PD_OK;
 }
 
-/* By the names that operations have in traces; what is no other is pointwise: norms, rotations, activations, sums, casts. */
+/* By the operations' names in traces; unlisted ones are pointwise: norms, rotations, activations, sums, casts. */
 static enum stage stage_of_compute(const char *name)
 {
     static const struct {
@@ -317,7 +317,7 @@ static pd_status watch(struct pd_bench_run *r, struct measured *m, struct pd_err
     return PD_OK;
 }
 
-/* Steps that nobody watches, then the same engine anew with an event before and behind every operation. */
+/* Times steps undisturbed, then recreates the engine with an event before and after every operation. */
 static pd_status run_mode(struct gpu_bench *b, int mode, bool is_watched, struct pd_error *err)
 {
     struct pd_bench_run r = {.device = {.dev = NULL}};
@@ -354,7 +354,7 @@ static pd_status bench_mode(struct gpu_bench *b, int mode, struct pd_error *err)
 static pd_status write_tokens(struct gpu_bench *b, struct pd_error *err)
 {
     struct pd_bench_run r = {0};
-    const char *recompute = b->asked->recompute ? b->asked->recompute : recomputes[0]; /* of which keys may say more */
+    const char *recompute = b->asked->recompute ? b->asked->recompute : recomputes[0]; /* keys may override it */
     PD_TRY(pd_bench_temporary(b->tokens_path, err));
     PD_TRY(configure(&r, b, modes[0], (struct choice){1, recompute, PD_LAYERS_ALL}, err));
     const uint64_t words = r.config.model.vocab < UINT16_MAX ? r.config.model.vocab : UINT16_MAX;
@@ -382,7 +382,7 @@ static double other_seconds(const struct measured *m)
     return m->watched_seconds - sum;
 }
 
-/* An object of shares; for people its members with the name before them, where they are not 0. */
+/* Prints an object of shares; for people its nonzero members with the name as prefix. */
 static void report_shares(struct pd_report *r, const char *name, const struct measured *m, const double seconds[STAGES],
                           int first, const char *first_name, double other)
 {
@@ -398,7 +398,7 @@ static void report_shares(struct pd_report *r, const char *name, const struct me
     if (r->is_json) pd_json_object_end(&r->writer);
 }
 
-/* Without a suffix the invariant mode, or the only one that was measured. */
+/* No suffix: the invariant mode, or the only one measured. */
 static void report_mode(struct pd_report *r, const struct gpu_bench *b, int mode, const char *suffix)
 {
     const struct measured *m = &b->measured[mode];

@@ -1,4 +1,4 @@
-/* perdure ckpt: its commands and their options; ls and prune. */
+/* perdure ckpt: its subcommands and their options; ls and prune. */
 #include "tools/commands/ckpt.h"
 #include "ckpt/base/words.h"
 #include "resharder/formats/perdure.h"
@@ -17,7 +17,7 @@
 static void ls_row(struct pd_table *table, const struct pd_store_entry *e, const struct pd_commit *commit, const char *root)
 {
     char loss[24];
-    snprintf(loss, sizeof loss, isnan(commit->state.last_loss) ? "-" : "%.4f", commit->state.last_loss); /* "-": an import */
+    snprintf(loss, sizeof loss, isnan(commit->state.last_loss) ? "-" : "%.4f", commit->state.last_loss); /* "-": imported */
     PD_TABLE_ROW(table, e->name, pd_text_plain(e->step).text, pd_text_plain(e->lineage).text, pd_text_plain(e->fence).text,
                  pd_text_plain(pd_layout_world(&commit->state.layout)).text,
                  pd_text_short((double)commit->state.tokens).text, loss, pd_text_bytes(e->bytes).text, root);
@@ -49,7 +49,7 @@ static pd_status ls_rows(struct pd_ckpt_place *place, struct pd_table *table, st
     return PD_OK;
 }
 
-/* For ls a place without checkpoints is no error; for verify it is. */
+/* For ls a place without checkpoints is not an error; for verify it is. */
 static pd_status ls_none(const struct pd_ckpt_place *place, struct pd_error *err)
 {
     char text[4400];
@@ -102,7 +102,7 @@ static pd_status ls(const struct pd_ckpt_options *o, struct pd_error *err)
 struct pruning {
     const struct pd_ckpt_options *options;
     struct pd_json_writer w;
-    bool names_place; /* of several: whose figures these are */
+    bool names_place; /* if there are several: name each one's figures */
 };
 
 /* With nothing to delete it writes nothing, since the path may be a mistake. */
@@ -120,7 +120,7 @@ static pd_status prune_tier(struct pruning *p, struct pd_ckpt_place *place, stru
         if (!p->options->json) printf("nothing is removed: %s\n", text);
     } else {
         PD_TRY(pd_ckpt_place_reopen(place, &options, err));
-        if (pd_store_count(place->store) > before) before = pd_store_count(place->store); /* one was rolled forward */
+        if (pd_store_count(place->store) > before) before = pd_store_count(place->store); /* opening rolled one forward */
         st = pd_store_prune(place->store, err);
     }
     const uint32_t after = pd_store_count(place->store);
@@ -138,7 +138,7 @@ static pd_status prune_tier(struct pruning *p, struct pd_ckpt_place *place, stru
     return st;
 }
 
-/* A run with several tiers: each of them. */
+/* Prunes each tier of a run with several. */
 static pd_status prune_all(struct pruning *p, struct pd_error *err)
 {
     struct pd_ckpt_place place;
@@ -310,7 +310,7 @@ static pd_status run_import(int argc, char **argv, struct pd_error *err)
                   PD_OPTION_TEXT, &o.prefix),
         {0}};
     char doc[2048];
-    /* Behind the options: a row for each format. */
+    /* After the options: a row for each format. */
     size_t bytes = sizeof doc;
     size_t used = (size_t)snprintf(doc, bytes, IMPORT_DOC "\vFormats:\n");
     for (const struct pd_format *const *f = pd_formats; *f; f++) {

@@ -1,4 +1,4 @@
-/* perdure ckpt export: a checkpoint of ours, or of another program, becomes one of another program. */
+/* perdure ckpt export: converts a checkpoint, ours or another program's, to another program's format. */
 #include "ckpt/base/arena.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/fault.h"
@@ -26,7 +26,7 @@ static enum pd_element as_asked(const struct pd_foreign_tensor *tensor, enum pd_
     return wanted;
 }
 
-/* Whose names the files of a format have, and of which type a tensor is where one was asked for. */
+/* The dialect of a format's file names, and the type of a tensor if one was requested. */
 static const struct {
     const char *format, *dialect;
     enum pd_element (*element_of)(const struct pd_foreign_tensor *tensor, enum pd_element wanted);
@@ -44,19 +44,19 @@ struct export
     enum pd_dtype dtype;
     enum pd_element element;
     struct pd_ckpt_foreign source;
-    bool is_foreign, has_moments; /* the source */
-    bool is_fresh;                /* moments that it does not have begin at zero */
+    bool is_foreign, has_moments; /* of the source */
+    bool is_fresh;                /* missing moments begin at zero */
     struct pd_config config;      /* of the run that saved it */
     struct pd_model *model;
-    struct pd_links source_links; /* where it is foreign */
-    struct pd_catalog whole;      /* all that the format would hold, for its links */
-    struct pd_catalog wanted;     /* what is asked for of it */
+    struct pd_links source_links; /* if it is foreign */
+    struct pd_catalog whole;      /* everything the format could hold, for its links */
+    struct pd_catalog wanted;     /* the requested part of it */
     struct pd_links links;
     struct pd_export_report report;
     double seconds;
 };
 
-/* ---- what is asked for ---- */
+/* ---- what is requested ---- */
 
 static pd_status choose_format(struct export *x, struct pd_error *err)
 {
@@ -104,7 +104,7 @@ static pd_status read_config(struct export *x, struct pd_error *err)
     return pd_config_parse_saved(yaml->text, NULL, 0, &x->config, err);
 }
 
-/* What an import would ask for too. */
+/* As an import would. */
 static pd_status link_source(struct export *x, struct pd_error *err)
 {
     const bool is_fresh = x->options->fresh_optimizer || !x->format->holds_moments;
@@ -147,7 +147,7 @@ static pd_status link_whole(struct export *x, struct pd_error *err)
     return pd_model_links(x->model, x->dialect, &x->whole, x->format->holds_moments, &x->links, err);
 }
 
-/* An import puts it into the directory of checkpoints; a run keeps its own in run.dir. */
+/* An import puts the tokenizer into the directory of checkpoints; a run keeps its own in run.dir. */
 static pd_status add_tokenizer_beside(struct export *x, struct pd_catalog *beside, struct pd_error *err)
 {
     char path[PD_FORMATS_PATH_MAX + 64], *text = NULL;
@@ -162,7 +162,7 @@ static pd_status add_tokenizer_beside(struct export *x, struct pd_catalog *besid
     return st;
 }
 
-/* The tokenizer beside the run, or bytes where its tokens are bytes. *ret_text NULL: there is none. */
+/* Takes the tokenizer beside the run, or bytes if its tokens are bytes. *ret_text NULL: there is none. */
 static pd_status make_gguf_tokenizer(const struct export *x, const struct pd_catalog *beside,
                                      const struct pd_special_tokens *tokens, char **ret_text, struct pd_error *err)
 {
@@ -194,7 +194,7 @@ static pd_status add_gguf_tokenizer(struct export *x, const struct pd_catalog *b
     if (text)
         st = pd_catalog_add_text(&x->wanted, PD_TOKENIZER_GGUF_FILE, text, strlen(text), err);
     else {
-        /* `json`, or NULL, as it is, and the tokens that begin and end a text. */
+        /* Writes `json` (or NULL) unchanged, and the tokens that begin and end a text. */
         struct pd_json_writer w;
         pd_json_writer_init_object(&w, 0);
         if (json) pd_json_string(&w, "huggingface.json", json->text);
@@ -206,7 +206,7 @@ static pd_status add_gguf_tokenizer(struct export *x, const struct pd_catalog *b
     return st;
 }
 
-/* Of config.json, and what that does not say of generation_config.json. */
+/* From config.json, or if that lacks them from generation_config.json. */
 static struct pd_special_tokens find_tokens(const struct pd_catalog *beside)
 {
     static const char *const names[] = {"config.json", "generation_config.json"};
@@ -245,7 +245,7 @@ static pd_status warn_of_other_tokenizer(const struct export *x, const struct pd
     return PD_OK;
 }
 
-/* What an import laid beside the checkpoints, or would. */
+/* Reads what an import has put beside the checkpoints, or would. */
 static pd_status read_beside(struct export *x, struct pd_catalog *beside, struct pd_error *err)
 {
     if (x->is_foreign) return pd_formats_copy_texts(&x->source.catalog, beside, err);
@@ -283,7 +283,7 @@ static pd_status want(struct export *x, struct pd_error *err)
                 x->options->only, x->source.path);
     if (x->has_moments && !x->format->holds_moments && !x->options->dry_run)
         fprintf(stderr, "not exported: moments of the optimizer, which %s has no place for\n", x->format->name);
-    /* config.json and generation_config.json, and what lies beside the checkpoint. */
+    /* config.json, generation_config.json, and the files beside the checkpoint. */
     struct pd_catalog beside;
     char *config = NULL, *generation = NULL;
     pd_catalog_init(&beside, "");

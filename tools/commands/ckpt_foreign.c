@@ -48,7 +48,7 @@ pd_status pd_ckpt_foreign_take_copy(struct pd_ckpt_foreign *f, pd_status status,
     return status;
 }
 
-/* A run, a store, or one checkpoint, which is opened even when the store would not list it. */
+/* Opens a run, a store, or one checkpoint, even if the store would not list it. */
 static pd_status open_ours(const char *path, uint64_t step, struct pd_ckpt_foreign *f, struct pd_error *err)
 {
     f->format = &pd_format_perdure;
@@ -119,7 +119,7 @@ static pd_status model_of_record(const char *yaml, struct pd_model **ret_model, 
     return st;
 }
 
-/* GGUF has no config.json: its own file is named. */
+/* GGUF has no config.json: messages name its own file. */
 static pd_status read_theirs(const struct pd_ckpt_foreign *f, const struct pd_catalog_text *text,
                              struct pd_model_config *ret, struct pd_error *err)
 {
@@ -184,8 +184,8 @@ static pd_status read_any_model(const struct pd_ckpt_foreign *f, const char *fil
 pd_status pd_ckpt_foreign_configure(const struct pd_ckpt_foreign *f, const char *file, struct pd_config *ret_config,
                                     struct pd_error *err)
 {
-    /* Whoever goes on from it names its own. With init.from sizes are checked against the model that is read, not against that
-     * of the preset. */
+    /* The user's run sets its own values. With init.from sizes are checked against the imported model, not against the
+     * preset's. */
     static const char *const own[] = {"init.from=imported", "run.dir=imported", "data.train=[imported]"};
     const char *run = pd_ckpt_is_model_file(file) ? NULL : file;
     PD_TRY(pd_config_load(run, own, run ? 1 : 3, ret_config, err));
@@ -211,7 +211,7 @@ static bool is_scale_of(const char *scale, const char *name)
            (dot && strncmp(scale, name, module) == 0 && strstr(scale + module, "scale"));
 }
 
-/* fp8 is read as the numbers it is, which are the weights only where nothing multiplies them. */
+/* fp8 is read as plain numbers, which are the weights only if no scale multiplies them. */
 static pd_status check_fp8(const struct pd_ckpt_foreign *f, const struct pd_links *links, struct pd_error *err)
 {
     const struct pd_catalog *c = &f->catalog;
@@ -272,7 +272,7 @@ struct pd_catalog_counters pd_ckpt_foreign_counters(const struct pd_ckpt_foreign
                                         .has_samples = true,
                                         .has_tokens = true,
                                         .has_loss_scale = true,
-                                        .step = step > updates ? step : updates, /* a step applies one update at most */
+                                        .step = step > updates ? step : updates, /* a step applies at most one update */
                                         .updates = updates,
                                         .samples = n->samples,
                                         .tokens = n->tokens,
@@ -284,7 +284,7 @@ static bool is_same_shape(const struct pd_foreign_tensor *a, const struct pd_for
     return a->ndim == b->ndim && !memcmp(a->shape, b->shape, sizeof a->shape);
 }
 
-/* -1: there is none to compare. */
+/* -1: none to compare. */
 static int64_t find_tied_head(const struct pd_catalog *c, const struct pd_model *model,
                               const struct pd_foreign_tensor *tokens)
 {
@@ -326,7 +326,7 @@ pd_status pd_ckpt_foreign_check_tied(const struct pd_ckpt_foreign *f, const stru
     return st;
 }
 
-/* Bytes of a name that many fields share, which get one line; 0: it is none of such. */
+/* Length of a name prefix shared by many fields, which get one line; 0: none. */
 static size_t group_of(const char *unmapped)
 {
     static const char *const groups[] = {"param_groups", "__metadata__"};
@@ -406,7 +406,7 @@ bool pd_ckpt_foreign_has_moments(const struct pd_ckpt_foreign *f)
 
 /* ---- --dry-run ---- */
 
-/* Where an export takes it from: of a moment that begins at zero "". */
+/* Source of an export's tensor: "" for a moment that begins at zero. */
 static const char *origin_of(const struct pd_ckpt_mapping *m, const struct pd_link *link)
 {
     for (uint32_t i = 0; m->sources && i < m->sources->count; i++)

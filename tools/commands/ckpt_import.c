@@ -1,4 +1,4 @@
-/* perdure ckpt import: a checkpoint of another program becomes one of ours. */
+/* perdure ckpt import: converts another program's checkpoint to ours. */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/fault.h"
 #include "ckpt/base/log.h"
@@ -34,9 +34,9 @@ struct import {
     pd_should_stop should_stop;
 };
 
-/* ---- what it becomes ---- */
+/* ---- the result ---- */
 
-/* A run of ours, or its checkpoints. */
+/* True for a run of ours, or its checkpoints. */
 static bool holds_ours(const char *path)
 {
     struct pd_ckpt_place place;
@@ -59,7 +59,7 @@ static pd_status open_theirs(const char *path, struct pd_ckpt_foreign *ret_sourc
     return pd_ckpt_foreign_open(path, UINT64_MAX, ret_source, err);
 }
 
-/* Numerics and a batch that admit the degrees, where nobody has chosen any. */
+/* Chooses numerics and a batch that admit the degrees, unless somebody has set them. */
 static uint32_t admit(const struct pd_config *config, const struct pd_ckpt_layout *degrees, char texts[4][64])
 {
     const uint64_t sequences = degrees->dp * config->batch.micro_batch;
@@ -80,7 +80,7 @@ static pd_status link_source(struct import *m, struct pd_error *err)
 static pd_status decide(struct import *m, struct pd_error *err)
 {
     struct pd_ckpt_layout degrees;
-    /* The degrees of --layout are for the model that the source says it is: that comes first. */
+    /* The degrees of --layout apply to the source's model, so that is read first. */
     char chosen[4][64], *yaml = NULL;
     const char *overrides[PD_CKPT_LAYOUT_TEXTS + 4];
     struct pd_config config;
@@ -108,7 +108,7 @@ static pd_status list_beyond(const struct import *m, struct pd_error *err)
     return pd_ckpt_foreign_list_beyond(&m->source, m->model, &m->links, true, "not imported", err);
 }
 
-/* A record without data and without a lineage of ours: the first run that goes on from it begins one. */
+/* Makes a record without data and without a lineage: the first run that resumes from it begins one. */
 static pd_status make_state(struct import *m, struct pd_error *err)
 {
     const struct pd_catalog_counters n = pd_ckpt_foreign_counters(&m->source, &m->config);
@@ -151,7 +151,7 @@ static struct pd_import_request request_of(const struct import *m)
                                       .should_stop = m->should_stop};
 }
 
-/* Weights lose nothing here, and yet whoever computes with them does so in the type that the configuration says. */
+/* Says that weights are stored exactly, but computed with in the configuration's type. */
 static void say_precision(const struct import *m)
 {
     const int64_t tokens = pd_catalog_find(&m->source.catalog, m->links.items[0].name, PD_PARAM);
@@ -174,7 +174,7 @@ static pd_status open_target(struct import *m, struct pd_error *err)
     return PD_OK;
 }
 
-/* The tokenizer and the like lie beside the checkpoints, for sample and for an export. */
+/* Writes the tokenizer and the like beside the checkpoints, for sample and export. */
 static pd_status write_texts(struct import *m, struct pd_error *err)
 {
     return pd_formats_write_texts(m->rewrite.target.place.vfs, m->rewrite.target.place.root, &m->source.catalog, err);
@@ -269,7 +269,7 @@ pd_status pd_ckpt_take_model(struct pd_config *config, struct pd_error *err)
     return st ? pd_error_context(err, st == PD_USAGE ? PD_INVALID : st, "init.from") : PD_OK;
 }
 
-/* Under the layout of one rank: whatever the run's is, it loads any. */
+/* Under the layout of one rank: a run loads any layout. */
 static pd_status prepare_for_run(struct import *m, const struct pd_config *config, struct pd_error *err)
 {
     char *yaml = NULL;
@@ -320,7 +320,7 @@ pd_status pd_temporary_make(struct pd_temporary *t, struct pd_error *err)
     return PD_OK;
 }
 
-/* The type of its first matrix; of quantised ones fp32. */
+/* Type of its first matrix; fp32 for quantised ones. */
 static pd_status find_precision(const char *path, enum pd_dtype *ret, struct pd_error *err)
 {
     struct pd_ckpt_foreign f;

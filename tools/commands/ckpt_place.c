@@ -23,7 +23,7 @@ void pd_run_tiers_of_config(const struct pd_config *config, struct pd_run_tiers 
         snprintf(ret_tiers->tiers[i].dir, sizeof ret_tiers->tiers[i].dir, "%s", options[i].dir);
 }
 
-/* A directory below run.dir is looked for below the run as it is named now: it may have been moved, or been relative. */
+/* Finds a directory below run.dir under the run's current path: it may have been moved, or have been relative. */
 static void find_now(const struct pd_config *config, const char *run_dir, char dir[4096])
 {
     const size_t length = strlen(config->run.dir);
@@ -70,7 +70,7 @@ static void take_contents(struct pd_run_tier *tier)
     snprintf(tier->flaw, sizeof tier->flaw, "%s", newest->cause);
 }
 
-/* Opens the store of each for reading; close them, after a failure too. */
+/* Opens each tier's store for reading; close them even after a failure. */
 static pd_status tiers_open(struct pd_run_tiers *tiers, struct pd_vfs *vfs, struct pd_group *group, struct pd_error *err)
 {
     const struct pd_store_options options = {.keep_last = 1, .quiet = tiers->is_quiet};
@@ -118,7 +118,7 @@ static bool tier_is_there(const struct pd_run_tier *tier)
     return !tier->is_absent && !tier->status;
 }
 
-/* On stderr, those that are not there or cannot be read. False: none is there. */
+/* Warns on stderr about missing or unreadable ones. False: none exists. */
 static bool tiers_warn(const struct pd_run_tiers *tiers)
 {
     bool any = false;
@@ -225,7 +225,7 @@ static bool is_step_name(const char *name)
     return strncmp(name, "step-", 5) == 0 && name[5] >= '0' && name[5] <= '9' && !strstr(name, ".tmp");
 }
 
-/* PATH is a file: a checkpoint of another program, one file of such, or of no format that is known. */
+/* PATH is a file: another program's checkpoint, one of its files, or an unknown format. */
 static pd_status refuse_file(const char *path, struct pd_error *err)
 {
     const struct pd_format *format = NULL;
@@ -239,7 +239,7 @@ static pd_status refuse_file(const char *path, struct pd_error *err)
     PD_FAIL(err, PD_INVALID, "%s", text);
 }
 
-/* ret_root  (4096): the directory of checkpoints that PATH means where it is no run that names others */
+/* ret_root (4096): the directory of checkpoints that PATH means, unless a run names others. */
 static pd_status find_root(const char *path, char ret_root[4096], char ret_named[64], struct pd_error *err)
 {
     char *real = realpath(path, NULL);
@@ -262,7 +262,7 @@ static pd_status find_root(const char *path, char ret_root[4096], char ret_named
     return PD_OK;
 }
 
-/* A relative checkpoint.dir is where the run was started. */
+/* A relative checkpoint.dir is relative to where the run was started. */
 static pd_status refuse_absent(const char *dir, const char *path, struct pd_error *err)
 {
     PD_FAIL(err, PD_NOT_FOUND, "%.600s/config.yaml names %.600s for its checkpoints (checkpoint.dir), which is not there%s",
@@ -270,7 +270,7 @@ static pd_status refuse_absent(const char *dir, const char *path, struct pd_erro
             dir[0] == '/' ? "; bring it back, or name where they are now" : " from here; name the directory itself");
 }
 
-/* Those that the run names, else the directory itself. */
+/* Those named by the run, else the directory itself. */
 static pd_status find_tiers(const char *path, struct pd_ckpt_place *place, struct pd_error *err)
 {
     struct pd_run_tiers *tiers = &place->tiers;
@@ -305,7 +305,7 @@ pd_status pd_ckpt_place_reopen(struct pd_ckpt_place *place, const struct pd_stor
     return PD_OK;
 }
 
-/* Where the newest checkpoint lies, else the first that is there. */
+/* Opens the tier with the newest checkpoint, else the first that exists. */
 static pd_status open_tiers(struct pd_ckpt_place *place, const char *path, struct pd_error *err)
 {
     struct pd_run_tiers *tiers = &place->tiers;
@@ -328,7 +328,7 @@ static pd_status open_place(const char *path, bool is_quiet, struct pd_ckpt_plac
 {
     *place = (struct pd_ckpt_place){0};
     PD_TRY(find_tiers(path, place, err));
-    place->tiers.is_quiet = is_quiet || place->named[0]; /* of one that is named, others are no concern */
+    place->tiers.is_quiet = is_quiet || place->named[0]; /* a named checkpoint: ignore the others */
     pd_group_init_single(&place->group);
     PD_TRY(pd_vfs_new_auto(&place->vfs, err));
     const pd_status status = open_tiers(place, path, err);
@@ -357,7 +357,7 @@ void pd_ckpt_place_close(struct pd_ckpt_place *place)
     *place = (struct pd_ckpt_place){0};
 }
 
-/* The checkpoint that was asked for if the store found it unusable, else the newest unusable one; NULL: none. */
+/* Returns the requested checkpoint if it is unusable, else the newest unusable one; NULL: none. */
 static const struct pd_store_unusable *find_unusable(const struct pd_ckpt_place *place, uint64_t step)
 {
     const bool is_any = !place->named[0] && step == UINT64_MAX;
@@ -369,7 +369,7 @@ static const struct pd_store_unusable *find_unusable(const struct pd_ckpt_place 
     return NULL;
 }
 
-/* Damaged checkpoints that lie there; false: there are none. */
+/* Describes damaged checkpoints; false: there are none. */
 static bool describe_flawed(const struct pd_ckpt_place *place, uint32_t quarantined, char *ret_text, size_t bytes)
 {
     const uint32_t unusable = pd_store_unusable_count(place->store);
@@ -385,7 +385,7 @@ static bool describe_flawed(const struct pd_ckpt_place *place, uint32_t quaranti
     return unusable || quarantined;
 }
 
-/* What its record calls it. */
+/* Reads its name from its record. */
 static bool read_name(const struct pd_ckpt_place *place, char ret_name[PD_STORE_NAME_MAX])
 {
     char path[4200];
@@ -398,7 +398,7 @@ static bool read_name(const struct pd_ckpt_place *place, char ret_name[PD_STORE_
     return true;
 }
 
-/* If PATH is itself a checkpoint that a store would not list; false: it is not. */
+/* True if PATH is itself a checkpoint that a store would not list. */
 static bool describe_other(const struct pd_ckpt_place *place, char *ret_text, size_t bytes)
 {
     const struct pd_format *format;
@@ -414,7 +414,7 @@ static bool describe_other(const struct pd_ckpt_place *place, char *ret_text, si
 
 pd_status pd_ckpt_place_describe_empty(const struct pd_ckpt_place *place, char *ret_text, size_t bytes, struct pd_error *err)
 {
-    char begun[64] = ""; /* of a save or a rewrite that was killed */
+    char begun[64] = ""; /* by a killed save or rewrite */
     uint32_t quarantined;
     struct pd_listing listing = {0};
     PD_TRY(pd_vfs_list(place->vfs, place->root, &listing, err));
@@ -477,7 +477,7 @@ static const struct pd_store_entry *find_entry(const struct pd_ckpt_place *place
     return NULL;
 }
 
-/* The newest that is whole may not be the newest that lies there. */
+/* Warns if the newest usable checkpoint is not the newest. */
 static void warn_passed(const struct pd_ckpt_place *place, const struct pd_store_entry *chosen)
 {
     for (uint32_t i = 0; i < place->tiers.count; i++) {
@@ -500,7 +500,7 @@ pd_status pd_ckpt_place_choose(struct pd_ckpt_place *place, uint64_t step, const
     return *ret_entry ? PD_OK : pd_ckpt_place_fail_none(place, step, err);
 }
 
-/* Whether another copy may help: damage, a shard that is absent, a storage error. */
+/* True if another copy may help: damage, a missing shard, a storage error. */
 static bool is_of_copy(pd_status status)
 {
     return status == PD_CORRUPT || status == PD_NOT_FOUND || status == PD_IO;
@@ -556,7 +556,7 @@ const struct pd_store_entry *pd_ckpt_target_written(const struct pd_ckpt_target 
     return NULL;
 }
 
-/* Whether the launch of this fence wrote the file of this name. The fence file itself stays. */
+/* True if the launch with this fence wrote a file of this name. The fence file itself stays. */
 static bool is_of_fence(const char *name, uint64_t fence)
 {
     struct pd_step_name step;
@@ -565,7 +565,7 @@ static bool is_of_fence(const char *name, uint64_t fence)
     return pd_numbered_name_parse(name, "pool-", &number) && number == fence;
 }
 
-/* ret_name  "": nothing. A checkpoint that was begun comes before other files. */
+/* ret_name "": nothing. Prefers a checkpoint that was begun to other files. */
 static void find_left(const struct pd_ckpt_target *t, const char *root, uint64_t fence, char ret_name[PD_STORE_NAME_MAX])
 {
     struct pd_listing listing;
@@ -587,7 +587,7 @@ pd_status pd_ckpt_target_close(struct pd_ckpt_target *t, pd_status mine, struct 
     if (is_undone) find_left(t, root, fence, left);
     if (mine && t->has_made) (void)!pd_vfs_rmdir(t->vfs, t->path, NULL);
     if (is_undone) {
-        /* *err of who was asked to leave is about what became of what was written, and nothing else. */
+        /* After a stop *err says only what became of the written files. */
         if (mine == PD_STOPPED) (void)pd_error_set(err, PD_STOPPED, PD_WHERE, 0, "asked to leave");
         if (left[0])
             pd_error_append(err, "; %s/%s could not be removed, and the next checkpoint written there removes it", root,
@@ -598,7 +598,7 @@ pd_status pd_ckpt_target_close(struct pd_ckpt_target *t, pd_status mine, struct 
     return mine;
 }
 
-/* Keys of a configuration too. */
+/* Also keys of a configuration. */
 static const char *const degree_names[] = {"dp", "tp", "pp", "sp", "zero_shard", "zero_stage", "interleave"};
 enum { DEGREES = sizeof degree_names / sizeof *degree_names };
 static const uint64_t degree_defaults[DEGREES] = {1, 1, 1, 1, 0, 3, 1};

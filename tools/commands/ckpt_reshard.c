@@ -1,4 +1,4 @@
-/* perdure ckpt reshard: a checkpoint, written again under another layout. And what import shares with it. */
+/* perdure ckpt reshard: rewrites a checkpoint under another layout. Also the code shared with import. */
 #include "ckpt/base/arena.h"
 #include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
@@ -45,7 +45,7 @@ static pd_status check_degree(const char *name, uint64_t degree, uint64_t virtua
             name, degree, name, virtual_degree);
 }
 
-/* The saved configuration with other degrees, as a training run with this layout would take it. */
+/* Applies other degrees to the saved configuration, as a training run with this layout would. */
 static pd_status lay_out(struct reshard *r, struct pd_error *err)
 {
     struct pd_ckpt_layout degrees;
@@ -96,7 +96,7 @@ static pd_status read_record(struct reshard *r, struct pd_error *err)
     return PD_OK;
 }
 
-/* After reading the source failed with `st` and *err: turns to a copy in another tier. PD_OK: that is the source now. */
+/* After reading the source failed with `st` and *err: selects a copy in another tier. PD_OK: that is the source now. */
 static pd_status take_copy(struct reshard *r, pd_status st, struct pd_error *err)
 {
     while (pd_ckpt_place_next_copy(&r->source, err, &r->entry))
@@ -134,13 +134,13 @@ static pd_status check_entries(const struct reshard *r, const struct pd_ckpt_pla
     return PD_OK;
 }
 
-/* Looks before anything is written. */
+/* Checks before anything is written. */
 static pd_status check_target(const struct reshard *r, struct pd_error *err)
 {
     const char *path = r->options->paths[1];
     struct pd_ckpt_place target;
     struct stat st;
-    if (stat(path, &st) != 0) return PD_OK; /* it will be made */
+    if (stat(path, &st) != 0) return PD_OK; /* it will be created */
     if (!S_ISDIR(st.st_mode)) PD_FAIL(err, PD_INVALID, "%s is not a directory; name one to put the new checkpoint in", path);
     PD_TRY(pd_ckpt_place_open(path, NULL, &target, err));
     pd_status status = PD_OK;
@@ -155,12 +155,12 @@ static pd_status check_target(const struct reshard *r, struct pd_error *err)
 static pd_status open_target(struct reshard *r, struct pd_error *err)
 {
     PD_TRY(pd_ckpt_target_open(r->source.vfs, r->options->paths[1], &r->rewrite.target, err));
-    return check_entries(r, &r->rewrite.target.place, err); /* opening it may have finished a save that was killed */
+    return check_entries(r, &r->rewrite.target.place, err); /* opening it may have completed a killed save */
 }
 
 /* ---- the work ---- */
 
-/* As many threads as it has processors, within the memory that a rewrite takes. */
+/* Uses as many threads as there are cores, within a rewrite's memory. */
 static pd_status run(struct pd_ckpt_rewrite *w, struct pd_import_request *request, struct pd_error *err)
 {
     if (!w->codec.pool)
@@ -203,7 +203,7 @@ static pd_status rewrite(struct reshard *r, struct pd_error *err)
     return pd_ckpt_rewrite(&r->rewrite, request, err);
 }
 
-/* Every copy that lies in a tier, until one is whole. */
+/* Tries the copies in all tiers until one is good. */
 static pd_status rewrite_any(struct reshard *r, struct pd_error *err)
 {
     pd_status st;

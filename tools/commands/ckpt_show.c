@@ -1,4 +1,4 @@
-/* perdure ckpt show: what the record of a checkpoint says, or the files of another program's. */
+/* perdure ckpt show: prints the record of a checkpoint, or describes another program's files. */
 #include "ckpt/base/words.h"
 #include "resharder/catalog/family.h"
 #include "resharder/layout.h"
@@ -16,9 +16,9 @@
 
 /* ---- ours: the commit record, without reading tensors ---- */
 
-/* Where the tokenizer of a checkpoint lies, and whether it is still the same. */
+/* Path of a checkpoint's tokenizer, and whether it has changed. */
 struct shown_tokenizer {
-    uint64_t digest, here; /* 0: none is known; none lies there that is read */
+    uint64_t digest, here; /* 0: unknown; none there that perdure reads */
     char path[4200];       /* "": none */
 };
 
@@ -64,7 +64,7 @@ static void ours_text(const struct pd_store_entry *e, const struct pd_commit *co
     printf("done        %s update%s, %s sequence%s, %s tokens\n", pd_text_count(s->updates).text, s->updates == 1 ? "" : "s",
            pd_text_count(s->samples).text, s->samples == 1 ? "" : "s", pd_text_count(s->tokens).text);
     printf("loss        ");
-    if (isnan(s->last_loss)) /* of an import */
+    if (isnan(s->last_loss)) /* imported */
         printf("-");
     else
         printf("%.6f", s->last_loss);
@@ -84,7 +84,7 @@ static void ours_text(const struct pd_store_entry *e, const struct pd_commit *co
     printf("data        %s%s\n", pd_text_hex(s->data_fingerprint[0]).text, pd_text_hex(s->data_fingerprint[1]).text);
     ours_tokenizer(tokenizer);
     printf("made by     %s\n", s->created_by);
-    if (!s->updates) return; /* initial, or imported: nothing of it was trained here */
+    if (!s->updates) return; /* initial or imported: not trained here */
     pd_computed_on_describe(s->environment, device, sizeof device);
     printf("computed    on %s\n", device);
 }
@@ -161,7 +161,7 @@ static uint64_t file_bytes(const struct pd_catalog *c)
     return bytes;
 }
 
-/* Architecture, parameters, context, types and tokenizer, as far as the files say them. */
+/* Prints architecture, parameters, context, types and tokenizer, as far as the files give them. */
 static void theirs_model(const struct pd_ckpt_foreign *f)
 {
     const struct pd_catalog *c = &f->catalog;
@@ -244,7 +244,7 @@ static pd_status theirs_json(const struct pd_ckpt_foreign *f, struct pd_error *e
     return pd_output_json(&w, err);
 }
 
-/* --config: JSON is YAML. */
+/* For --config: JSON is YAML. */
 static pd_status theirs_config(const struct pd_ckpt_foreign *f, struct pd_error *err)
 {
     const struct pd_catalog_text *text = pd_catalog_text(&f->catalog, "config.json");

@@ -1,4 +1,4 @@
-/* perdure ckpt stats, diff: the tensors of checkpoints, ours and other programs'. */
+/* perdure ckpt stats and diff: the tensors of checkpoints, ours and other programs'. */
 #include "ckpt/base/arena.h"
 #include "ckpt/base/words.h"
 #include "resharder/convert/compare.h"
@@ -34,7 +34,7 @@ struct stats {
     bool *wanted;                     /* (tensors) */
     struct pd_tensor_report *reports; /* (tensors) */
     uint64_t bytes_read, state_digest;
-    bool has_digest; /* of the state: all of a checkpoint of ours was read */
+    bool has_digest; /* of the state: all of our checkpoint was read */
 };
 
 static pd_status stats_read(struct stats *s, void *buffers, struct pd_error *err)
@@ -55,7 +55,7 @@ static pd_status stats_read(struct stats *s, void *buffers, struct pd_error *err
     return s->has_digest ? pd_compare_state_digest(c, s->reports, &s->state_digest, err) : PD_OK;
 }
 
-/* Copies of a checkpoint have the same arrays, under whatever layout. */
+/* Copies of a checkpoint have the same arrays, under any layout. */
 static pd_status stats_read_any(struct stats *s, struct pd_error *err)
 {
     struct pd_arena *arena = NULL;
@@ -158,12 +158,12 @@ pd_status pd_ckpt_state_digest(const char *path, uint64_t *ret_digest, struct pd
 /* ---- diff ---- */
 
 struct sides {
-    struct pd_ckpt_foreign opened[2], *of[2]; /* one, opened once, beside itself */
+    struct pd_ckpt_foreign opened[2], *of[2]; /* if both are the same, it is opened once */
     struct pd_links links[2];
-    struct pd_model *model; /* that one of them says it is; NULL: tensors are known by their names */
+    struct pd_model *model; /* from one of them; NULL: match tensors by name */
 };
 
-/* A checkpoint of ours has the model's tensors as they are. */
+/* Our checkpoints have the model's tensors unchanged. */
 static pd_status link_ours(const struct pd_ckpt_foreign *f, const struct pd_model *model, struct pd_links *links,
                            struct pd_error *err)
 {
@@ -188,7 +188,7 @@ static pd_status link_side(const struct pd_ckpt_foreign *f, const struct pd_mode
     return pd_model_links(model, NULL, &f->catalog, pd_ckpt_foreign_has_moments(f), links, err);
 }
 
-/* Two parts of a model, as an export with --only leaves them, have no model to be linked to. */
+/* Parts of a model, from an export with --only, cannot be linked to a model. */
 static bool share_names(const struct sides *s)
 {
     const struct pd_catalog *left = &s->of[0]->catalog;
@@ -245,7 +245,7 @@ static void diff_row(struct pd_table *table, const struct pd_diff_row *r)
                  r->difference == PD_DIFFERENT ? pd_text_number(r->max_abs).text : "", first, values);
 }
 
-/* PD_ONLY_LEFT or PD_ONLY_RIGHT where one side has all moments and the other none; *ret_count of them. Else PD_SAME. */
+/* PD_ONLY_LEFT or PD_ONLY_RIGHT if one side has all moments and the other none; *ret_count of them. Else PD_SAME. */
 static enum pd_difference find_lone_moments(const struct pd_diff *diff, uint64_t *ret_count)
 {
     enum pd_difference lone = PD_SAME;
@@ -323,7 +323,7 @@ static pd_status diff_json(const struct sides *s, const struct pd_diff *diff, st
     return pd_output_json(&w, err);
 }
 
-/* The side that cannot be read goes on with a copy in another tier. */
+/* If one side cannot be read, continues with a copy in another tier. */
 static pd_status diff_read(const struct pd_ckpt_options *o, struct sides *s, void *buffers, struct pd_diff *ret_diff,
                            struct pd_error *err)
 {

@@ -1,4 +1,4 @@
-/* perdure ckpt verify: every byte of one checkpoint, or of all that lie in a directory, and what lies there and is none. */
+/* perdure ckpt verify: checks every byte of one checkpoint, or of all in a directory, and reports other files there. */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/grow.h"
 #include "ckpt/base/words.h"
@@ -11,24 +11,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- what is to be checked ---- */
+/* ---- what to check ---- */
 
-struct candidate { /* borrowed of the place */
+struct candidate { /* borrowed from the place */
     const char *name;
-    const struct pd_store_unusable *unusable; /* NULL: the store offers it */
+    const struct pd_store_unusable *unusable; /* NULL: usable */
 };
 
 struct verify {
     struct pd_ckpt_place place;
     struct candidate *candidates; /* (count), newest first, owned */
     uint32_t count;
-    uint64_t newest_whole; /* step of the newest that the store offers */
+    uint64_t newest_whole; /* step of the newest usable one */
     bool is_json, names_one;
     struct pd_json_writer w;
     uint32_t total, damaged, findings, foreign, unchecked, quarantined; /* of all places */
-    struct pd_error
-        verdict; /* of the first place with damage or something foreign, else of the first that cannot be checked */
-    uint32_t index_damaged; /* of checkpoints whose state is whole */
+    struct pd_error verdict; /* of the first place with damage or foreign files, else of the first that cannot be checked */
+    uint32_t index_damaged;  /* among checkpoints whose state is good */
     char first_damaged[64], first_foreign[512], first_index[64];
     struct pd_error first_unchecked;
 };
@@ -74,7 +73,7 @@ struct checked {
     struct pd_damage_list list;
     char warning[400]; /* or empty */
     bool is_index_damaged;
-    char foreign[512]; /* of another run or under another name, whole or not; or empty */
+    char foreign[512]; /* of another run or under another name, good or not; or empty */
     double seconds;
 };
 
@@ -99,7 +98,7 @@ static pd_status add_unusable(struct checked *c, struct pd_error *err)
         snprintf(c->foreign, sizeof c->foreign, "%s: %s", unusable->name, unusable->cause);
         return PD_OK;
     }
-    if (is_shard && c->list.count) return PD_OK; /* found just now, too */
+    if (is_shard && c->list.count) return PD_OK; /* also found just now */
     char file[64] = "commit.h5", text[512];
     if (is_shard) snprintf(file, sizeof file, "%.*s", (int)strcspn(unusable->cause, " "), unusable->cause);
     snprintf(text, sizeof text, "%s: %s", unusable->name, unusable->cause);
@@ -112,7 +111,7 @@ static bool is_gone(const struct verify *v, const struct checked *c)
     return pd_vfs_stat(v->place.vfs, c->path, &stat, NULL) == PD_NOT_FOUND;
 }
 
-/* index.h5 holds no state, so the checkpoint is whole without it; but h5py would show nonsense. */
+/* index.h5 holds no state, so the checkpoint is good without it; but h5py would show nonsense. */
 static void check_index(struct verify *v, struct checked *c, struct pd_inspect *inspect)
 {
     struct pd_error why;
@@ -140,7 +139,7 @@ static pd_status read_all(struct verify *v, struct checked *c, struct pd_error *
         if (err) *err = why;
         return st;
     }
-    /* Its record is gone or wrong; a reason of the store says so already. */
+    /* Its record is missing or wrong; the store's reason already says so. */
     if (st && c->candidate->unusable) return PD_OK;
     if (st) return add_finding(&c->list, "commit.h5", st == PD_NOT_FOUND ? PD_CORRUPT : st, why.message, err);
     st = pd_inspect_verify(inspect, pd_shown_progress_start(&progress), &progress, &c->list, err);
@@ -175,7 +174,7 @@ static pd_status check(struct verify *v, struct checked *c, struct pd_error *err
     return PD_OK;
 }
 
-/* ---- telling ---- */
+/* ---- output ---- */
 
 static uint32_t count_proven(const struct pd_damage_list *list)
 {
@@ -235,7 +234,7 @@ static void tell_text(const struct checked *c)
     printf("\n");
 }
 
-/* A read that fails is a storage error, not proof of damage. */
+/* A failed read is a storage error, not proof of damage. */
 static void count_findings(struct verify *v, const struct checked *c)
 {
     const uint32_t proven = count_proven(&c->list);
@@ -303,7 +302,7 @@ static pd_status finish(struct verify *v, struct pd_error *err)
     return v->is_json ? pd_output_json(&v->w, err) : PD_OK;
 }
 
-/* Verifies one tier. If it holds nothing, *ret_none says so and the JSON is printed all the same. */
+/* Verifies one tier. If it holds nothing, *ret_none says so, and the JSON is still printed. */
 static pd_status verify_tier(struct verify *v, uint64_t step, struct pd_error *ret_none, struct pd_error *err)
 {
     struct pd_error why = {0};

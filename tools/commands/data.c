@@ -14,15 +14,15 @@
 
 struct options {
     struct pd_pack_options pack;
-    unsigned packed;                        /* the format to write, counted from nanogpt on */
-    const char **inputs;                    /* (argc) room for all arguments, owned */
+    unsigned packed;                        /* format to write, counted from nanogpt */
+    const char **inputs;                    /* (argc) space for all arguments, owned */
     char *separator;                        /* owned */
     struct pd_tokenizer *opened;            /* owned */
-    const char *tokenizer, *document_token; /* as given; NULL: bytes, none */
+    const char *tokenizer, *document_token; /* as given; NULL: bytes; none */
     bool json;
 };
 
-/* \n, \t, \\ and \0-free bytes as they are: what a shell cannot easily write. */
+/* Replaces the escapes \n, \t and \\; other bytes stay. A shell cannot easily write those. */
 static pd_status set_separator(const struct pd_option *option, const char *text, struct pd_error *err)
 {
     struct options *o = option->value;
@@ -65,7 +65,7 @@ static pd_status parse(const char *arguments, const char *doc, struct pd_option 
     return pd_command_parse(&usage, argc, argv, ret_done, err);
 }
 
-/* --document-token is a number, or the text of a token of the tokenizer. */
+/* --document-token is a number, or the text of one of the tokenizer's tokens. */
 static pd_status resolve_document_token(struct options *o, struct pd_error *err)
 {
     if (!o->document_token || pd_parse_i64(o->document_token, &o->pack.document_token)) return PD_OK;
@@ -202,7 +202,7 @@ static void write_inspection(struct pd_json_writer *w, const struct pd_data_insp
     pd_json_object_end(w);
 }
 
-/* A byte as it would be read, in quotes; other tokens are numbers alone. */
+/* Prints a byte readably, in quotes; other tokens are only numbers. */
 static void print_byte(int64_t token)
 {
     if (token > 32 && token < 127) printf(" '%c'", (int)token);

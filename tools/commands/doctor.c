@@ -1,4 +1,4 @@
-/* perdure doctor: what this machine offers, what is missing and how to get it, one finding a row. Nothing is left behind. */
+/* perdure doctor: what this machine offers, what is missing and how to get it, one finding a row. Leaves no files. */
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/fault.h"
 #include "ckpt/base/memory_limit.h"
@@ -29,9 +29,9 @@
 
 enum finding_state {
     FINDING_OK,
-    FINDING_LIMITED, /* works, and could be better */
+    FINDING_LIMITED, /* works, but could be better */
     FINDING_MISSING, /* something will not work */
-    FINDING_UNUSED,  /* there or not, nothing depends on it */
+    FINDING_UNUSED,  /* optional: nothing depends on it */
 };
 
 struct finding {
@@ -98,7 +98,7 @@ static void find_kind(struct findings *findings, const struct pd_gpus *gpus)
     }
 }
 
-/* Whether this program can use one: it may be built without CUDA, or for a newer driver. */
+/* Finds out whether this program can use a GPU: it may be built without CUDA, or for a newer driver. */
 static void find_use(struct findings *findings, const struct pd_gpus *gpus)
 {
     struct pd_error err = {0};
@@ -116,7 +116,7 @@ static void find_use(struct findings *findings, const struct pd_gpus *gpus)
         return;
     }
     struct finding *f = add(findings, "gpu use", FINDING_LIMITED, "%.190s", err.message);
-    /* As pd_rank_device_open decides: a GPU that CUDA counts and that does not open ends a start that may choose, too. */
+    /* As in pd_rank_device_open: even a start with device auto fails if CUDA counts a GPU that does not open. */
     advise(f, pd_dev_cuda_count()
                   ? "until this is fixed, run.device=auto and run.device=gpu do not start; use run.device=cpu"
                   : "until this is fixed, run.device=auto trains on the CPU, and run.device=gpu does not start");
@@ -169,7 +169,7 @@ static void find_cores(struct findings *findings)
     cpu_set_t set;
     long online = sysconf(_SC_NPROCESSORS_ONLN), usable = online;
     if (sched_getaffinity(0, sizeof set, &set) == 0) usable = CPU_COUNT(&set);
-    /* The value of "model name : value" in /proc/cpuinfo. */
+    /* Value of "model name : value" in /proc/cpuinfo. */
     size_t bytes = sizeof model;
     char line[512];
     FILE *file = fopen("/proc/cpuinfo", "re");
@@ -269,7 +269,7 @@ static void find_memory(struct findings *findings)
     find_files(findings);
 }
 
-/* The first line that a command prints. */
+/* First line of a command's output. */
 static void first_line_of(const char *command, char *ret, size_t bytes)
 {
     ret[0] = '\0';
@@ -307,7 +307,7 @@ static void find_mpi(struct findings *findings)
     add(findings, "mpi launcher", FINDING_OK, "%.100s: %.90s", path, version);
 }
 
-/* The others are linked whenever this program starts. */
+/* The other libraries are linked, so they exist if this program starts. */
 static void find_libraries(struct findings *findings)
 {
     add(findings, "hdf5", FINDING_OK, "%s", pd_h5_version());
@@ -439,7 +439,7 @@ static pd_status print_table(const struct findings *findings, const uint32_t cou
     return PD_OK;
 }
 
-/* The one thing that was named: what else is missing may not be needed. */
+/* Checks only the named directory: what else is missing may not be needed. */
 static pd_status check_directory(const struct findings *findings, const char *dir, struct pd_error *err)
 {
     for (uint32_t i = 0; i < findings->count; i++)
@@ -466,7 +466,7 @@ pd_status pd_cmd_doctor(int argc, char **argv, struct pd_error *err)
     find_memory(&findings);
     find_software(&findings);
     PD_TRY(pd_fault_configure_env(err));
-    PD_TRY(pd_signals_install(err)); /* what is tried there leaves no file */
+    PD_TRY(pd_signals_install(err)); /* so that the probe leaves no file */
     find_storage(&findings, dirs[0]);
     if (pd_signals_say_leave()) PD_FAIL(err, PD_STOPPED, "asked to leave; run the same command to start over");
     for (uint32_t i = 0; i < findings.count; i++)

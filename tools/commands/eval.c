@@ -61,7 +61,7 @@ static pd_status pack(const struct eval *e, const struct pd_tokenizer *tokenizer
     return PD_OK;
 }
 
-/* Tokens as the model was trained on, as far as the checkpoint remembers (`trained`; 0: it does not). */
+/* Checks that tokens are those the model was trained on, if the checkpoint knows (`trained`; 0: unknown). */
 static pd_status check_tokenizer(const struct eval *e, const char *path, const struct pd_tokenizer *tokenizer,
                                  uint32_t vocab, uint64_t trained, struct pd_error *err)
 {
@@ -77,7 +77,7 @@ static pd_status check_tokenizer(const struct eval *e, const char *path, const s
     return PD_OK;
 }
 
-/* Text becomes tokens of the model's own tokenizer. *ret_data: what is evaluated, `buffer` or e->data. */
+/* Converts text to tokens with the model's own tokenizer. *ret_data: what is evaluated, `buffer` or e->data. */
 static pd_status take_text(const struct eval *e, const char *checkpoints, struct pd_temporary *temporary, char buffer[4200],
                            const char **ret_data, struct pd_error *err)
 {
@@ -103,7 +103,7 @@ static pd_status take_text(const struct eval *e, const char *checkpoints, struct
             "%s is text, and this model has %u tokens and no tokenizer beside it: name one with --tokenizer=PATH, or give a "
             "file of tokens",
             e->data, vocab);
-    /* A temporary import of a model is nothing that the user knows. */
+    /* The user does not know the temporary import, so name the given path. */
     const char *path = e->tokenizer ? e->tokenizer : buffer;
     const char *name = !e->tokenizer && !is_own && temporary->folder[0] ? e->path : path;
     PD_TRY(pd_tokenizer_open_as(path, name, &tokenizer, err));

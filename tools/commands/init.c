@@ -1,4 +1,4 @@
-/* perdure init: three answers to a configuration that fits, by way of the planner. */
+/* perdure init: turns three answers into a configuration that fits, using the planner. */
 #include "ckpt/base/memory_limit.h"
 #include "ckpt/base/words.h"
 #include "tools/command.h"
@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #define ANSWER_BYTES 1024u
-#define TEXT_VOCAB_MAX 512u /* of a model over bytes */
+#define TEXT_VOCAB_MAX 512u /* for a model over bytes */
 
 struct init {
     char data[ANSWER_BYTES], model[ANSWER_BYTES], machine[ANSWER_BYTES];
@@ -25,15 +25,15 @@ struct init {
     uint64_t memory;
     bool asks, json;
 
-    bool is_from; /* the model is a checkpoint to go on from */
+    bool is_from; /* the model is a checkpoint to start from */
     struct pd_machine planned;
-    struct pd_config config; /* of the step of `steps` that fits */
+    struct pd_config config; /* of the step in `steps` that fits */
     struct pd_layout_choice choice;
     uint32_t step;
     uint64_t parameters;
 };
 
-/* What is tried, each in place of the one before, until it fits. layout.auto chooses recomputation and degrees by itself. */
+/* Steps to try, each replacing the previous one, until it fits. layout.auto chooses recomputation and degrees itself. */
 static const struct {
     const char *overrides[6], *why;
     bool is_for_gpus;
@@ -103,7 +103,7 @@ static pd_status check_model(struct init *in, struct pd_error *err)
     PD_FAIL(err, PD_INVALID, "--model=%s: no checkpoint of another program lies there, and %s", in->model, unknown.message);
 }
 
-/* Asks again after a wrong answer on a terminal; a wrong option ends the command. check NULL: any answer will do. */
+/* Asks again after a wrong answer on a terminal; a wrong option ends the command. check NULL: accepts any answer. */
 static pd_status ask(struct init *in, const char *question, const char *otherwise, char *answer, const char *flag,
                      pd_status (*check)(struct init *in, struct pd_error *err), struct pd_error *err)
 {
@@ -155,7 +155,7 @@ static pd_status try_step(struct init *in, uint32_t step, struct pd_error *err)
     return st;
 }
 
-/* What the first one cannot be loaded for is wrong with the answers. */
+/* If the first configuration does not load, the answers are wrong. */
 static pd_status fit(struct init *in, struct pd_error *err)
 {
     const bool is_cpu = strcmp(in->planned.name, "cpu") == 0;
@@ -174,7 +174,7 @@ static pd_status fit(struct init *in, struct pd_error *err)
 
 /* ---- the file ---- */
 
-/* In double quotes, as YAML reads it back. */
+/* Writes a YAML string in double quotes. */
 static void put_text(FILE *out, const char *text)
 {
     fputc('"', out);
@@ -224,7 +224,7 @@ static void put_config(FILE *out, const struct init *in)
     fputs("\ncheckpoint:\n  every: 100\n\nvalidation:\n  every: 100\n", out);
 }
 
-/* What is there already was somebody's work. */
+/* Never overwrites an existing file. */
 static pd_status write_config(const struct init *in, struct pd_error *err)
 {
     if (strcmp(in->output, "-") == 0) {
@@ -247,7 +247,7 @@ static void say_next(struct init *in)
 {
     const size_t length = strlen(in->data);
     const bool is_text = length > 4 && strcmp(in->data + length - 4, ".txt") == 0;
-    /* What a run would not begin with: files that are absent, empty or shorter than a sample. */
+    /* Notes files a run would not start with: absent, empty or shorter than a sample. */
     char *notes = NULL;
     struct pd_error wrong = {.status = PD_OK};
     pd_status st = pd_config_find_data(&in->config, &notes, &wrong);
@@ -274,7 +274,7 @@ static pd_status print_json(const struct init *in, struct pd_error *err)
     return pd_output_json(&w, err);
 }
 
-/* Before questions are asked whose answers would be lost. */
+/* Call before asking: otherwise the answers would be lost. */
 static pd_status check_output(const struct init *in, struct pd_error *err)
 {
     if (strcmp(in->output, "-") == 0 || access(in->output, F_OK)) return PD_OK;

@@ -28,9 +28,9 @@ struct options {
     bool print_config;
     const char *device;
     uint64_t device_bytes;
-    double flops, link, network, nvme; /* 0: as the device has them */
+    double flops, link, network, nvme; /* 0: the device's values */
     struct pd_machine machine;
-    char card[160]; /* name of a machine that no preset is made for */
+    char card[160]; /* name of a device without a preset */
     bool json;
 };
 
@@ -74,7 +74,7 @@ static pd_status set_rate(const struct pd_option *option, const char *text, stru
     return PD_OK;
 }
 
-/* With run.device gpu and no --device: the card of this machine, else a usual one. */
+/* With run.device gpu and no --device: this machine's GPU, else a common one. */
 static pd_status find_machine(struct options *o, const struct pd_config *config, struct pd_error *err)
 {
     struct pd_gpus gpus = {.count = 0};
@@ -111,7 +111,7 @@ static uint32_t threads_of(const struct options *o, const struct pd_config *conf
     return pd_launched_threads(o->threads ? o->threads : config->layout.threads, pd_launch_ranks_of_a_host(config, ranks));
 }
 
-/* Without --device a CPU is this one: where a cgroup limits it, ranks of this host share what that allows. */
+/* Without --device a CPU is this machine: if a cgroup limits it, the host's ranks share that limit. */
 static void limit_memory(struct options *o, const struct pd_config *config, const struct pd_model *model)
 {
     struct pd_memory_limit limit;
@@ -130,11 +130,11 @@ static bool is_same(const struct pd_laid_out *a, const struct pd_laid_out *b)
            a->recompute_layers == b->recompute_layers && a->by_lane == b->by_lane;
 }
 
-/* The fastest of all layouts of the world; what the configuration gives is set aside. */
+/* Finds the fastest of all layouts of the world, ignoring those in the configuration. */
 static pd_status find_alternatives(const struct options *o, const struct pd_config *config, const struct pd_model *model,
                                    struct pd_planned_world *w, struct pd_error *err)
 {
-    struct pd_config free_config = *config; /* borrows what it points to */
+    struct pd_config free_config = *config; /* borrows its pointers */
     struct pd_layout_choice choices[PD_PLAN_ALTERNATIVES_MAX + 1];
     uint32_t count = 0;
     if (!o->alternatives) return PD_OK;
@@ -143,7 +143,7 @@ static pd_status find_alternatives(const struct options *o, const struct pd_conf
     free_config.layout.recompute_layers = PD_LAYERS_ALL;
     pd_status st =
         pd_choose_layouts(&free_config, model, w->ranks, w->threads, &o->machine, o->alternatives + 1, choices, &count, err);
-    if (st == PD_INVALID) return PD_OK; /* nothing fits: the plan itself says so */
+    if (st == PD_INVALID) return PD_OK; /* nothing fits: the plan itself reports it */
     PD_TRY(st);
     for (uint32_t i = 0; i < count && w->alternative_count < o->alternatives; i++)
         if (!is_same(&choices[i].laid_out, &w->laid_out)) w->alternatives[w->alternative_count++] = choices[i];
@@ -194,7 +194,7 @@ static pd_status plan_offload(const struct pd_config *config, const struct pd_mo
     return PD_OK;
 }
 
-/* What lets a world fit that does not; or what makes it smaller. */
+/* Finds a change that makes a world fit; or that makes it smaller. */
 static void find_remedy(const struct options *o, const struct pd_config *config, const struct pd_model *model,
                         struct pd_planned_world *w)
 {
@@ -227,7 +227,7 @@ static pd_status plan_world(const struct options *o, const struct pd_config *con
 
 /* ---- the command ---- */
 
-/* Without --world: what the configuration says, else powers of two up to the number of micro-batches. */
+/* Without --world: the configuration's ranks, else powers of two up to the number of micro-batches. */
 static void choose_worlds(struct options *o, const struct pd_config *config)
 {
     if (o->world_count) return;
@@ -308,7 +308,7 @@ static pd_status load_and_plan(struct options *o, struct pd_error *err)
     struct pd_model *model = NULL;
     if (!o->config_path && !o->override_count) PD_FAIL(err, PD_USAGE, "name the configuration; see perdure plan --help");
     if (o->world_count && !o->print_config)
-        o->overrides[o->override_count++] = "layout.ranks=0"; /* --world is asked about */
+        o->overrides[o->override_count++] = "layout.ranks=0"; /* because --world gives the ranks */
     PD_TRY(pd_config_load(o->config_path, o->overrides, o->override_count, &config, err));
     pd_status status = pd_ckpt_take_model(&config, err);
     if (!status) status = resolve_machine(o, &config, err);

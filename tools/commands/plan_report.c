@@ -24,7 +24,7 @@ void pd_plan_split(const struct pd_config *config, struct pd_memory_plan *plan)
         plan->bytes[c] -= plan->host_bytes[c];
 }
 
-/* Pinned memory of the host, of one rank. */
+/* Pinned host memory of one rank. */
 static uint64_t pinned_of(const struct pd_config *config, const struct pd_memory_plan *plan)
 {
     return is_on_gpu(config) ? pd_memory_plan_host(plan) : 0;
@@ -71,7 +71,7 @@ static bool fits(const struct pd_machine *machine, uint64_t bytes)
 
 struct tiers {
     struct pd_tier_options options[PD_TIERS_MAX];
-    uint32_t count, checkpoints[PD_TIERS_MAX]; /* at once, as the check before the first step counts them */
+    uint32_t count, checkpoints[PD_TIERS_MAX]; /* simultaneous ones, as the check before the first step counts them */
     uint64_t state;                            /* bytes of a checkpoint */
 };
 
@@ -130,12 +130,12 @@ static int by_ranks(const void *a, const void *b, void *groups)
     return (x->first_rank > y->first_rank) - (x->first_rank < y->first_rank);
 }
 
-/* The groups to show: all, or the ones with the most ranks. */
+/* The groups to show: all, or those with the most ranks. */
 struct shown {
     uint32_t groups[GROUPS_SHOWN], count;
 };
 
-/* Where it lies, and what moves in a step: on NVMe, and over the bus. */
+/* Prints the places of state, and what moves in a step: on NVMe, and over the bus. */
 static pd_status print_places(const struct pd_plan_subject *s, const struct pd_planned_world *w, const struct shown *shown,
                               struct pd_error *err)
 {
@@ -233,7 +233,7 @@ static void print_flags(const struct pd_plan_subject *s, const struct pd_planned
     printf(" layout.%s%s\n", recompute, s->config->layout.automatic ? " layout.auto=false" : "");
 }
 
-/* The same rows for people and programs. Text leaves out rows that are 0. */
+/* The same rows for people and programs. The text omits rows that are 0. */
 static void report_u64s(struct pd_report *r, enum pd_unit unit, const struct pd_json_u64_member *rows)
 {
     for (; rows->key; rows++)
@@ -387,7 +387,7 @@ static void write_groups(struct pd_json_writer *w, const struct pd_config *confi
     pd_json_array_end(w);
 }
 
-/* Of the rank that has most blocks. */
+/* Of the rank with most blocks. */
 static uint32_t recomputed_blocks(const struct pd_laid_out *laid_out, const struct pd_model *model)
 {
     const uint32_t blocks = pd_laid_out_blocks(laid_out, model);
@@ -448,7 +448,7 @@ static void write_all(struct pd_report *r, const struct pd_plan_subject *s, cons
     for (uint32_t i = 0; i < count; i++)
         write_world(r, s, &worlds[i]);
     pd_json_array_end(w);
-    if (count == 1) { /* once more where programs that know one world look */
+    if (count == 1) { /* repeated for programs that expect one world */
         write_groups(w, c, &worlds[0]);
         pd_json_double(w, "step_seconds", worlds[0].cost.step_seconds);
     }

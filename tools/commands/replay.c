@@ -1,4 +1,4 @@
-/* perdure replay: past steps of a run computed again, beside what the run wrote down of them. */
+/* perdure replay: recomputes past steps of a run and compares them with what the run recorded. */
 #include "trainer/run/replay.h"
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/regular_file.h"
@@ -14,7 +14,7 @@
 
 #define OVERRIDES_MAX 64
 
-/* One rank that keeps everything in memory: the bits are the same under any layout. */
+/* One rank with everything in memory: the bits are the same under any layout. */
 static const char *const alone[] = {"layout.ranks=1",
                                     "layout.auto=false",
                                     "layout.dp=1",
@@ -38,7 +38,7 @@ struct loss {
 
 struct audit {
     const char *words[OVERRIDES_MAX], *run;
-    uint64_t step, last; /* last: of the checkpoint whose state is compared, else `step` */
+    uint64_t step, last; /* last: step of the checkpoint to compare with, else `step` */
     uint32_t word_count, threads;
     bool json, loss_only;
     struct pd_ckpt_place place;
@@ -50,13 +50,13 @@ struct audit {
     uint64_t recorded_digest;
 };
 
-/* ---- what the run wrote down ---- */
+/* ---- the run's records ---- */
 
 static void take_line(struct audit *a, const char *line, size_t bytes, uint64_t *newest)
 {
     struct pd_json_document *document = NULL;
     uint64_t step = 0;
-    if (pd_json_parse("metrics.jsonl", line, bytes, &document, NULL)) return; /* cut off */
+    if (pd_json_parse("metrics.jsonl", line, bytes, &document, NULL)) return; /* a cut-off line */
     const char *bits = pd_json_text(pd_json_member(pd_json_root(document), "loss_bits"));
     if (bits && pd_json_is_u64(pd_json_member(pd_json_root(document), "step"), &step)) {
         if (step > *newest) *newest = step;
@@ -67,7 +67,7 @@ static void take_line(struct audit *a, const char *line, size_t bytes, uint64_t 
     pd_json_document_free(document);
 }
 
-/* Of a step that was computed more than once the last line counts. Returns the newest step. */
+/* For a step computed more than once the last line counts. Returns the newest step. */
 static uint64_t read_metrics(struct audit *a)
 {
     char path[4200], *line = NULL;
@@ -83,7 +83,7 @@ static uint64_t read_metrics(struct audit *a)
     return newest;
 }
 
-/* The oldest of `step` or later, in any tier, of the newest lineage; NULL: none. The place turns to it. */
+/* Returns the oldest checkpoint of `step` or later, in any tier, of the newest lineage; NULL: none. Selects its tier. */
 static const struct pd_store_entry *find_next(struct audit *a)
 {
     const struct pd_run_tier *newest = pd_run_tiers_newest(&a->place.tiers);
@@ -102,7 +102,7 @@ static const struct pd_store_entry *find_next(struct audit *a)
     return next;
 }
 
-/* With what the steps were computed: the launch that made the checkpoint behind them says it, or the newest one. */
+/* Chooses the configuration of the steps: that of the launch that made the next checkpoint, or the newest one. */
 static pd_status choose(struct audit *a, struct pd_error *err)
 {
     struct pd_commit commit;
@@ -129,13 +129,13 @@ static pd_status choose(struct audit *a, struct pd_error *err)
     return pd_error_context(err, st, "the configuration of step %" PRIu64, entry->step);
 }
 
-/* ---- what comes of it here ---- */
+/* ---- recomputing ---- */
 
 static pd_status take_step(void *context, uint64_t step, const struct pd_step_result *result, struct pd_error *err)
 {
     struct audit *a = context;
     if (!a->loss_count) a->first = step - 1;
-    if (step <= a->first) return PD_OK; /* on the way to a rollback */
+    if (step <= a->first) return PD_OK; /* a rollback to before it */
     const uint64_t count = step - a->first;
     struct loss *grown = count > a->loss_count ? realloc(a->losses, count * sizeof *grown) : a->losses;
     if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for the losses of %" PRIu64 " steps", count);
@@ -146,7 +146,7 @@ static pd_status take_step(void *context, uint64_t step, const struct pd_step_re
     return PD_OK;
 }
 
-/* ---- both ---- */
+/* ---- comparing ---- */
 
 static bool differs(const struct loss *l)
 {
@@ -220,7 +220,7 @@ static pd_status audit(struct audit *a, struct pd_error *err)
             a->replayed.from_step);
 }
 
-/* RUN is the one word that is no override. */
+/* RUN is the only word that is not an override. */
 pd_status pd_cmd_replay(int argc, char **argv, struct pd_error *err)
 {
     struct audit a = {.run = NULL};

@@ -1,4 +1,4 @@
-/* perdure report: the page and the numbers of runs. */
+/* perdure report: writes the page and the numbers of runs. */
 #include "ckpt/base/grow.h"
 #include "ckpt/base/regular_file.h"
 #include "resharder/layout.h"
@@ -21,7 +21,7 @@ struct report {
     struct pd_report_data data;
 };
 
-/* ---- what is stored ---- */
+/* ---- stored checkpoints ---- */
 
 static pd_status take_checkpoint(struct pd_ckpt_place *place, const struct pd_store_entry *entry, const char *dir,
                                  struct pd_report_run *run, struct pd_error *err)
@@ -43,7 +43,7 @@ static pd_status take_checkpoint(struct pd_ckpt_place *place, const struct pd_st
     return PD_OK;
 }
 
-/* A run speaks of its tiers by the names that its configuration had when it began: by their number where they were moved. */
+/* A run names its tiers as its configuration did at the start; if they were moved, match them by number. */
 static pd_status take_store(struct pd_report_run *run, struct pd_error *err)
 {
     struct pd_ckpt_place place;
@@ -85,7 +85,7 @@ static struct pd_report_difference *difference_of(struct report *r, const char *
     return d;
 }
 
-/* Each against the first; where a run is as the first its value is that one's. */
+/* Compares each with the first; a run without differences shows the first one's value. */
 static void compare(struct report *r, const struct pd_config *configs)
 {
     static struct pd_resume_difference found[DIFFERENCES_MAX];
@@ -106,7 +106,7 @@ static void compare(struct report *r, const struct pd_config *configs)
 
 /* ---- names ---- */
 
-/* Runs whose directories have the same name are called by the paths that were given. */
+/* Distinguishes runs with equal directory names by the given paths. */
 static void tell_apart(struct report *r)
 {
     bool is_shared[PD_REPORT_RUNS_MAX] = {false};
@@ -117,7 +117,7 @@ static void tell_apart(struct report *r)
         if (is_shared[i]) snprintf(r->runs[i].history.name, sizeof r->runs[i].history.name, "%.255s", r->paths[i]);
 }
 
-/* ---- the whole ---- */
+/* ---- all of it ---- */
 
 static pd_status read_runs(struct report *r, struct pd_error *err)
 {
@@ -135,7 +135,7 @@ static pd_status read_runs(struct report *r, struct pd_error *err)
         take_config(run);
     }
     tell_apart(r);
-    /* A run whose configuration cannot be read is drawn all the same. */
+    /* Draws a run even if its configuration cannot be read. */
     struct pd_config configs[PD_REPORT_RUNS_MAX];
     uint32_t read = 0;
     for (; read < r->data.count; read++) {
@@ -157,7 +157,7 @@ static void say_unread(const struct report *r)
     }
 }
 
-/* Stdout takes one document. */
+/* stdout takes only one document. */
 static pd_status check_outputs(const struct report *r, struct pd_error *err)
 {
     if (r->json && r->output && strcmp(r->output, "-") == 0)

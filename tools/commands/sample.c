@@ -1,4 +1,4 @@
-/* perdure sample: text from a checkpoint. */
+/* perdure sample: generates text from a checkpoint. */
 #include "tools/command.h"
 
 #include "ckpt/base/log.h"
@@ -21,9 +21,9 @@ struct sample {
     double temperature;
     int64_t document_token; /* negative: none */
     bool json;
-    const char *tokenizer_path;    /* as given; NULL: what lies beside the model */
+    const char *tokenizer_path;    /* as given; NULL: the one beside the model */
     struct pd_sample_text *reader; /* owned; NULL: the model reads and writes numbers */
-    struct pd_error *err;          /* of emit */
+    struct pd_error *err;          /* for emit */
     pd_status status;
     struct pd_json_writer writer;
 };
@@ -44,7 +44,7 @@ static void loaded(void *context, const struct pd_config *config, uint64_t step)
     if (!s->json && s->prompt) fputs(s->prompt, stdout);
 }
 
-/* Its document token, which is no text, ends the drawing. */
+/* The document token, which is not text, ends the output. */
 static bool emit(void *context, int32_t token)
 {
     struct sample *s = context;
@@ -79,8 +79,8 @@ static pd_status encode_numbers(const char *text, struct pd_tokens *tokens, stru
     return PD_OK;
 }
 
-/* Tokens of the prompt: of the text, or the numbers given. Text goes on as training saw the beginning of a document: behind the
- * token that ended the one before, unless they are kept apart. */
+/* Encodes the prompt: text, or given numbers. Text follows a document token, as in training, where that token ends the
+ * previous document, unless documents are kept apart. */
 static pd_status encode(struct sample *s, const struct pd_config *config, struct pd_tokens *tokens, struct pd_error *err)
 {
     const bool is_led = s->document_token >= 0 && !config->data.separate_documents;
@@ -96,7 +96,7 @@ static pd_status encode(struct sample *s, const struct pd_config *config, struct
     return tokens->count ? PD_OK : pd_sample_text_encode(s->reader, "\n", tokens, err);
 }
 
-/* What reads the prompt and writes the text: the tokenizer that was named, or lies beside the model, or bytes. */
+/* Opens the tokenizer that was named or lies beside the model, or bytes. */
 static pd_status open_reader(struct sample *s, const char *checkpoints, const struct pd_config *config, uint64_t digest,
                              struct pd_error *err)
 {
@@ -156,7 +156,7 @@ static pd_status draw(struct sample *s, struct pd_error *err)
     return pd_temporary_remove(&temporary, st, err);
 }
 
-/* The end of a character that never came, and the end of the line or of the JSON. */
+/* Ends an incomplete character, and the line or the JSON. */
 static pd_status finish(struct sample *s, struct pd_error *err)
 {
     const char *text = "", *all = NULL;

@@ -1,4 +1,4 @@
-/* perdure train: the launcher of a run. perdure worker: what it starts, one a rank (or one for all of them). */
+/* perdure train: the launcher of a run. perdure worker: the process it starts, one for each rank (or one for all). */
 #include "tools/command.h"
 #include "tools/commands/ckpt_place.h"
 
@@ -36,7 +36,7 @@
 #include <unistd.h>
 
 #define OVERRIDES_MAX 128
-#define BUSY_WAIT_MS 10000 /* an earlier launch may be about to leave */
+#define BUSY_WAIT_MS 10000 /* an earlier launch may be about to exit */
 
 struct train {
     bool json;
@@ -47,7 +47,7 @@ struct train {
     const char *trace;
 };
 
-/* ---- newest committed step, as the launcher asks ---- */
+/* ---- newest committed step, for the launcher ---- */
 
 /* The ranks, which may see more than this host, decide. */
 static void find_recorded(const char *run_dir, char ret_found[PD_LAUNCH_FOUND_BYTES])
@@ -81,8 +81,7 @@ static pd_status choose(void *context, uint32_t ranks, bool is_restart, struct p
 
 /* ---- train ---- */
 
-/* A save that was killed behind its record and before its name is a checkpoint all the same: the start would go on from it.
- */
+/* A save killed after its record but before its final name is still a checkpoint: the start would resume from it. */
 static pd_status check_unnamed(const struct pd_run_tiers *tiers, struct pd_error *err)
 {
     for (uint32_t i = 0; i < tiers->count; i++)
@@ -136,7 +135,7 @@ static bool is_named_for_checkpoints(const struct pd_config *config, const char 
     return any;
 }
 
-/* A run looks for checkpoints below run.dir; those that lie in it, as a reshard leaves them, it would begin again beside. */
+/* A run looks for checkpoints below run.dir. If some lie directly in it, as after a reshard, it would start over. */
 static pd_status check_run_dir(const struct pd_config *config, struct pd_error *err)
 {
     struct pd_run_tiers tiers;
@@ -150,7 +149,7 @@ static pd_status check_run_dir(const struct pd_config *config, struct pd_error *
             dir, config->checkpoint.tiers_count ? "checkpoint.tiers[0].dir" : "checkpoint.dir", dir);
 }
 
-/* Training makes it. */
+/* True for a directory that training creates. */
 static bool is_run_dir(const struct pd_config *config, const char *folder)
 {
     size_t bytes = strlen(config->run.dir);
@@ -159,7 +158,7 @@ static bool is_run_dir(const struct pd_config *config, const char *folder)
     return strlen(folder) == bytes && strncmp(folder, config->run.dir, bytes) == 0;
 }
 
-/* A file, or one that can be made, in a directory that is there or will be. */
+/* Accepts a file, or one that can be created, in a directory that exists or will. */
 static pd_status check_trace(const struct pd_config *config, const char *file, struct pd_error *err)
 {
     char folder[4096];
@@ -178,7 +177,8 @@ static pd_status check_trace(const struct pd_config *config, const char *file, s
     return PD_OK;
 }
 
-/* Before ranks are started, and started again; on other hosts, which the starter of layout.transport=mpi knows, they say it.
+/* Checks before ranks are started or restarted. Ranks on other hosts, which only the starter of layout.transport=mpi
+ * knows, check themselves.
  */
 static pd_status check_device(const struct pd_config *config, struct pd_error *err)
 {
@@ -194,7 +194,7 @@ static pd_status check_device(const struct pd_config *config, struct pd_error *e
     return PD_OK;
 }
 
-/* Past a ".", a word and a number, or where it was. */
+/* Skips a ".", a word and a number; else returns `at`. */
 static const char *skip_part(const char *at, const char *word)
 {
     const size_t length = strlen(word);
@@ -203,7 +203,7 @@ static const char *skip_part(const char *at, const char *word)
     return digits ? at + 1 + length + digits : at;
 }
 
-/* What open_trace makes beside the file itself would else be taken for this launch's. */
+/* Otherwise old trace files beside this one would be mistaken for this launch's. */
 static void remove_old_traces(const char *path)
 {
     char folder[8192], old[8192 + 256];
@@ -211,7 +211,7 @@ static void remove_old_traces(const char *path)
     const size_t stem = dot ? (size_t)(dot - name) : strlen(name);
     snprintf(folder, sizeof folder, "%.*s", (int)(name - path), path);
     DIR *directory = opendir(folder);
-    if (!directory) return; /* of a directory that cannot be read nothing is known */
+    if (!directory) return; /* the directory cannot be read: unknown */
     for (const struct dirent *entry; (entry = readdir(directory));) {
         if (strncmp(entry->d_name, name, stem) != 0) continue;
         const char *parts = entry->d_name + stem, *end = skip_part(skip_part(parts, "restart"), "rank");
@@ -236,7 +236,7 @@ static pd_status hand_on_trace(const struct pd_config *config, const char *file,
     return PD_OK;
 }
 
-/* Where hosts may have a copy of it. */
+/* Passes on the path, for hosts that may have a copy. */
 static void hand_on_config(const char *file)
 {
     char *whole = realpath(file, NULL);
@@ -244,14 +244,14 @@ static void hand_on_config(const char *file)
     free(whole);
 }
 
-/* The launcher's configuration comes over the network. A command in it runs on this host only if the host's own copy names it. */
+/* The launcher's configuration comes over the network. A command in it runs here only if this host's own copy has it. */
 static pd_status drop_unnamed_commands(struct pd_config *config, struct pd_error *err)
 {
     struct pd_config own;
     struct pd_error ignored;
     const char *path = getenv(PD_LAUNCH_ENV_CONFIG);
     if (!config->preempt.notice[0]) return PD_OK;
-    static const char *const given[] = {"run.dir=/", "data.train=/"}; /* which the launcher's command line may give */
+    static const char *const given[] = {"run.dir=/", "data.train=/"}; /* the launcher's command line may set them */
     const bool is_read = path && *path && !pd_config_load(path, given, 2, &own, &ignored);
     const bool is_named = is_read && strcmp(own.preempt.notice, config->preempt.notice) == 0;
     if (is_read) pd_config_deinit(&own);
@@ -272,7 +272,7 @@ static pd_status check_same_checkpoints(const struct pd_config *config, struct p
 {
     struct pd_run_tiers before, now;
     pd_run_tiers_of_run(config->run.dir, &before);
-    if (!before.count) /* none elsewhere: in the usual place, if any */
+    if (!before.count) /* none elsewhere: look in the usual place */
         snprintf(before.tiers[before.count++].dir, sizeof before.tiers[0].dir, "%.4000s/checkpoints", config->run.dir);
     pd_run_tiers_of_config(config, &now);
     for (uint32_t i = 0; i < now.count; i++)
@@ -286,7 +286,7 @@ static pd_status check_same_checkpoints(const struct pd_config *config, struct p
             config->run.dir, old->dir, (unsigned long long)old->step, now.tiers[0].dir);
 }
 
-/* A new run of init.from begins with an import; one that was killed during it holds no checkpoint and imports again. */
+/* A new run with init.from begins with an import; if killed during it, it has no checkpoint and imports again. */
 static pd_status import_first(const struct pd_config *config, struct pd_error *err)
 {
     struct pd_run_tiers tiers;
@@ -306,8 +306,8 @@ static pd_status launch_claimed(const struct pd_config *config, struct pd_launch
     self[length] = '\0';
     PD_TRY(check_same_checkpoints(config, err));
     PD_TRY(import_first(config, err));
-    /* What this launch's workers read: a file of its own, so that a launch which is refused changes nothing of the one that
- * runs. Those that killed launches of this host left behind go. */
+    /* Workers of this launch read a file of their own, so that a refused launch does not change the running one's. Files
+     * of killed launches of this host are removed. */
     char host[256] = "host", pattern[4096];
     glob_t stale;
     gethostname(host, sizeof host - 1);
@@ -334,7 +334,7 @@ static pd_status launch_claimed(const struct pd_config *config, struct pd_launch
     return st;
 }
 
-/* So that the first rank of each host reads every byte again. */
+/* Makes the first rank of each host read every byte again. */
 static void forget_scans(const struct pd_config *config)
 {
     char pattern[4300];
@@ -366,7 +366,7 @@ static pd_status launch(const struct pd_config *config, const struct train *t, s
     return st;
 }
 
-/* What the run has come to, for programs; people read the progress on stderr. */
+/* Prints the run's result, for programs; people read the progress on stderr. */
 static pd_status print_result(const struct pd_config *config, pd_status status, const char *message, struct pd_error *err)
 {
     struct pd_run_tiers tiers;
@@ -377,7 +377,7 @@ static pd_status print_result(const struct pd_config *config, pd_status status, 
     PD_JSON_STRINGS(&w, {"run_dir", config->run.dir}, {"checkpoints", newest ? newest->dir : tiers.tiers[0].dir});
     PD_JSON_U64S(&w, {"checkpoint_count", newest ? newest->count : 0}, {"newest_step", newest ? newest->step : 0},
                  {"steps", config->run.steps});
-    /* As the sink of metrics writes them; null: it is not known. */
+    /* As in metrics; null: unknown. */
     static const char *const keys[] = {"loss", "validation_loss"};
     char line[16384];
     struct pd_json_document *document = NULL;
@@ -405,7 +405,7 @@ static pd_status find_data(struct pd_config *config, struct pd_error *err)
     return pd_data_check(&data, err);
 }
 
-/* Without a configuration: every key, its default and its meaning, under names for the two that have none. */
+/* Without a configuration: prints every key, its default and meaning, with placeholders for the two without defaults. */
 static pd_status print_keys(struct train *t, struct pd_error *err)
 {
     const char *overrides[OVERRIDES_MAX + 2] = {"run.dir=runs/mine", "data.train=text.txt"};
@@ -476,7 +476,7 @@ pd_status pd_cmd_train(int argc, char **argv, struct pd_error *err)
 
 /* ---- worker ---- */
 
-/* trace.json of rank 2 after one restart: trace.restart1.rank2.json. */
+/* For trace.json, rank 2, after one restart: trace.restart1.rank2.json. */
 static pd_status open_trace(const struct pd_launched *launched, struct pd_error *err)
 {
     const char *path = getenv(PD_LAUNCH_ENV_TRACE);
@@ -490,7 +490,7 @@ static pd_status open_trace(const struct pd_launched *launched, struct pd_error 
     return pd_trace_open(name, err);
 }
 
-/* What was trained stands, whatever became of the trace. */
+/* The training result stands even if the trace fails. */
 static void close_trace(void)
 {
     struct pd_error error;
@@ -505,7 +505,7 @@ static pd_status work(const struct pd_launched *launched, const char *config_pat
                         : pd_config_load(config_path, NULL, 0, &config, err);
     if (st) return st;
     const char *verify = getenv(PD_LAUNCH_ENV_VERIFY);
-    if (verify && *verify && !launched->restart && pd_channel_is_relay()) /* before this rank joins those that scan, too */
+    if (verify && *verify && !launched->restart && pd_channel_is_relay()) /* also before this rank joins the scan */
         forget_scans(&config);
     if (text) st = drop_unnamed_commands(&config, err);
     if (st) {
@@ -518,7 +518,7 @@ static pd_status work(const struct pd_launched *launched, const char *config_pat
     return st;
 }
 
-/* A line for each that does not. */
+/* Prints a line for each host that does not answer. */
 pd_status pd_cmd_reach(int argc, char **argv, struct pd_error *err)
 {
     const uint32_t count = (uint32_t)argc - 1;
@@ -550,6 +550,6 @@ pd_status pd_cmd_worker(int argc, char **argv, struct pd_error *err)
     if (!st) st = work(&launched, argv[1], err);
     close_trace();
     bool is_told = pd_launched_end(&launched, st, st ? err->message : "");
-    if (is_told) pd_error_clear(err); /* the launcher says it, once for all ranks */
+    if (is_told) pd_error_clear(err); /* the launcher reports it once for all ranks */
     return is_told && pd_comm_mpi_is_over() ? PD_OK : st;
 }

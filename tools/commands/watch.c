@@ -1,4 +1,4 @@
-/* perdure watch: the run as it is now, again and again. */
+/* perdure watch: shows the current state of a run, repeatedly. */
 #include "tools/report/watch.h"
 #include "tools/command.h"
 #include "tools/output.h"
@@ -52,7 +52,7 @@ struct terminal {
     int signals;
 };
 
-/* False: somebody wants to leave. */
+/* False: the user wants to quit. */
 static bool wait_for_turn(const struct terminal *t, int milliseconds)
 {
     struct pollfd polled[] = {{t->signals, POLLIN, 0}, {t->has_input ? STDIN_FILENO : -1, POLLIN, 0}};
@@ -99,7 +99,7 @@ static bool is_over(const struct pd_watch *watch)
     return watch->state == PD_WATCH_ENDED || watch->state == PD_WATCH_GONE;
 }
 
-/* What happens, as it happens, and a line of numbers where they have changed; until the run is over or nobody reads. */
+/* Prints events as they happen, and a line of numbers when they change, until the run is over or nobody reads. */
 static pd_status as_lines(struct pd_watch *watch, const struct watch_options *o, struct pd_error *err)
 {
     char line[400], before[400] = "";

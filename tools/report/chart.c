@@ -4,10 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LETTER 6.6 /* width of a letter of 12 pixels, about */
+#define LETTER 6.6 /* approximate width of a letter of 12 pixels */
 #define LINE_HEIGHT 17.0
 
-/* Where things are in one drawing. */
+/* Geometry of one drawing. */
 struct frame {
     FILE *out;
     const struct pd_chart *chart;
@@ -41,7 +41,7 @@ static void begin_svg(FILE *out, const char *attributes, double width, double he
     pd_chart_text(out, "<text class=\"h\" x=\"0\" y=\"15\">", title, "</text>");
 }
 
-/* Characters, not bytes. */
+/* Counts characters, not bytes. */
 static double text_width(const char *text)
 {
     double width = 0;
@@ -77,7 +77,7 @@ static void widen(struct range *r, double value)
     r->high = fmax(r->high, value);
 }
 
-/* Areas stand on each other; their lengths are alike. */
+/* Areas are stacked; they have equal lengths. */
 static struct range y_range(const struct pd_chart *c)
 {
     struct range r = {INFINITY, -INFINITY};
@@ -167,7 +167,7 @@ static bool is_in_plot(const struct frame *f, const struct pd_chart_mark *mark)
     return mark->x >= f->x.low && mark->x <= f->x.high;
 }
 
-/* Of labels at one place the first is shown.   returns  how many others have no room */
+/* Shows the first of several labels at one place.   returns  the number of others without space */
 static uint32_t place_labels(const struct frame *f, bool draws)
 {
     double free_from = f->left, last = NAN;
@@ -199,7 +199,7 @@ static uint32_t count_labels(const struct pd_chart *c)
     return count;
 }
 
-/* Of many lines in one place one is drawn. */
+/* Draws one of many lines at one place. */
 static void draw_marks(const struct frame *f)
 {
     double last_line = -INFINITY;
@@ -210,7 +210,7 @@ static void draw_marks(const struct frame *f)
         if (x - last_line >= 1.5) fprintf(f->out, "<path class=\"mark\" d=\"M%.1f %.1fV%.1f\"/>", x, f->top, f->bottom);
         last_line = fmax(x, last_line);
     }
-    /* Where not all labels have room, one sentence says how many layouts there are: some of them would pass for all. */
+    /* If labels are missing, one sentence gives the number of layouts: the shown ones would pass for all. */
     char text[64];
     const uint32_t count = place_labels(f, false) ? count_labels(f->chart) : 1;
     snprintf(text, sizeof text, "%u layouts, see the table", count);
@@ -222,7 +222,7 @@ static void draw_marks(const struct frame *f)
 
 /* ---- series ---- */
 
-/* Steps between two points are missing: somewhere between them rows are more than three times as far apart as those beside. */
+/* True if steps between two points are missing: rows in between are over three times as far apart as their neighbours. */
 static bool has_gap(const struct pd_series *s, uint64_t from, uint64_t until)
 {
     for (uint64_t i = from + 1; i <= until; i++) {
@@ -254,7 +254,7 @@ static void draw_points(const struct frame *f, const struct pd_series *s, const 
                 at_y(f, s->y[indices[i]]), radius);
 }
 
-/* Means of pixel columns, (columns), on top of `floor`, which grows by them. */
+/* Stacks the means of pixel columns, (columns), on `floor`, and adds them to it. */
 static void draw_area(const struct frame *f, const struct pd_series *s, uint32_t columns, double *floor, double *mean,
                       double *number)
 {
@@ -285,7 +285,7 @@ static void draw_area(const struct frame *f, const struct pd_series *s, uint32_t
         if (number[c]) floor[c] += mean[c] / number[c];
 }
 
-/* Where points are few a column is as wide as their distance. */
+/* With few points a column is as wide as their distance. */
 static uint32_t area_columns(const struct frame *f)
 {
     uint64_t most = 1;
@@ -412,7 +412,7 @@ static void draw_segment(FILE *out, const struct pd_lane_segment *s, double top,
             s->begin * scale, top, fmax((s->end - s->begin) * scale, least), LANE_HEIGHT);
 }
 
-/* Segments thinner than a pixel are drawn as one pixel, the shorter ones last, so that a short failure is seen. */
+/* Draws segments thinner than a pixel as one pixel, the shorter ones last, so that a short failure is visible. */
 static void draw_segments(FILE *out, const struct pd_lane *lane, double top, double scale, double width)
 {
     double number_from = 0;

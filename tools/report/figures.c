@@ -8,13 +8,13 @@
 
 #define ARRAYS_MAX 256u
 
-/* What is being made, and of what. */
+/* The figures being made, and their sources. */
 struct making {
     struct pd_figures *f;
     const struct pd_history *histories;
     uint32_t count;
     double x_low, x_high;
-    bool has_failed; /* out of memory: told once, at the end */
+    bool has_failed; /* out of memory: reported once, at the end */
 };
 
 static void *keep(struct making *m, uint64_t count, size_t bytes)
@@ -66,7 +66,7 @@ static struct pd_series *add_column(struct pd_chart *chart, const char *name, en
     return add(chart, name, style, colour, h->columns[PD_COLUMN_STEP], h->columns[column], h->counts, h->rows);
 }
 
-/* A line for every run. */
+/* Adds a line for every run. */
 static void chart_of_column(struct making *m, const char *title, const char *y_label, enum pd_quantity quantity,
                             enum pd_column column, bool from_zero, bool log_if_wide)
 {
@@ -104,7 +104,7 @@ static int by_x(const void *a, const void *b)
     return x->x != y->x ? (x->x > y->x) - (x->x < y->x) : (x->until < y->until) - (x->until > y->until);
 }
 
-/* A line where a start went on; a label where its layout is another one than before. */
+/* Marks where starts resumed; labels those with a new layout. */
 static void make_marks(struct making *m)
 {
     uint64_t count = 0;
@@ -137,9 +137,9 @@ static void make_marks(struct making *m)
     if (m->f->mark_count) qsort(m->f->marks, m->f->mark_count, sizeof *m->f->marks, by_x);
 }
 
-/* ---- charts that are more than a column ---- */
+/* ---- charts of more than one column ---- */
 
-#define SMOOTH_ROWS 20 /* that the smoothed loss weighs most of */
+#define SMOOTH_ROWS 20 /* rows that dominate the smoothed loss */
 
 /* An exponential mean of the losses that count. */
 static void add_smoothed(struct making *m, struct pd_chart *chart)
@@ -204,7 +204,7 @@ static void chart_of_memory(struct making *m)
     end(m);
 }
 
-/* What is neither of the stages: data, agreement, the loss's sum. */
+/* Time outside the stages: data, agreement, summing the loss. */
 static double *rest_of_step(struct making *m, const struct pd_history *h)
 {
     double *rest = keep(m, h->rows, sizeof *rest);
@@ -249,7 +249,7 @@ static int by_step(const void *a, const void *b)
     return (x->x > y->x) - (x->x < y->x);
 }
 
-/* All values of a column, in the order of steps: a save stays where a restart computed its step again. */
+/* All values of a column, in step order: keeps a save even if a restart computed its step again. */
 static void add_all(struct making *m, struct pd_chart *chart, const char *name, uint32_t colour, const struct pd_history *h,
                     enum pd_column column)
 {
@@ -279,7 +279,7 @@ static void add_arrivals(struct making *m, struct pd_chart *chart, const struct 
         const uint64_t count = steps ? pd_history_saves(h, t, steps) : 0;
         if (count) qsort(steps, count, sizeof *steps, ascending);
         for (uint64_t i = 0; i < count; i++)
-            steps[i] = fmin(steps[i], m->x_high); /* the save at the end may be behind the last line */
+            steps[i] = fmin(steps[i], m->x_high); /* the final save may come after the last line */
         add(chart, h->tiers[t].dir, PD_SERIES_RUG, 2 + t % (PD_CHART_COLOURS - 2), steps, steps, NULL, count);
     }
     if (h->tier_count) chart->note = "A tick at the top: a checkpoint had arrived in the tier of its colour.";
@@ -300,7 +300,7 @@ static void chart_of_saves(struct making *m)
     end(m);
 }
 
-/* Steps that a loss of all but this tier would cost. */
+/* Steps lost if only this tier survived. */
 static double *steps_behind(struct making *m, const struct pd_history *h, enum pd_column column)
 {
     double *behind = keep(m, h->rows, sizeof *behind);
@@ -332,7 +332,7 @@ struct span {
     double first, until, last, finish; /* of its steps: the first, the last that counts, the last; when it ended */
 };
 
-/* Lines without a time are passed over. */
+/* Ignores lines without a time. */
 static struct span span_of(const struct pd_history *h, const struct pd_history_start *s)
 {
     struct span t = {.first = NAN, .until = NAN, .last = NAN};

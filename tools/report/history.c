@@ -42,7 +42,7 @@ static void copy_text(const struct pd_json_value *object, const char *key, char 
     snprintf(ret, room, "%s", text ? text : "");
 }
 
-/*   ret_newest  (PD_TIERS_MAX) of each that says it */
+/* ret_newest (PD_TIERS_MAX) for each tier in the event */
 static void event_take_tiers(struct pd_history *h, const struct pd_json_value *tiers, double *ret_newest)
 {
     h->tier_count = 0;
@@ -101,7 +101,7 @@ static void take_end(struct pd_history_start *start, const struct pd_json_value 
     copy_text(e, "cause", start->cause, sizeof start->cause);
 }
 
-/* An event belongs to the start before it, as long as that has not had it; a rank without a launcher opens by itself. */
+/* An event belongs to the previous start, unless that already has it; a rank without a launcher begins a start itself. */
 static pd_status event_take(struct pd_history *h, const struct pd_json_value *e, const char *event, struct pd_error *err)
 {
     struct pd_history_start *start = h->start_count ? &h->starts[h->start_count - 1] : NULL;
@@ -116,7 +116,7 @@ static pd_status event_take(struct pd_history *h, const struct pd_json_value *e,
         return PD_OK;
     }
     if (strcmp(event, "ranks") == 0) take_ranks(h, e);
-    if (!is_start && !is_open && strcmp(event, "end") != 0) return PD_OK; /* of a later version */
+    if (!is_start && !is_open && strcmp(event, "end") != 0) return PD_OK; /* from a later version */
     if (is_new) PD_TRY(add_start(h, &start, err));
     if (is_start) h->process_count = 0;
     if (is_start) {
@@ -168,7 +168,7 @@ static const char *const keys[PD_COLUMNS] = {[PD_COLUMN_STEP] = "step",
 
 /* ---- rows ---- */
 
-/* 0 where no line said it. */
+/* Returns 0 if no line has the value. */
 static uint64_t whole(double value)
 {
     return value > 0 && value < 0x1p63 ? (uint64_t)value : 0;
@@ -205,7 +205,7 @@ static void row_take_tiers(struct pd_history *h, uint64_t row, const struct pd_j
     if (count > h->tier_count) h->tier_count = count < PD_TIERS_MAX ? count : PD_TIERS_MAX;
 }
 
-/* With one tier no line has a list of them. */
+/* With one tier lines have no list of tiers. */
 static void take_only_tier(struct pd_history *h, uint64_t row)
 {
     const double newest = h->columns[PD_COLUMN_CHECKPOINT][row];
@@ -236,7 +236,7 @@ static pd_status take_row(struct pd_history *h, const char *line, size_t bytes, 
     else if (!(st = make_room(h, err))) {
         const double fence = (double)u64(object, "fence");
         const bool is_again = h->rows && h->columns[PD_COLUMN_STEP][h->rows - 1] == (double)step &&
-                              h->columns[PD_COLUMN_FENCE][h->rows - 1] == fence; /* with its validation */
+                              h->columns[PD_COLUMN_FENCE][h->rows - 1] == fence; /* the same step, now with its validation */
         const uint64_t row = is_again ? h->rows - 1 : h->rows++;
         for (int c = 0; c < PD_COLUMNS; c++) {
             h->columns[c][row] = NAN;
@@ -259,7 +259,7 @@ static pd_status take_row(struct pd_history *h, const char *line, size_t bytes, 
 
 typedef pd_status (*take_line)(struct pd_history *history, const char *line, size_t bytes, struct pd_error *err);
 
-/* Whole lines behind *offset; the rest is being written. A file that has shrunk is another run's. */
+/* Reads whole lines after *offset; the rest is still being written. A file that has shrunk belongs to another run. */
 static pd_status read_lines(struct pd_history *h, const char *name, uint64_t *offset, take_line take, struct pd_error *err)
 {
     char path[4400], *line = NULL;
@@ -280,7 +280,7 @@ static pd_status read_lines(struct pd_history *h, const char *name, uint64_t *of
     return st;
 }
 
-/* ---- what follows from both ---- */
+/* ---- derived values ---- */
 
 static struct pd_history_start *start_of_fence(struct pd_history *h, uint64_t fence)
 {
@@ -310,9 +310,9 @@ pd_status pd_history_refresh(struct pd_history *h, struct pd_error *err)
 {
     const uint64_t rows = h->rows, events = h->events_bytes;
     PD_TRY(read_lines(h, "metrics.jsonl", &h->metrics_bytes, take_row, err));
-    PD_TRY(read_lines(h, "events.jsonl", &h->events_bytes, take_event, err)); /* later: a leave follows the last line */
+    PD_TRY(read_lines(h, "events.jsonl", &h->events_bytes, take_event, err)); /* read later: a leave follows the last line */
     if (rows == h->rows && events == h->events_bytes) return PD_OK;
-    /* Runs without events.jsonl have the starts that their rows tell of. */
+    /* Runs without events.jsonl have the starts that their rows imply. */
     struct pd_history_start *start = NULL;
     for (uint64_t i = 0; i < h->start_count; i++)
         h->starts[i].rows = h->starts[i].lost_steps = 0, h->starts[i].lost_seconds = 0;
@@ -329,7 +329,7 @@ pd_status pd_history_refresh(struct pd_history *h, struct pd_error *err)
         start->last_row = row;
         start->last_step = step;
     }
-    for (uint64_t i = 0; i < h->start_count; i++) /* lines that found no room in the file are missing */
+    for (uint64_t i = 0; i < h->start_count; i++) /* lines are missing if the disk was full */
         if (h->starts[i].left_step > h->starts[i].last_step) h->starts[i].last_step = h->starts[i].left_step;
     count_rows(h);
     return PD_OK;
@@ -389,7 +389,7 @@ void pd_history_moment(double seconds, char *ret_text, size_t room)
     if (is_time && localtime_r(&moment, &local)) strftime(ret_text, room, "%Y-%m-%d %H:%M:%S", &local);
 }
 
-/* Takes what `tier` said next. Less than before: the run went back, or the tier lost what it held. */
+/* Takes the next value of a tier. If it decreased, the run went back, or the tier lost checkpoints. */
 static uint64_t arrive(double newest, double step, double *before, double *ret_steps, uint64_t used)
 {
     const bool is_new = newest > *before;
@@ -456,7 +456,7 @@ double pd_history_quantile(const struct pd_history *h, enum pd_column column, ui
     return found;
 }
 
-/* When a start ended: as the launcher says, or by its last line. */
+/* When a start ended: from the launcher, or from its last line. */
 static double end_of(const struct pd_history *h, const struct pd_history_start *s)
 {
     if (!isnan(s->ended)) return s->ended;
@@ -464,8 +464,8 @@ static double end_of(const struct pd_history *h, const struct pd_history_start *
     return isnan(s->opened) ? s->begun : s->opened;
 }
 
-/* A line stands for the steps since the line before it (run.log_every), which took as long as its own; at most the time that
- * has passed. */
+/* A line stands for all steps since the previous line (run.log_every), which took as long as its own; at most the time
+ * that has passed. */
 static double seconds_of(const struct pd_history *h, const struct pd_history_start *s, uint64_t row)
 {
     const double *step = h->columns[PD_COLUMN_STEP], *time = h->columns[PD_COLUMN_TIME],
@@ -502,7 +502,7 @@ void pd_history_life(const struct pd_history *h, struct pd_history_life *ret_lif
         life.failures += pd_history_failed(s) && s->cause[0];
     }
     life.whole = life.ended > life.begun ? life.ended - life.begun : 0;
-    /* Training waits for saves inside of steps: what a step has waited is not useful. */
+    /* Training waits for saves inside steps: that time is not useful. */
     life.saving = fmin(life.saving, life.useful);
     life.useful -= life.saving;
     life.other = fmax(life.whole - life.useful - life.lost - life.saving - life.opening - life.down - life.idle, 0);

@@ -124,7 +124,7 @@ void pd_report_json(const struct pd_report_data *r, struct pd_json_writer *w)
     pd_json_object_end(w);
 }
 
-/* The shapes of drawings. */
+/* Sizes of drawings. */
 #define SHAPES                                                                                                      \
     "text{font:12px system-ui,-apple-system,'Segoe UI','DejaVu Sans',sans-serif}.h{font-weight:600;font-size:14px}" \
     ".e{text-anchor:end}.m{text-anchor:middle}.note{font-size:10.5px}path{fill:none;stroke-linejoin:round}"         \
@@ -268,7 +268,7 @@ static pd_status write_file(const char *path, const char *text, size_t bytes, st
 {
     const bool is_stdout = strcmp(path, "-") == 0;
     if (is_stdout) {
-        fwrite(text, 1, bytes, stdout); /* main says when it could not be written */
+        fwrite(text, 1, bytes, stdout); /* main reports a failed write */
         return PD_OK;
     }
     FILE *f = fopen(path, "we");

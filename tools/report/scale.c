@@ -3,7 +3,7 @@
 #include <math.h>
 #include <stdio.h>
 
-#define LARGEST 1e100 /* of a range: differences and quotients of two such numbers are finite */
+#define LARGEST 1e100 /* largest bound: differences and quotients of two such numbers are finite */
 
 struct unit {
     double size;
@@ -18,7 +18,7 @@ static const struct unit of_seconds[] = {{1e-6, "µs"}, {1e-3, "ms"}, {1, "s"}, 
 static const struct unit of_shares[] = {{0.01, "%"}, {0, NULL}};
 static const struct unit *const units[] = {of_numbers, of_counts, of_bytes, of_seconds, of_shares};
 
-/* The largest of which `value` is `least` or more. */
+/* Returns the largest unit of which `value` is at least `least`. */
 static struct unit unit_of(enum pd_quantity quantity, double value, double least)
 {
     const struct unit *unit = units[quantity];
@@ -38,7 +38,7 @@ static void add_tick(struct pd_scale *s, double value)
     if (s->tick_count < PD_TICKS_MAX) s->ticks[s->tick_count++] = value;
 }
 
-/* Powers of ten, with 2 and 5 between them where there are few. */
+/* Powers of ten, plus 2 and 5 in between if there are few. */
 static void make_log(struct pd_scale *s, double low, double high, uint32_t ticks)
 {
     const double decades = log10(high / low);

@@ -1,4 +1,4 @@
-/* The screen of perdure watch: lines of a fixed order; where the terminal is short the last ones have no room. */
+/* The screen of perdure watch: lines in a fixed order; a short terminal cuts off the last ones. */
 #include "tools/report/page.h"
 #include "tools/report/watch.h"
 
@@ -17,10 +17,10 @@ enum { LABEL = 18, DATE = sizeof "2026-01-01 " - 1 };
 
 struct screen {
     FILE *out;
-    unsigned columns, rows, line; /* line: how many are full */
+    unsigned columns, rows, line; /* line: number of full lines */
 };
 
-/* A text behind its label, over as many lines as it takes. Nothing in it moves the cursor. */
+/* Adds a text after its label, on as many lines as it needs. Removes anything that would move the cursor. */
 PD_PRINTF(3, 4)
 static void add(struct screen *s, const char *label, const char *format, ...)
 {
@@ -34,7 +34,7 @@ static void add(struct screen *s, const char *label, const char *format, ...)
     for (; s->line < s->rows && (*at || at == text); label = "") {
         fprintf(s->out, s->line++ ? "\r\n%-*.*s" : "%-*.*s", LABEL, LABEL, label);
         for (unsigned left = s->columns - LABEL; *at && (left || (*at & 0xc0) == 0x80); at++) {
-            left -= (*at & 0xc0) != 0x80; /* a character of one column begins */
+            left -= (*at & 0xc0) != 0x80; /* start of a one-column character */
             fputc((unsigned char)*at < ' ' ? ' ' : *at, s->out);
         }
         fputs(CLEAR_LINE, s->out);
@@ -89,7 +89,7 @@ static void add_tiers(struct screen *s, const struct pd_watch *w)
     }
 }
 
-/* The newest first. */
+/* Newest first. */
 static void add_events(struct screen *s, const struct pd_watch *w)
 {
     char *text = NULL;
@@ -99,7 +99,7 @@ static void add_events(struct screen *s, const struct pd_watch *w)
     (void)pd_watch_events(w, 0, all);
     if (fclose(all) || !text) return;
     for (const char *label = "events"; bytes && s->line < s->rows; label = "") {
-        text[bytes - 1] = '\0'; /* of the last line its end */
+        text[bytes - 1] = '\0'; /* end of the last line */
         const char *before = strrchr(text, '\n'), *line = before ? before + 1 : text;
         add(s, label, "%s", line + DATE);
         bytes = (size_t)(line - text);

@@ -1,4 +1,4 @@
-/* What a report says in words and numbers. */
+/* The tables and sentences of a report. */
 #include "tools/output.h"
 #include "tools/report/page.h"
 
@@ -35,7 +35,7 @@ static struct text moment(double seconds)
     return t;
 }
 
-/* Headings that begin with '>' are of numbers, with '~' of sentences. */
+/* A heading that begins with '>' is for numbers, with '~' for sentences. */
 static void begin_table(FILE *out, const char *const *headings)
 {
     fputs("<div class=\"scroll\"><table><thead><tr>", out);
@@ -72,7 +72,7 @@ static void heading(FILE *out, const struct pd_report_data *r, uint32_t run, con
     fputs("</h2>\n", out);
 }
 
-/* ---- the numbers first ---- */
+/* ---- main numbers ---- */
 
 struct pd_counted pd_report_unread(const struct pd_history *h)
 {
@@ -202,7 +202,7 @@ static void start_row(FILE *out, const struct pd_history *h, uint64_t i, uint32_
               pd_text_plain(s->lost_steps).text, pd_quantity_text(PD_QUANTITY_SECONDS, ended - s->begun).text, words);
 }
 
-/* The first and the last of many. */
+/* If there are many, shows the first and the last ones. */
 static void starts(FILE *out, const struct pd_history *h)
 {
     uint32_t failures = 0;
@@ -244,7 +244,7 @@ static bool is_same(const struct pd_history_start *a, const struct pd_history_st
            a->pp == b->pp && a->sp == b->sp && a->zero_stage == b->zero_stage && strcmp(a->device, b->device) == 0;
 }
 
-/* The first start of each layout has its row; speed is the median of the start of it with most rows. */
+/* One row for each layout, at its first start; speed is the median of its start with most rows. */
 static void layouts(FILE *out, const struct pd_history *h)
 {
     static const char *const headings[] = {

@@ -15,7 +15,7 @@
 
 /* ---- ranks ---- */
 
-/* The third word of /proc/PROCESS/stat, behind the name in parentheses. */
+/* The third word of /proc/PROCESS/stat, after the name in parentheses. */
 static char state_of(int32_t process)
 {
     char path[64], text[512];
@@ -48,7 +48,7 @@ static enum pd_watch_state judge(const struct pd_watch *w)
     const struct pd_history_start *s = h->start_count ? &h->starts[h->start_count - 1] : NULL;
     const double last = pd_history_last(h, PD_COLUMN_TIME);
     const bool is_alone =
-        w->is_here && h->launcher_process && !state_of((int32_t)h->launcher_process); /* ranks without their launcher */
+        w->is_here && h->launcher_process && !state_of((int32_t)h->launcher_process); /* ranks run without their launcher */
     if (s && s->exit_code >= 0) return s->is_over ? PD_WATCH_ENDED : is_alone ? PD_WATCH_GONE : PD_WATCH_BETWEEN;
     if (is_alone) return PD_WATCH_GONE;
     if (s && !s->rows) return PD_WATCH_STARTING;
@@ -73,7 +73,7 @@ static void read_steps(struct pd_watch *w)
     pd_config_deinit(&config);
 }
 
-/* Removed, moved, or another one of the same name. A file system that does not answer for a while is none of that. */
+/* True if it was removed, moved or replaced. A file system that does not answer for a while does not count. */
 static bool has_no_directory(const struct pd_watch *w)
 {
     struct stat st;
@@ -81,7 +81,7 @@ static bool has_no_directory(const struct pd_watch *w)
     return st.st_ino != w->directory.st_ino || !st.st_nlink;
 }
 
-/* Lines of metrics.jsonl that found no room on the disk are missing; the leave says the step all the same. */
+/* If the disk was full, lines of metrics.jsonl are missing; the leave event still has the step. */
 static double newest_step(const struct pd_history *h)
 {
     const double step = pd_history_last(h, PD_COLUMN_STEP);
@@ -124,7 +124,7 @@ void pd_watch_close(struct pd_watch *w)
 
 /* ---- lines ---- */
 
-/* A line of its own: no cause gets a terminal to do anything. */
+/* Prints a line; escapes anything in a cause that could control the terminal. */
 static void add_event(FILE *out, double time, char *text)
 {
     char when[32];
@@ -135,7 +135,7 @@ static void add_event(FILE *out, double time, char *text)
     fprintf(out, "%s %s\n", when, text);
 }
 
-/* Three of a start: that it begins, that it is open, that it has ended. */
+/* Three events of a start: begun, open, ended. */
 uint64_t pd_watch_events(const struct pd_watch *w, uint64_t first, FILE *out)
 {
     const struct pd_history *h = &w->history;
@@ -176,7 +176,7 @@ static void add_ranks(const struct pd_watch *w, const char *word, bool (*is)(int
     for (uint32_t i = h->process_count; i-- > 0;)
         if (is(h->processes[i].process)) count++, first = h->processes[i].rank;
     const struct pd_history_start *start = count ? &h->starts[h->start_count - 1] : NULL;
-    if (start && start->ranks > 1 && (count == start->ranks || strcmp(start->transport, "local") == 0)) /* of one process */
+    if (start && start->ranks > 1 && (count == start->ranks || strcmp(start->transport, "local") == 0)) /* for one process */
         snprintf(ret_text + used, room - used, "; all ranks are %s", word);
     else if (count > 1)
         snprintf(ret_text + used, room - used, "; %u ranks are %s", count, word);
