@@ -2,8 +2,8 @@
  * usual.
  *
  * An operand has one scale per tile. A tile is never cut by a layout: a piece of tokens (virtual_sp) times a chunk of heads
- * or ffn columns (virtual_tp). So a rank finds the largest element of each of its tiles alone, and every layout finds the
- * same. If both are 1, a matrix is one tile, with q, k and v together as in memory.
+ * or ffn columns (virtual_tp). So a rank finds the maximum of each of its tiles alone, and every layout finds the same. If
+ * both are 1, a matrix is one tile, q, k and v together.
  *
  * Codes live until the end of the call; backward recomputes them from saved activations. Codes of weights may be kept for a
  * step (pd_fp8_kept), if no layout cuts a weight. In a product k is contiguous in both operands, so weight gradients

@@ -4,8 +4,8 @@
 
 #include <stddef.h>
 
-/* One communicator of the grid: whom this rank meets there. Ranks of equal colour meet; a rank that meets nobody has a
- * colour of its own. */
+/* The peers of this rank in one communicator of the grid. Ranks of equal colour meet; a rank without peers has its own
+ * colour. */
 struct meeting {
     bool is_on, is_link;
     uint32_t color, key, size;
@@ -28,7 +28,7 @@ static bool has_link(const struct pd_layout *layout, uint32_t from)
     return layout->pp > 1 && (from + 1 < layout->pp || layout->interleave > 1);
 }
 
-/* The link of a kind that this place is an end of, if it is. */
+/* The link of a given kind that ends at this place, if any. */
 static struct meeting link_meeting(const struct pd_layout *layout, struct pd_rank_place place, uint32_t kind,
                                    bool is_backward)
 {
@@ -48,7 +48,7 @@ static struct meeting link_meeting(const struct pd_layout *layout, struct pd_ran
     return m;
 }
 
-/* The rank of data rank q, beside this place. */
+/* The rank with data index q, otherwise at this place. */
 static uint32_t data_rank_at(const struct pd_layout *layout, struct pd_rank_place place, uint32_t q)
 {
     place.dp = q / layout->sp;
@@ -92,11 +92,11 @@ static struct meeting meeting_of(const struct pd_layout *layout, uint32_t rank, 
     }
 }
 
-/* Nobody on any rank: no agreement is needed. */
+/* No rank has peers in it: no agreement is needed. */
 static bool is_nowhere(const struct pd_layout *layout, uint32_t which)
 {
     struct pd_rank_place place = {0};
-    for (; place.pp < layout->pp; place.pp++) /* what is there for one rank of a stage is there for all */
+    for (; place.pp < layout->pp; place.pp++) /* what one rank of a stage has, all have */
         if (meeting_of(layout, pd_layout_rank(layout, place), which).is_on) return false;
     return true;
 }
@@ -163,7 +163,7 @@ struct pd_grid_memory pd_grid_memory(const struct pd_layout *layout, uint32_t ra
     struct pd_grid_memory m = {0};
     if (world == 1) return m;
     m.bytes = pd_comm_bytes(world, is_processes);
-    /* Nothing goes over the world's where other ranks share state. */
+    /* Nothing uses the world's NCCL if not all ranks share state. */
     m.nccl_bytes = layout->dp * layout->sp == world ? pd_comm_nccl_bytes(world, false) : 0;
     for (uint32_t which = 0; which < MEETING_COUNT; which++) {
         const struct meeting one = meeting_of(layout, rank, which);

@@ -7,8 +7,8 @@
 
 enum { BUFFERS_MAX = 3, FIRST_PASSES = 8 };
 
-/* A residual stream or its gradient. The stage writes or reads it while it is `current`; from the start of a transfer to its
- * wait the communicator's thread, or NCCL's stream, has it, and nobody else may touch it. */
+/* A residual stream or its gradient. The stage uses it while it is `current`. From the start of a transfer to its wait the
+ * communicator's thread, or NCCL's stream, owns it exclusively. */
 struct buffer {
     void *data;
     struct pd_owner owner;
@@ -17,7 +17,7 @@ struct buffer {
     struct pd_comm_piece piece;
 };
 
-/* Buffers of one kind, which are taken in turn: streams that arrive, streams that leave, or gradients. */
+/* Buffers of one kind, used in turn: arriving streams, leaving streams, or gradients. */
 struct ring {
     uint32_t count, next;
     struct buffer buffers[BUFFERS_MAX];
@@ -96,7 +96,7 @@ static pd_status finish(struct pd_pipeline *p, struct buffer *b, struct pd_error
 {
     if (!b->comm) return PD_OK;
     struct pd_comm *comm = b->comm;
-    struct pd_error second; /* of what was not timed: the wait is due all the same */
+    struct pd_error second; /* if timing failed: the wait is needed all the same */
     pd_status timed = pd_stalls_begin(p->stalls, &second);
     b->comm = NULL;
     const pd_status st = pd_comm_wait(comm, &b->op, err);
@@ -123,9 +123,8 @@ static pd_status take_free(struct pd_pipeline *p, struct ring *ring, struct buff
     return PD_OK;
 }
 
-/* Chooses the buffer and begins to receive into it. Not begun in the first passes on a device: the driver loads a kernel's
- * code when it is first launched, and may wait until the device has nothing to do; what was expected comes when this rank has
- * sent what it is made of. */
+/* Selects the buffer and starts receiving into it. Not in the first passes on a device: the driver loads a kernel's code at
+ * its first launch, and may wait for the device to be idle. But the expected data may depend on this rank's own sends. */
 static pd_status expect(struct pd_pipeline *p, struct ring *ring, struct pd_comm *comm, struct pd_error *err)
 {
     if (!ring->left) return PD_OK;

@@ -2,13 +2,12 @@
 
 #include <stdlib.h>
 
-/* How many forwards of a rank come before its first backward, out of `total`. Interleaved, a rank runs two forwards for
- * every stage that follows, since its own next chunk comes pp forwards later. */
+/* Number of forwards before a rank's first backward, out of `total`. Interleaved, a rank runs two forwards per following
+ * stage, since its own next chunk comes pp forwards later. */
 static uint64_t warmup_of(const struct pd_schedule_options *o, uint64_t total)
 {
     uint64_t after = o->pp - 1 - o->pp_rank, warmup = total;
-    if (!o->forward_only)
-        warmup = o->interleave == 1 ? after : 2 * after + (o->interleave - 1ull) * o->pp;
+    if (!o->forward_only) warmup = o->interleave == 1 ? after : 2 * after + (o->interleave - 1ull) * o->pp;
     return warmup < total ? warmup : total;
 }
 
@@ -23,7 +22,7 @@ static struct pd_action action_at(const struct pd_schedule_options *o, bool is_b
     return a;
 }
 
-/* Where a walk over a rank's actions stands. */
+/* State of a walk over a rank's actions. */
 struct walk {
     const struct pd_schedule_options *options;
     uint64_t total, warmup, forwards, backwards;
@@ -43,7 +42,7 @@ static bool walk_next(struct walk *w, struct pd_action *ret_action)
     return true;
 }
 
-/* The head runs with the backward, where its gradients are made with the loss. */
+/* The head runs with the backward, which computes its gradients with the loss. */
 static pd_status schedule_layers(const struct pd_schedule_options *o, struct pd_schedule *ret_schedule, struct pd_error *err)
 {
     const uint32_t forwards = o->forward_only ? o->units : o->units - 1;

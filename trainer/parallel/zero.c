@@ -48,7 +48,7 @@ uint64_t pd_zero_part_elements(const struct pd_model *model, const struct pd_lay
     return everywhere + most;
 }
 
-/* The largest part, and this rank's own. A tied table's terms go to the embedding's, or are the head's where it is elsewhere. */
+/* The largest part, and this rank's. A tied table's terms are the embedding's, or the head's if that is elsewhere. */
 static void measure_parts(struct pd_zero *zero, uint32_t set, uint64_t *by_part)
 {
     struct pd_zero_set *s = &zero->sets[set];
@@ -103,7 +103,7 @@ static uint64_t sums_of_set(const struct pd_zero *zero, uint32_t set)
     return zero->has.makes_terms ? 2 * (s->room + (zero->parts == 1 ? s->elsewhere : 0)) : s->own;
 }
 
-/* Sums of blocks in files share two places, each at a page; those of the first blocks, which fit the budget, stay. */
+/* Sums of blocks in files share two page-aligned buffers; the first blocks, which fit the budget, stay. */
 static void size_sums(struct pd_zero *zero)
 {
     const uint64_t page = PD_ARENA_ALIGN / sizeof(float);
@@ -131,7 +131,7 @@ static pd_status describe_sets(struct pd_zero *zero, struct pd_error *err)
     if (zero->options.gradients_in_files) size_sums(zero);
     for (uint32_t unit = 0; unit < model->unit_count; unit++)
         if (zero->sets[unit].count) {
-            /* Each set on 16 bytes, as where a micro-batch's are made: a GPU multiplies alike. */
+            /* Aligns each set to 16 bytes, like a micro-batch's gradients: GPU products then have the same alignment. */
             struct pd_zero_set *s = &zero->sets[unit];
             const bool is_filed = pd_zero_has_filed_sums(zero, unit);
             s->sums = (is_filed ? unit % 2 * zero->sums_elements : zero->has.gradient_elements) / 2;
@@ -159,7 +159,7 @@ static void add_box(struct pd_zero *zero, uint32_t t, const struct pd_zero_slab 
     zero->has.boxes[zero->has.box_count++] = b;
 }
 
-/* In stage 0 rows before and behind those of this rank's part are held beside them. */
+/* In stage 0 the rank also holds the rows before and after its part. */
 static void add_boxes(struct pd_zero *zero, uint32_t t, uint64_t at, uint64_t gradient)
 {
     const struct pd_zero_place place = pd_zero_place_of(zero, t, zero->grid->place.tp);
@@ -174,7 +174,7 @@ static void add_boxes(struct pd_zero *zero, uint32_t t, uint64_t at, uint64_t gr
     }
 }
 
-/* Those of a tied table are the embedding's. */
+/* A tied table has the embedding's boxes. */
 static pd_status describe_boxes(struct pd_zero *zero, struct pd_error *err)
 {
     const uint64_t most = 3ull * zero->model->tensors.count * pd_partition_chunk_count(&zero->grid->partition);
@@ -188,8 +188,8 @@ static pd_status describe_boxes(struct pd_zero *zero, struct pd_error *err)
             const uint32_t t = zero->sets[set].tensors[e];
             const uint64_t elements = pd_zero_held_elements(zero, t);
             if (!elements || (set && t == 0)) continue;
-            /* Where the boxes of tensor t begin. A large matrix behind a vector begins a page, so that saves and loads move it
-             * by direct I/O without a copy; matrices that are used as one (q, k, v) follow each other and stay together. */
+            /* Start of tensor t's boxes. A large matrix after a vector starts a page, so that saves and loads use direct I/O
+             * without a copy. Matrices used as one (q, k, v) stay contiguous. */
             const struct pd_tensor *tensors = zero->model->tensors.tensors;
             const uint64_t page = PD_ARENA_ALIGN / sizeof(float);
             bool begins = tensors[t].ndim > 1 && t > 0 && tensors[t - 1].ndim == 1 && elements >= PAGE_ALIGNED_ELEMENTS_MIN;
@@ -224,7 +224,7 @@ static void take_state(struct pd_zero *zero, struct pd_arena *arena)
 
 /* ---- buffers ---- */
 
-/* Stage 3 reads all sets in one place; below, each has its own. Parts of one rank are where they are read. */
+/* Stage 3 reads all sets from one buffer; lower stages have one per set. With one rank parts are read in place. */
 static void take_gathers(struct pd_zero *zero, struct pd_arena *arena)
 {
     struct pd_zero_gathers *g = &zero->gathers;
@@ -250,7 +250,7 @@ static void take_gathers(struct pd_zero *zero, struct pd_arena *arena)
         zero->sets[set].place = place;
 }
 
-/* Sums of lanes: of a chain where they are held; of one set at a time where micro-batches go breadth first. */
+/* Sums of lanes: one per chain on this rank; breadth first, one set at a time. */
 static void take_lanes(struct pd_zero *zero, struct pd_arena *arena, uint64_t most)
 {
     float *shared = NULL;
@@ -266,8 +266,8 @@ static void take_lanes(struct pd_zero *zero, struct pd_arena *arena, uint64_t mo
     }
 }
 
-/* Alone, terms are made where they are summed. Otherwise they wait for their exchange: ends, and all sets that are exchanged
- * once a step while micro-batches follow each other, have their own place; other blocks take two in turn. */
+/* Alone, a rank makes terms where they are summed. Otherwise terms wait for their exchange. Ends, and sets exchanged once a
+ * step unless breadth first, have their own buffer; other blocks use two in turn. */
 static void take_terms(struct pd_zero *zero, struct pd_arena *arena)
 {
     uint64_t turns = 0;
@@ -331,7 +331,7 @@ static pd_status build(struct pd_zero *zero, struct pd_arena *arena, struct pd_e
     return PD_OK;
 }
 
-/* Parts of parameters, terms and their sums are where every step has them. */
+/* Buffers of parameter parts, terms and sums stay the same in every step. */
 static void tell_comms(const struct pd_zero *zero, const struct pd_arena *arena)
 {
     const struct pd_grid *grid = zero->grid;
@@ -343,7 +343,7 @@ static void tell_comms(const struct pd_zero *zero, const struct pd_arena *arena)
     if (grid->replicas) pd_comm_will_use(grid->replicas, gradients, gradients_bytes);
 }
 
-/* A lane is a term, and where sequences are cut each piece of each micro-batch is. */
+/* A lane is a term; with cut sequences, each piece of each micro-batch is. */
 static struct pd_quantum quantum_of(const struct pd_zero *zero, uint32_t coarser)
 {
     const uint64_t ends = zero->model->config.tie_embeddings ? 2 : 1,
@@ -425,7 +425,7 @@ void *pd_zero_parameters(const struct pd_zero *zero, uint32_t set, uint32_t e)
                : NULL;
 }
 
-/* Box by box; a master on the host passes through the memory of the gradients, of which there are none yet. */
+/* Box by box; a master on the host passes through the gradients' memory, still unused. */
 static pd_status put_boxes(struct pd_zero *zero, struct pd_error *err)
 {
     for (uint32_t i = 0; i < zero->has.box_count; i++) {
@@ -445,7 +445,7 @@ pd_status pd_zero_refresh_compute(struct pd_zero *zero, struct pd_error *err)
     return pd_zero_updated(zero, err);
 }
 
-/* ---- what a step found of its gradients ---- */
+/* ---- marks: problems in a step's gradients ---- */
 
 void pd_zero_begin_step(struct pd_zero *zero, double loss_scale, uint32_t coarser)
 {

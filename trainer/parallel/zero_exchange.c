@@ -1,5 +1,5 @@
-/* Sums: terms of all ranks to those who own them, as integers, in any order. A part of every set is this rank's: after the
- * exchange `sums` has it, with its check behind it, and becomes fp32 in place when the last terms are in.
+/* Sums the terms of all ranks at their owners, as integers, in any order. This rank owns a part of every set: after the
+ * exchange `sums` has it, followed by its checksum, and it becomes fp32 in place after the last terms.
  *
  *   1. terms that other tensor-parallel ranks own go to them                    (key-value heads that are shared)
  *   2. a reduce-scatter among the zero_shard ranks that own a copy together     (the first one of a step: into the sums)
@@ -17,12 +17,12 @@ int64_t *pd_zero_sums(const struct pd_zero *zero, uint32_t set)
 
 /* ---- to other tensor-parallel ranks ---- */
 
-/* Both uses go the same way in opposite directions. */
+/* Terms and parameters take the same way, in opposite directions. */
 struct passage {
     const struct pd_zero *zero;
     const struct pd_zero_set *set;
     enum pd_zero_use use;
-    bool is_owner; /* this rank's parts have what passes */
+    bool is_owner; /* this rank's parts contain the data */
     uint32_t peer;
     int64_t *apart; /* terms that others own, from the next one on */
     struct pd_comm_piece *next;
@@ -43,7 +43,7 @@ static pd_status add_piece(void *context, const struct pd_zero_share *share, str
     return PD_OK;
 }
 
-/* Between this rank and every other tensor-parallel one: what those use that it has in its parts, or the other way round. */
+/* For every other tensor-parallel rank: what it uses from this rank's parts, or the reverse. */
 static pd_status each_crossing(struct pd_zero *zero, uint32_t set, struct passage *p,
                                pd_status (*visit)(void *context, const struct pd_zero_share *share, struct pd_error *err),
                                struct pd_error *err)
@@ -56,7 +56,7 @@ static pd_status each_crossing(struct pd_zero *zero, uint32_t set, struct passag
     return PD_OK;
 }
 
-/* What has arrived counts in the check of its part. Whoever computed an element is the only one who did. */
+/* Adds received elements to the checksum of their part. Each element has one sender. */
 static pd_status check_arrived(void *context, const struct pd_zero_share *share, struct pd_error *err)
 {
     const struct passage *p = context;
@@ -99,7 +99,7 @@ static struct pd_zero_exchange *newest(struct pd_zero *zero)
     return &zero->exchanges.flights[zero->exchanges.newest];
 }
 
-/* The first sums of a step are made where sums live, later ones are added to them. Alone, a rank makes terms there. */
+/* The first sums of a step go directly to the sums' memory, later ones are added. A rank alone makes terms there. */
 static pd_status start(struct pd_zero *zero, uint32_t set, bool is_last, struct pd_error *err)
 {
     struct pd_zero_exchanges *both = &zero->exchanges;
@@ -147,8 +147,7 @@ static pd_status add_replicas(struct pd_zero *zero, uint32_t set, uint64_t words
     return pd_comm_wait(comm, &op, err);
 }
 
-/* What owners have, and zeros of all others, added up as integers. It passes through the memory of the sums, of which there
- * are none yet. */
+/* Owners' values plus zeros of all others, added as integers. Uses the sums' memory, still unused. */
 static pd_status share_array(struct pd_zero *zero, uint32_t set, enum pd_kind kind, struct pd_error *err)
 {
     const uint32_t element_bytes = pd_zero_element_bytes(&zero->has, kind);
@@ -217,7 +216,7 @@ static pd_status end_exchange(struct pd_zero *zero, struct pd_zero_exchange *x, 
     return waits_for_mirror(zero, set) ? PD_OK : pd_zero_end_set(zero, set, err);
 }
 
-/* Ends travel once a step, and so do blocks unless memory is short. Pieces of micro-batches are terms before their lane ends. */
+/* Exchanges ends once a step, as blocks unless memory is short. Pieces are terms before their lane ends. */
 static bool exchanges(const struct pd_zero *zero, uint32_t set, uint32_t slot)
 {
     if (slot + 1 == zero->slots) return true;
@@ -225,7 +224,7 @@ static bool exchanges(const struct pd_zero *zero, uint32_t set, uint32_t slot)
            (zero->pieces > 1 || pd_lanes_any_ends(&zero->lanes, slot));
 }
 
-/* An exchange is queued behind the one before, whose sums are made while it travels; replicas' sums travel too, and go first. */
+/* Queues an exchange after the last, whose sums are made meanwhile; replicas' sums travel too, and go first. */
 pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, struct pd_error *err)
 {
     struct pd_zero_exchange *before = newest(zero);

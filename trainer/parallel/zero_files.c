@@ -1,10 +1,8 @@
-/* Blocks whose working copies or sums are in files: read ahead, put together when they are used, written when they are made.
+/* Blocks with working copies or sums in files: read ahead, assembled on use, written when computed. All by sets.
  *
- * Everything goes by sets. Copies: a set's boxes land page by page, and are packed for their gather. Sums: set s has place s % 2,
- * so backward, which descends, leaves the first two in memory, and the update, which ascends, begins with them.
- *
- * A budget keeps the first blocks that fit into it in memory for good: those of ends and of blocks before `copies_away`
- * (copies) or `sums_away` (sums) are not in files at all. */
+ * Copies: a set's boxes arrive page by page and are packed for their gather. Sums: set s uses buffer s % 2, so backward,
+ * which descends, leaves the first two in memory, and the update, which ascends, starts with them. A budget keeps the first
+ * blocks in memory for good: the ends, and blocks before `copies_away` (copies) or `sums_away` (sums), are not in files. */
 #include "ckpt/base/checked.h"
 #include "trainer/parallel/zero_internal.h"
 
@@ -38,7 +36,7 @@ static bool is_span(const struct pd_zero *zero, uint32_t box)
     return zero->has.boxes[box].copy_offset == UINT64_MAX;
 }
 
-/* ---- what lies where ---- */
+/* ---- layout ---- */
 
 static bool is_large(const struct pd_zero_box *b)
 {
@@ -62,7 +60,7 @@ uint32_t pd_zero_first_away(const struct pd_zero *zero, uint64_t budget,
     return set;
 }
 
-/* In memory copies lie as the master does, or, where blocks are in files, one behind the other. */
+/* In memory, copies have the master's layout, or are contiguous if blocks are in files. */
 static void place_copy(struct pd_zero *zero, struct pd_zero_box *b, uint32_t set)
 {
     if (!zero->options.parameters_in_files) {
@@ -165,7 +163,7 @@ static void *copy_of(struct pd_zero *zero, uint32_t box)
     return pd_zero_copies(zero) + zero->has.boxes[box].copy_offset * element_bytes(zero);
 }
 
-/* What was read stays for the pass that turns: a set that is brought again soon is not read again. */
+/* Keeps what was read for when the pass turns: a set needed again soon is not read again. */
 pd_status pd_zero_pack(struct pd_zero *zero, uint32_t set, char **to, struct pd_error *err)
 {
     if (pd_zero_is_filed(zero, set)) {
@@ -224,7 +222,7 @@ static pd_status read_sums(struct pd_zero *zero, uint32_t set, struct pd_error *
 
 /* ---- an update ---- */
 
-/* What was made of the set before goes out; what comes after this one comes in. */
+/* Writes the results of the previous set, and starts reading the next one. */
 static pd_status enter_set(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
     const uint32_t before = zero->files.update_set;

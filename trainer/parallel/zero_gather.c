@@ -6,7 +6,7 @@
 
 static const char a_gather[] = "a gather", what[] = "gather of parameters";
 
-/* All that is needed of the set is where it is read. */
+/* All needed parameters of the set are in place. */
 static bool is_current(const struct pd_zero *zero, uint32_t set)
 {
     return zero->sets[set].gathered == zero->gathers.version;
@@ -14,7 +14,7 @@ static bool is_current(const struct pd_zero *zero, uint32_t set)
 
 /* ---- parts ---- */
 
-/* Parts hold tensors one behind the other, as terms do. */
+/* Parts hold tensors contiguously, like terms. */
 static pd_status pack(struct pd_zero *zero, uint32_t set, char *parts, struct pd_error *err)
 {
     const struct pd_zero_set *s = &zero->sets[set];
@@ -81,7 +81,7 @@ static void leave(struct pd_zero *zero)
     zero->gathers.count--;
 }
 
-/* The oldest one. What was in the one place there is is there no longer. */
+/* Ends the oldest gather. With a single buffer this overwrites the previous set. */
 static pd_status end(struct pd_zero *zero, struct pd_error *err)
 {
     const struct pd_zero_gather *g = oldest(zero);
@@ -111,7 +111,7 @@ static bool is_here(const struct pd_zero *zero, uint32_t set)
     return zero->in_place && !pd_zero_is_filed(zero, set);
 }
 
-/* Before it is acquired nothing else will have taken its place. */
+/* No other set will use its buffer before it is acquired. */
 static bool stays(const struct pd_zero *zero, uint32_t set)
 {
     return is_current(zero, set) && !(zero->gathers.has_one_place && zero->gathers.count);
@@ -124,8 +124,8 @@ static bool is_on_its_way(struct pd_zero *zero, uint32_t set)
     return false;
 }
 
-/* What is in files is read ahead, and gathered once it is there; so is a block that a budget keeps here, since it may be in
- * the files of another rank, and all gather at the same time. */
+/* A set in files is read ahead and gathered when read. So is a block that a budget keeps in memory: another rank may have it
+ * in files, and all must gather at the same time. */
 pd_status pd_zero_prefetch(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
     PD_CHECK(set < zero->has.set_count && zero->sets[set].count);

@@ -1,4 +1,4 @@
-/* Who has what of a tensor: arithmetic alone, the same on every rank. */
+/* Which rank has which part of a tensor: pure arithmetic, the same on every rank. */
 #include "ckpt/base/checked.h"
 #include "trainer/parallel/zero_internal.h"
 
@@ -41,7 +41,7 @@ uint32_t pd_zero_runs(const struct pd_zero *zero, uint32_t tensor, const struct 
     for (; chunk < a->chunk_end && chunk < b->chunk_end; chunk++) {
         const struct pd_range columns = columns_of(zero, tensor, chunk);
         struct pd_zero_run *last = count ? &ret_runs[count - 1] : NULL;
-        if (columns.begin == columns.end) break; /* and so are those after it */
+        if (columns.begin == columns.end) break; /* and the later ones too */
         const struct pd_zero_run run = {pd_zero_slab_offset(zero, tensor, a, chunk, begin),
                                         pd_zero_slab_offset(zero, tensor, b, chunk, begin),
                                         (end - begin) * (columns.end - columns.begin)};

@@ -1,6 +1,5 @@
-/* Gradients to sums: a micro-batch's gradients are added up in fp32 while their lane lasts; then they become terms, each at once
- * where the owner of its element will read it. Terms that are another tensor-parallel rank's lie behind those of this one's
- * parts. */
+/* Gradients to sums: adds up a lane's micro-batch gradients in fp32, then converts them to terms, each placed where its
+ * owner reads it. Terms for other tensor-parallel ranks follow those of this rank's parts. */
 #include "ckpt/base/checked.h"
 #include "trainer/parallel/zero_internal.h"
 
@@ -9,7 +8,7 @@ bool pd_zero_is_redirected(const struct pd_zero *zero, uint32_t set, uint32_t e,
     return (use == PD_ZERO_TERMS ? zero->joins_tied : zero->reads_once) && set > 0 && zero->sets[set].tensors[e] == 0;
 }
 
-/* Of a tensor that is not cut every tensor-parallel rank has the gradient: its owner takes its own. */
+/* Every tensor-parallel rank has the gradient of an uncut tensor; the owner uses its own. */
 static bool is_shared(const struct pd_zero *zero, uint32_t set, uint32_t e, enum pd_zero_use use, bool is_own)
 {
     if (use == PD_ZERO_PARAMETERS) return !pd_zero_is_redirected(zero, set, e, use);
@@ -56,7 +55,7 @@ struct batch {
     const float *gradients; /* of the set's elements [begin, end), as they are computed */
     uint64_t begin, end;
     uint32_t filled[2]; /* tensors that had terms before: of the set, of set 0 */
-    int64_t *elsewhere; /* where the next term that another rank owns goes; NULL: they are this rank's own */
+    int64_t *elsewhere; /* destination of the next term owned by another rank; NULL: this rank owns them */
     struct pd_term_run runs[PD_TERM_RUNS_MAX];
     uint32_t count;
 };
@@ -91,7 +90,7 @@ static int64_t *check_of(const struct pd_zero_set *s, uint32_t part)
     return s->terms->data + (part + 1) * s->stride - 1;
 }
 
-/* What this batch has of a share. Checks of what others own are made where it arrives. */
+/* Adds this batch's elements of a share. The receiver computes checksums for other owners. */
 static pd_status put_share(void *context, const struct pd_zero_share *share, struct pd_error *err)
 {
     struct batch *b = context;
@@ -116,7 +115,7 @@ pd_status pd_zero_add_run(const struct pd_zero *zero, const struct pd_term_run *
     return make_runs(zero, PD_TERM_INTEGER, run, 1, err);
 }
 
-/* Where the set's next terms go: to the other place of two, if it has none of its own. */
+/* Buffer for the set's next terms: the other of two, if it has none of its own. */
 static void choose_terms(struct pd_zero *zero, uint32_t set)
 {
     if (zero->sets[set].own_terms.data) return;
@@ -180,7 +179,7 @@ static bool begins_lane(const struct pd_zero *zero, uint32_t slot)
     return slot != PD_ZERO_NO_SLOT && pd_lanes_begins(&zero->lanes, zero->grid->place.dp, slot);
 }
 
-/* Backward writes, or adds, to what the lane has so far; in no slot, to memory of a lane that has become terms. */
+/* Whether backward writes or accumulates in the lane; without a slot, in memory of a lane that is already terms. */
 static bool writes_lane(const struct pd_zero *zero, uint32_t set, uint32_t slot)
 {
     return zero->sets[set].lane && (!zero->micro_batch || begins_lane(zero, slot));
@@ -207,7 +206,7 @@ void pd_zero_watch(struct pd_zero *zero, uint32_t slot, int64_t *sum)
     zero->watched_sum = sum;
 }
 
-/* Terms are made once more for that, and kept nowhere. */
+/* Makes the terms once more, only to sum them. */
 static pd_status watch(const struct pd_zero *zero, uint32_t slot, const float *gradients, uint64_t n, struct pd_error *err)
 {
     const struct pd_term_run run = {.from = gradients, .n = n, .check = zero->watched_sum};
@@ -230,7 +229,7 @@ pd_status pd_zero_add_micro_batch(struct pd_zero *zero, uint32_t set, uint32_t s
     const uint64_t elements = s->computed[s->count];
     const bool is_in_lane = writes_lane(zero, set, slot);
     const float *made = is_in_lane ? s->lane : zero->micro_batch;
-    if (zero->pieces > 1) return PD_OK; /* each was taken as it was made */
+    if (zero->pieces > 1) return PD_OK; /* each was consumed when made */
     PD_TRY(watch(zero, slot, made, elements, err));
     if (slot == PD_ZERO_NO_SLOT) return PD_OK;
     if (!s->lane) return make_terms(zero, set, made, 0, elements, err);

@@ -1,4 +1,4 @@
-/* A tied table whose ends are on two stages: the first mirrors its working copy on the last, and gets the head's sums of it. */
+/* A tied table on two stages: the first mirrors its working copy to the last, and receives the head's sums. */
 #include "trainer/parallel/zero_internal.h"
 
 static bool is_first(const struct pd_zero *zero)

@@ -24,7 +24,7 @@ static bool follows_from_run(const struct pd_config *config)
     return strncmp(dir, config->run.dir, length) == 0 && strcmp(dir + length, "/checkpoints") == 0;
 }
 
-/* "checkpoint.tiers[1].dir"; without tiers "checkpoint.dir", or "run.dir" where that follows from it. */
+/* "checkpoint.tiers[1].dir"; without tiers "checkpoint.dir", or "run.dir" if that determines it. */
 static void directories_tier_key(const struct pd_config *config, uint32_t tier, char ret_key[PD_DIRECTORY_KEY_MAX])
 {
     if (config->checkpoint.tiers_count)
@@ -33,7 +33,7 @@ static void directories_tier_key(const struct pd_config *config, uint32_t tier, 
         snprintf(ret_key, PD_DIRECTORY_KEY_MAX, "%s", follows_from_run(config) ? "run.dir" : "checkpoint.dir");
 }
 
-/* Where root makes /nvme, a mount is missing more often than not, and the system's own disk fills up. */
+/* If root creates /nvme, a mount is probably missing, and the system disk fills up. */
 static void warn_made_in_root(const char *key, const char *made, const char *path)
 {
     if (made[0] != '/' || strchr(made + 1, '/')) return;
@@ -52,7 +52,7 @@ static pd_status make_path(const char *key, const char *path, struct pd_error *e
         if (slash) *slash = '\0';
         const int number = mkdir(partial, 0777) ? errno : 0;
         if (!number) {
-            (void)!pd_sync_directory_of(partial, NULL); /* where the file system knows that */
+            (void)!pd_sync_directory_of(partial, NULL); /* if the file system supports it */
             warn_made_in_root(key, partial, path);
         } else if (number != EEXIST && !(stat(partial, &st) == 0 && S_ISDIR(st.st_mode))) {
             PD_FAIL_ERRNO(err, number, "%s: making the directory", partial);
@@ -80,7 +80,7 @@ pd_status pd_directories_make(const char *key, const char *path, struct pd_error
                         st == PD_INVALID ? "" : key, st == PD_INVALID ? "" : "=DIR");
 }
 
-/* ---- which lies where ---- */
+/* ---- directories inside others ---- */
 
 struct named {
     char key[PD_DIRECTORY_KEY_MAX];
@@ -89,7 +89,7 @@ struct named {
     bool is_idle; /* nothing is saved there: it may be another one */
 };
 
-/* `rest`, of which nothing exists, below `real`; "." and ".." are taken as they read. */
+/* Appends `rest`, which does not exist, to `real`; "." and ".." are resolved textually. */
 static void append(char real[4096], char *rest)
 {
     char *more;
@@ -105,7 +105,7 @@ static void append(char real[4096], char *rest)
     }
 }
 
-/* What exists of it without links, and the rest; the root is "". */
+/* Resolves links in the existing part of a path and appends the rest; the root is "". */
 static void resolve(const char *path, char ret_real[4096])
 {
     char whole[8300], part[8300], here[4096] = "";

@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ---- what is recorded ---- */
+/* ---- reading the record ---- */
 
 #define TAIL_BYTES (4 << 20)
 
@@ -22,8 +22,8 @@ struct reading {
     struct pd_recorded *ret;
     uint64_t outlive;                     /* tiers that outlive a reboot, by bit */
     char first[1024];                     /* directory of the first tier */
-    const struct pd_tiers_options *asked; /* which of these had a checkpoint; NULL: nobody asks */
-    uint64_t bits[PD_TIERS_MAX], used;    /* bits: of `asked`, that each tier of the record is */
+    const struct pd_tiers_options *asked; /* find which of these had a checkpoint; NULL: not needed */
+    uint64_t bits[PD_TIERS_MAX], used;    /* per tier of the record: bits of the matching `asked`; used */
 };
 
 static void take_step(struct reading *r, uint64_t step, const char *dir)
@@ -69,7 +69,7 @@ static void take_event(struct reading *r, const struct pd_json_value *event)
     if (is_open || strcmp(what, "leave") == 0) take_tiers(r, pd_json_member(event, "tiers"));
 }
 
-/* Of a line of metrics; where there are several tiers it has the newest step of each. */
+/* From a metrics line; with several tiers it has each one's newest step. */
 static void take_metrics(struct reading *r, const struct pd_json_value *line)
 {
     const struct pd_json_value *tiers = pd_json_member(line, "tiers");
@@ -120,7 +120,7 @@ void pd_recorded_last_line(const char *run_dir, char *ret_line, size_t bytes)
     free(tail);
 }
 
-/* False: there is a record, and it cannot be read. */
+/* False: there is a record but it cannot be read. */
 static bool read_record(const char *run_dir, struct reading *r)
 {
     char *line = NULL, last[16384], path[4200];
@@ -232,7 +232,7 @@ static int append(const char *run_dir, const char *text, size_t bytes)
     return number;
 }
 
-/* A run.dir that is gone has its own message; what is not a file the launcher, which writes first, has said. */
+/* A missing run.dir has its own message. The launcher, which writes first, reports a run.dir that is not a directory. */
 static void say_once(const char *run_dir, int number)
 {
     static atomic_bool is_said;
@@ -291,7 +291,7 @@ pd_status pd_event_open(struct run *r, const struct pd_resume_report *report, do
                  {"tp", layout->tp}, {"pp", layout->pp}, {"sp", layout->sp}, {"zero_stage", layout->zero_stage});
     pd_json_string(&w, "device", r->device.dev ? r->device.dev->description : "CPU");
     pd_json_u64(&w, "parameters", r->model->parameter_count);
-    /* Of the process of rank 0: where ranks are threads, of all of them. */
+    /* In rank 0's process: if ranks are threads, of all of them. */
     struct pd_memory_plan used;
     const uint64_t ranks = r->is_thread ? r->comm->size : 1;
     pd_arena_usage(r->arena, &used);

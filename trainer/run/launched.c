@@ -89,7 +89,7 @@ static pd_status report_begin(const struct pd_launched *launched, struct pd_erro
     struct pd_begun begun = {.process = (int32_t)getpid(), .heartbeat = -1};
     begun.mpi_job = (uint32_t)number_of("OMPI_MCA_ess_base_jobid", 0);
     step_set(begun.step);
-    (void)pd_heartbeat_open(is_local ? launched->ranks : 1, &begun.heartbeat); /* without it nobody sees a hang */
+    (void)pd_heartbeat_open(is_local ? launched->ranks : 1, &begun.heartbeat); /* without it hangs cannot be detected */
     PD_TRY(pd_channel_open(launched->rank, is_local ? 1 : launched->ranks, &begun, err));
     if (pd_channel_is_relay()) pd_relay_start(launched->rank, launched->ranks);
     return PD_OK;

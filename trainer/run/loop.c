@@ -2,10 +2,10 @@
  *
  *   [step -> advance -> agree -> metrics -> begin a save -> validate]* -> last save -> leave
  *
- * Signals are looked at between micro-batches and agreed upon by all ranks; a step that is left unfinished changes
- * nothing, so what is saved is the state of the last update. Saves go on in the background (save.h). How many have ended
- * on all ranks is part of the same agreement, so all ranks act on the same outcomes at the same step. So is the root's
- * clock, by which saves that fail are tried again (save.h). */
+ * Ranks check signals between micro-batches and agree on them. An unfinished step changes nothing, so the state saved is
+ * that of the last update. Saves run in the background (save.h). The same agreement includes how many saves have ended on
+ * all ranks, so all act on the same outcomes at the same step. It also includes the root's clock, used to retry failed saves
+ * (save.h). */
 #include "trainer/run/internal.h"
 
 #include "ckpt/base/clock.h"
@@ -50,7 +50,7 @@ static struct pd_counted in_words(uint64_t from_ns, uint64_t to_ns)
     return t;
 }
 
-/* Every time: whoever looks sees what is wrong, what follows, and when. */
+/* Logs every failure: the cause, what happens next, and when. */
 static void log_failure(const struct run *r, const struct pd_saver_outcome *o)
 {
     const struct pd_save_failures *f = &r->failures;
@@ -65,7 +65,7 @@ static void log_failure(const struct run *r, const struct pd_saver_outcome *o)
            in_words(r->now_ns, f->retry_ns).text, last, leave, o->error.message);
 }
 
-/* Nothing can be saved any more, and what was saved is gone: waiting mends neither. */
+/* All tiers were removed: nothing can be saved or loaded, and waiting does not help. */
 static bool are_tiers_removed(struct run *r)
 {
     uint64_t any_is_there;
@@ -73,7 +73,7 @@ static bool are_tiers_removed(struct run *r)
     return pd_comm_all_reduce(r->comm, &any_is_there, 1, PD_REDUCE_MAX_U64, NULL) == PD_OK && !any_is_there;
 }
 
-/* Training goes on, unless it would do so in vain. */
+/* Training continues, unless that would be useless. */
 static pd_status take_failure(struct run *r, const struct pd_saver_outcome *o, struct pd_error *err)
 {
     const pd_status st = o->status;
@@ -121,7 +121,7 @@ static void note_finished(struct run *r, uint64_t finished)
     r->saves_finished = finished;
 }
 
-/* What became of the first `finished` saves, which have ended on all ranks. */
+/* Handles the results of the first `finished` saves, which have ended on all ranks. */
 static pd_status take_outcomes(struct run *r, uint64_t finished, struct pd_error *err)
 {
     struct pd_saver_outcome outcome;
@@ -152,7 +152,7 @@ static pd_status agree(struct run *r, enum pd_signal *ret_signal, uint64_t *ret_
     return PD_OK;
 }
 
-/* Until what is under way has ended: it ends alike on all ranks. Where a peer is lost, the save's error tells more. */
+/* Waits for running saves, which end alike on all ranks. If a peer is lost, the save's error says more. */
 static pd_status finish_saves(struct run *r, struct pd_error *err)
 {
     struct pd_error lost = {0};
@@ -181,8 +181,7 @@ static bool save_is_due(const struct run *r, enum pd_signal signal)
     return !is_under_way && !pd_save_failures_is_backing_off(&r->failures, r->now_ns);
 }
 
-/* Nothing is left to do but to save: until the next try is due. A signal is seen, and ends the wait of who does not leave
- * yet. */
+/* Only saving is left: waits until the next try. A signal ends the wait of a run that is not leaving yet. */
 static pd_status wait_for_try(struct run *r, enum pd_signal *ret_signal, struct pd_error *err)
 {
     const bool is_leaving = r->failures.leave_ns > 0;
@@ -204,7 +203,7 @@ static pd_status save_last_step(struct run *r, struct pd_error *err)
     PD_FAIL(err, PD_STOPPED, "asked to leave after the last step");
 }
 
-/* What hosts have a copy of by now, or, without copies, what is saved. */
+/* Logs the step that other hosts have copies of, or without copies, the saved step. */
 static void log_kept(struct run *r)
 {
     struct pd_tier_report first;
@@ -234,7 +233,7 @@ static pd_status save_and_leave(struct run *r, struct pd_error *err)
             (unsigned long long)r->state.identity.step);
 }
 
-/* Every rank stopped at the same place; they may not all have seen the signal. */
+/* Every rank stopped at the same place; some may not have seen the signal. */
 static pd_status leave(struct run *r, struct pd_error *err)
 {
     enum pd_signal signal;
@@ -275,8 +274,8 @@ static bool validation_is_due(const struct run *r)
     return every && (step % every == 0 || step == r->config->run.steps);
 }
 
-/* A save of the same step has begun before: it does not wait for this, and has the best loss of the validations before.
- *   errors  PD_STOPPED: asked to leave. The next start makes it again, with the same bits */
+/* The save of this step has already begun. It does not wait for the validation, and has the best loss of earlier ones.
+ *   errors  PD_STOPPED: asked to leave. The next start repeats it, with the same bits */
 static pd_status validate(struct run *r, double *ret_loss, struct pd_error *err)
 {
     PD_TRY(pd_engine_validate(r->engine, r->validation_sequences, ret_loss, err));
@@ -370,11 +369,10 @@ pd_status pd_run_save_in_validation(void *run, struct pd_error *err)
         r->unwritten = NULL;
     }
     PD_TRY(saved);
-    return signal == PD_SIGNAL_SAVE ? save_if_due(r, signal, err) : PD_OK; /* to leave, it comes back as PD_STOPPED */
+    return signal == PD_SIGNAL_SAVE ? save_if_due(r, signal, err) : PD_OK; /* a request to leave returns as PD_STOPPED */
 }
 
-/* Ranks disagree on gradients: what was computed since they agreed is not believed. Where the rank is that is wrong it alone
- * knows. */
+/* Ranks got different gradients: results since their last agreement are not trusted. Only the faulty rank knows its GPU. */
 static pd_status doubt(struct run *r, struct pd_error *err)
 {
     const uint32_t wrong = r->engine->disagreement.rank;
@@ -433,14 +431,14 @@ static pd_status run_step(struct run *r, struct pd_error *err)
     return validated;
 }
 
-/* A run that is back at its beginning has no checkpoint, and beside what is in quarantine none would begin. */
+/* Back at the beginning, a run has no checkpoint, and could not start beside those in quarantine. */
 pd_status pd_run_end_in_doubt(struct run *r, struct pd_error *err)
 {
     if (r->state.identity.step == 0) PD_TRY(save_and_wait(r, err));
     return pd_error_pass(err, r->rollbacks->doubt.status, &r->rollbacks->doubt);
 }
 
-/* Whether there is anything left to step or to save. */
+/* Whether any step or save is left. */
 static bool goes_on(struct run *r)
 {
     pd_rollbacks_pass(r->rollbacks, r->config, r->comm->rank == 0, &r->state);

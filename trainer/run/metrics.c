@@ -17,10 +17,10 @@
 static const struct pd_metrics_sink *const sinks[] = {&pd_metrics_json, &pd_metrics_tensorboard, &pd_metrics_prometheus};
 enum { SINKS = sizeof sinks / sizeof *sinks };
 
-/* Of one sink. */
+/* State of one sink. */
 struct outlet {
     void *open;              /* NULL: it is not open */
-    uint64_t lost, retry_ns; /* lines in a row; until then nobody tries to open it again */
+    uint64_t lost, retry_ns; /* consecutive lost lines; no reopening before retry_ns */
     uint32_t failures;       /* in a row */
 };
 
@@ -31,7 +31,7 @@ struct pd_metrics {
     struct pd_progress_mode progress;
     uint64_t start_ns, last_line_ns;
     uint64_t first_step; /* of this launch */
-    bool drawn;          /* a bar stands on the terminal's line */
+    bool drawn;          /* the terminal shows a bar */
 };
 
 uint64_t pd_metrics_resident_bytes(void)
@@ -55,7 +55,7 @@ pd_status pd_metrics_open(const struct pd_metrics_options *options, struct pd_me
     for (int i = 0; i < SINKS; i++) {
         if (!sinks[i]->is_wanted(options->config)) continue;
         const pd_status st = sinks[i]->open(&m->options, &m->outlets[i].open, sinks[i]->is_record ? err : NULL);
-        if (!st || !sinks[i]->is_record) continue; /* the first line tries again, and says what is wrong */
+        if (!st || !sinks[i]->is_record) continue; /* the first line retries, and logs the error */
         pd_metrics_close(m);
         return st;
     }
@@ -99,7 +99,7 @@ static void format_eta(double seconds, char *text, size_t room)
                  (unsigned long long)(s % 60));
 }
 
-/* What matters most comes first: a terminal that is too narrow shows less. */
+/* The most important comes first, for narrow terminals. */
 static void write_progress(const struct pd_metrics *m, const struct pd_metrics_line *line, FILE *out)
 {
     const struct pd_metrics_step *s = &line->step;
@@ -111,7 +111,7 @@ static void write_progress(const struct pd_metrics *m, const struct pd_metrics_l
     if (!isnan(line->validation_loss)) fprintf(out, " val %.4f", line->validation_loss);
     fprintf(out, " %.0f tok/s ckpt %s eta %s |g| %.3f lr %.2e %.0f%% of GEMM", line->tokens_per_second, newest, eta,
             s->result.gradient_norm, s->result.learning_rate, 100 * line->gemm_share);
-    /* Why a step takes long: other programs want the cores too. */
+    /* A reason for slow steps: other programs use the cores. */
     double load;
     const uint32_t cores = pd_cpu_cores();
     if (getloadavg(&load, 1) == 1 && load > 1.25 * cores + 1)
@@ -138,7 +138,7 @@ static void print_progress(struct pd_metrics *m, const struct pd_metrics_line *l
     if (columns && strlen(text) >= columns) { /* a column stays free: a full line would wrap on some terminals */
         text[columns - 1] = '\0';
         char *last = strrchr(text, ' ');
-        if (last) *last = '\0'; /* a whole word less */
+        if (last) *last = '\0'; /* drop a whole word */
     }
     (void)fprintf(stderr, "%s%s%s", is_bar ? PD_PROGRESS_CLEAR : "", text, is_bar && !is_last ? "" : "\n");
     (void)fflush(stderr);
@@ -155,8 +155,8 @@ static bool progress_due(const struct pd_metrics *m, const struct pd_metrics_ste
     return pd_clock_seconds_since(m->last_line_ns) >= m->progress.line_seconds;
 }
 
-/* One warning when it breaks, one line when it works again. A sink that fails is opened again after ever longer times; the
- * record stays open, and takes the next line that it can. */
+/* Warns once when it breaks, and logs once when it works again. A failed sink is reopened at growing intervals; the record
+ * stays open and takes the next line it can. */
 static void write_to(struct pd_metrics *m, int number)
 {
     const struct pd_metrics_sink *sink = sinks[number];
@@ -214,9 +214,9 @@ static void make_line(struct pd_metrics *m, const struct pd_metrics_step *s)
 
 void pd_metrics_write(struct pd_metrics *m, const struct pd_metrics_step *s)
 {
-    const bool is_before = s->kind == PD_METRICS_VALIDATED; /* a step of an earlier start, where it is the first line */
+    const bool is_before = s->kind == PD_METRICS_VALIDATED; /* a step of an earlier start, if it is the first line */
     if (!m->first_step) m->first_step = s->step + is_before;
-    /* A step that is faster than its products alone says that something else ran while those were measured. */
+    /* A step faster than its GEMMs alone means that something else ran while those were measured. */
     if (m->options.gemm_flops_per_second > 0)
         m->options.gemm_flops_per_second =
             fmax(m->options.gemm_flops_per_second, tokens_per_second(s) * m->options.flops_per_token);

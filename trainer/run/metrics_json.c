@@ -1,6 +1,6 @@
-/* metrics.jsonl in the run directory: one object a step, appended with one write. A step that was computed again after a
- * restart appears again under its launch's fence, and one that was saved before its validation appears again with that:
- * the last line of a step counts. */
+/* metrics.jsonl in the run directory: one object per step, appended with one write. A step recomputed after a restart
+ * appears again with its launch's fence; one saved before its validation appears again with the result. The last line of a
+ * step counts. */
 #include "trainer/run/metrics_sink.h"
 
 #include "ckpt/base/json.h"
@@ -20,7 +20,7 @@ struct json_lines {
     char path[4096];
 };
 
-/* The run's directory is there: what its metrics lead to, if anything, is not. */
+/* The run directory exists, but its metrics.jsonl links to something that does not. */
 static pd_status fail_to_open(const char *path, int number, struct pd_error *err)
 {
     const pd_status st = number == ENOENT ? PD_IO : pd_status_from_errno(number);

@@ -1,9 +1,10 @@
-/* Opening a rank, in the order in which later parts need earlier ones, and closing it, in reverse:
+/* Opens a rank, with later parts built on earlier ones, and closes it in reverse:
  *
  *   device -> transfers between GPUs -> model, data, memory, engine -> tiers -> offload files
  *          -> saver -> room for checkpoints -> state (resume.h) -> metrics
  *
- * What one rank alone finds out is agreed upon before the next part begins, so all ranks fail with the same status. */
+ * What one rank alone learns is agreed on before the next part begins, so all ranks fail with the same status.
+ */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/file_limit.h"
 #include "ckpt/base/heartbeat.h"
@@ -44,9 +45,9 @@ static struct pd_gemm gemm_here(const struct pd_engine *e)
         .m = SIDE, .n = SIDE, .k = SIDE, .a = {a, PD_F32, SIDE}, .b = {b, PD_F32, SIDE}, .c = {c, PD_F32, SIDE}};
 }
 
-/* Operations a second of all ranks of `comm` together, which compute at the same time: the best of some products. Collective.
- * On a GPU the operands lie in memory for gradients, or the plan's: before the first step and the first save. Every element is
- * the same small number; zeros stay behind, as there were. */
+/* Operations per second of all ranks of `comm` computing at once: the best of several products. Collective. On a GPU the
+ * operands are in the gradients' memory, or the plan's: call before the first step and save. All elements are one small
+ * number; memory is zeroed again afterwards. */
 static pd_status gemm_rate_measure(struct pd_engine *e, struct pd_comm *comm, double *ret_flops_per_second,
                                    struct pd_error *err)
 {
@@ -55,7 +56,7 @@ static pd_status gemm_rate_measure(struct pd_engine *e, struct pd_comm *comm, do
     const struct pd_rank_device *device = e->options.device;
     const struct pd_gemm gemm = device ? pd_engine_gemm(e) : gemm_here(e);
     const struct pd_span operands = {(void *)(uintptr_t)gemm.a.data, 3 * gemm.m * gemm.k * pd_dtype_bytes(gemm.a.dtype),
-                                     false}; /* one behind the other */
+                                     false}; /* one after another */
     double best = 0;
     if (device) PD_TRY(pd_dev_fill(device->dev, device->compute, operands, 0x2e, err));
     PD_TRY(pd_comm_barrier(comm, err));
@@ -87,7 +88,7 @@ static pd_status publish_config(struct run *r, struct pd_error *err)
     return pd_group_agree(&r->group, st, err);
 }
 
-/* For whoever samples from the run, once it is known that the run goes on with this data. */
+/* For sampling from the run, once it is certain that the run continues with this data. */
 static pd_status publish_tokenizer(struct run *r, struct pd_error *err)
 {
     char path[4096];
@@ -114,7 +115,7 @@ static bool keeps_files(const struct pd_config *c)
 
 static const struct pd_comm_memory host_memory = {.copy = NULL};
 
-/* For groups alone, whose pieces are in the host's memory whatever the communicator above knows. */
+/* For groups, whose pieces are always in host memory. */
 static pd_status split_for_host(struct run *r, struct pd_comm **ret_comm, struct pd_error *err)
 {
     PD_TRY(pd_comm_split(r->comm, 0, r->comm->rank, ret_comm, err));
@@ -122,8 +123,8 @@ static pd_status split_for_host(struct run *r, struct pd_comm **ret_comm, struct
     return PD_OK;
 }
 
-/* Saves and copies take as long as storage does, and some ranks longer than others: a peer that is silent there is not lost.
- * One that is lost shows in training. */
+/* Saves and copies take as long as storage does, on some ranks longer than on others: a silent peer is not lost. A lost one
+ * shows in training. */
 static pd_status open_tiers(struct run *r, struct pd_error *err)
 {
     struct pd_tiers_options options = {.quarantine_bytes_max = UINT64_C(64) << 30,
@@ -152,7 +153,7 @@ static pd_status open_tiers(struct run *r, struct pd_error *err)
     return pd_tiers_open(r->vfs, &options, &r->tiers, err);
 }
 
-/* NCCL takes its buffers when it first needs them, after everything else has its place. */
+/* NCCL allocates its buffers on first use, after everything else. */
 static void check_nccl_room(const struct run *r, const struct pd_memory_plan *plan)
 {
     struct pd_dev_memory memory;
@@ -164,7 +165,7 @@ static void check_nccl_room(const struct run *r, const struct pd_memory_plan *pl
            r->config->batch.micro_batch > 1 ? " or lower batch.micro_batch" : "");
 }
 
-/* The first file that differs from that of rank 0, where files do: what they are taken as may differ, too. theirs: (count) */
+/* Names the first file that differs from rank 0's; the format chosen for it may differ too. theirs: (count) */
 static pd_status name_other_file(const struct pd_data *data, const struct pd_data_file *theirs, uint32_t count,
                                  const char *host, struct pd_error *err)
 {
@@ -223,7 +224,7 @@ static pd_status agree_data(struct run *r, struct pd_error *err)
     return st;
 }
 
-/* What fails here fails on some ranks only, in the middle of operations of all: the others are told by an end of these. */
+/* A failure here affects only some ranks, in the middle of collective operations: ending those tells the others. */
 static pd_status build_engine(struct run *r, struct pd_error *err)
 {
     struct pd_memory_plan plan;
@@ -291,7 +292,7 @@ static pd_status open_device(struct run *r, struct pd_error *err)
             "some ranks have a GPU and others have none; leave out the hosts without one, or set run.device=cpu");
 }
 
-/* A GPU is there and the CPU computes: nobody means that who did not say so. */
+/* There is a GPU but the CPU computes: probably unintended, unless configured. */
 static void log_unused_gpu(void)
 {
     struct pd_gpus gpus;
@@ -341,14 +342,14 @@ static pd_status set_up_local(struct run *r, struct pd_error *err)
     return PD_OK;
 }
 
-/* What this rank was planned to take and does not hold yet. */
+/* Planned memory that this rank has not allocated yet. */
 static uint64_t memory_to_come(const struct run *r)
 {
     const uint64_t held = pd_metrics_resident_bytes() / (r->is_thread ? r->comm->size : 1);
     return r->planned_bytes > held ? r->planned_bytes - held : 0;
 }
 
-/* Between GPUs by NCCL; where there is none, or ranks share a GPU, through the memory of the host. */
+/* Between GPUs by NCCL; without it, or if ranks share a GPU, through host memory. */
 static pd_status open_transfers(struct run *r, struct pd_error *err)
 {
     struct pd_error why;
@@ -374,7 +375,7 @@ static void unpin_state(void *saver)
     pd_saver_unpin(saver);
 }
 
-/* Before the state is there: building an index takes memory that goes back, and nothing else is in use yet. */
+/* Before the state is loaded: building an index needs temporary memory, and nothing else is in use yet. */
 static pd_status make_saver(struct run *r, struct pd_error *err)
 {
     const struct pd_config *c = r->config;
@@ -384,8 +385,8 @@ static pd_status make_saver(struct run *r, struct pd_error *err)
     return PD_OK;
 }
 
-/* State in files is made in them: whether they fit is said, and they are made, before that. Where the first tier is in
- * memory and left out of saves, files are made as they are needed, which is fewer. */
+/* Checks that files for state fit, and creates them first. If the first tier is in memory and excluded from saves, files are
+ * created as needed, which is fewer. */
 static pd_status make_generations(struct run *r, uint64_t bytes, struct pd_error *err)
 {
     struct pd_store *store = pd_tiers_store(r->tiers, 0);
@@ -436,7 +437,7 @@ static const char *step_log_dir(const struct run *r)
     return r->comm->rank_here ? NULL : r->config->run.dir;
 }
 
-/* What was known to be kept before still is, unless it is given up. */
+/* The step known to be kept remains kept, unless it is given up. */
 static pd_status open_step_log(struct run *r, const struct pd_step_line *known, struct pd_resume_report *report,
                                struct pd_error *err)
 {
@@ -461,7 +462,7 @@ static struct pd_resume_limit limit_of(const struct pd_rollbacks *rollbacks, con
     return (struct pd_resume_limit){rollbacks->target, rollbacks->doubts ? doubt : NULL, *known};
 }
 
-/* Where ranks have not compared gradients yet, what they begin with is what they go back to. */
+/* Before ranks have compared gradients, the start is what they go back to. */
 static void trust_start(struct run *r)
 {
     const uint64_t every = r->config->guard.replay_every, step = r->state.identity.step;

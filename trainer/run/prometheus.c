@@ -1,5 +1,5 @@
-/* Metrics in Prometheus' text format, version 0.0.4: names end in their unit, counters in _total.
- * source: prometheus.io/docs/instrumenting/exposition_formats, prometheus.io/docs/practices/naming */
+/* Metrics in Prometheus' text format, version 0.0.4: names end in their unit, counters in _total. source:
+ * prometheus.io/docs/instrumenting/exposition_formats, prometheus.io/docs/practices/naming */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/thread.h"
 #include "trainer/config/check.h"
@@ -17,7 +17,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* What every line of one start has in common. */
+/* Common to every line of one start. */
 struct prometheus {
     char run[1024]; /* run.dir: the label of every sample */
     uint32_t ranks;
@@ -164,10 +164,9 @@ static pd_status prometheus_text(const struct prometheus *p, const struct pd_met
     PD_FAIL(err, PD_NO_MEMORY, "metrics: no memory");
 }
 
-/* metrics.prometheus_listen: rank 0 answers GET /metrics with the newest line, by libmicrohttpd.
- *
- * One thread of ours runs the daemon, so that it has a name and takes no signals. It sleeps between rounds: without a free
- * descriptor accept fails at once, and the daemon alone would spin on a core that the ranks need. */
+/* metrics.prometheus_listen: rank 0 answers GET /metrics with the newest line, by libmicrohttpd. Our own thread runs the
+ * daemon, to have a name and block signals. It sleeps between rounds: without a free descriptor accept fails at once, and
+ * the daemon alone would spin on a core that ranks need. */
 
 #define CLIENTS_MAX 64u
 #define CLIENT_SECONDS 10u /* without a byte */
@@ -180,7 +179,7 @@ struct endpoint {
     pthread_t thread;
     _Atomic bool is_closing;
 
-    pthread_mutex_t lock; /* guards what follows */
+    pthread_mutex_t lock; /* guards the fields below */
     char *text;           /* of the newest line; NULL: none yet */
 };
 
@@ -190,7 +189,7 @@ static enum MHD_Result endpoint_answer(void *context, struct MHD_Connection *con
     static char has_headers;
     struct endpoint *e = context;
     (void)version, (void)body;
-    if (!*state || *body_bytes) { /* the request is not whole, and a body says nothing */
+    if (!*state || *body_bytes) { /* the request is incomplete; a body is ignored */
         *state = &has_headers;
         *body_bytes = 0;
         return MHD_YES;

@@ -38,8 +38,8 @@ struct change {
     char text[640];
 };
 
-/* What came from another program has no data and no lineage of ours: lineages are counted from 1. The first run that goes on
- * from it begins one, and fixes batch, numerics and data. */
+/* An imported checkpoint has no data and no lineage; lineages count from 1. The first run that continues from it begins one,
+ * and fixes batch, numerics and data. */
 static bool is_imported(const struct pd_commit *commit)
 {
     return commit->state.identity.lineage == 0;
@@ -77,8 +77,8 @@ static void log_schedule(const struct pd_engine *e, const struct pd_config *save
                     keys);
 }
 
-/* A run that goes on from an import continues behind the samples that were consumed: as many as the other system counted, or
- * what its steps are in batches of this run. */
+/* A run that continues an import skips the samples already consumed: as counted by the other system, or computed from its
+ * steps in batches of this run. */
 static void count_imported_samples(const struct pd_engine *e, struct pd_run_state *s)
 {
     const char *why = s->samples ? "as its system counted" : "which is its steps times batch.sequences";
@@ -215,7 +215,7 @@ static pd_status fill_launch(const struct pd_engine *e, const struct pd_tiers *t
     return pd_config_print(e->options.config, &state->config, err);
 }
 
-/* Bits of another device, or of another library on it, are not those of before. */
+/* Another device, or library on it, gives other bits than before. */
 static void log_other_device(const struct pd_engine *e, const struct pd_run_state *saved)
 {
     char *now = NULL, before_said[320], now_said[320];
@@ -292,7 +292,7 @@ static void log_new_lineage(const struct pd_identity *identity, const struct cha
            change->text, (unsigned long long)identity->lineage, (unsigned long long)identity->step + 1);
 }
 
-/* A record that was copied here from another run is damage, and what differs in its configuration is no advice. */
+/* A record copied here from another run is damage; differences in its configuration are then no useful advice. */
 static pd_status check_record(struct pd_vfs *vfs, const char *directory, const struct pd_commit *commit, pd_status st,
                               struct pd_error *err)
 {
@@ -341,7 +341,7 @@ static pd_status load_entry(struct pd_vfs *vfs, const struct candidate *c, struc
     return PD_OK;
 }
 
-/* It is of a later step than is wanted, and of the same run. */
+/* It is of the same run, but later than wanted. */
 static pd_status leave_alone(struct pd_tiers *tiers, const struct candidate *c, struct pd_group *group, const char *doubt,
                              struct pd_identity *ret_identity, struct pd_error *err)
 {
@@ -369,7 +369,7 @@ static pd_status pass_over(const struct candidate *c, struct pd_group *group, co
     return pd_store_quarantine(c->store, &c->entry, damage->message, err);
 }
 
-/* A storage error says nothing about the bytes; the same step of another tier is as good, and an older one is not. */
+/* A storage error does not mean damage. The same step in another tier will do; an older one will not. */
 static bool is_elsewhere(struct pd_tiers *tiers, const struct candidate *c, struct pd_group *group,
                          const struct pd_error *cause)
 {
@@ -396,7 +396,7 @@ static bool has_gone(struct pd_tiers *tiers, const struct candidate *c, struct p
     return true;
 }
 
-/* Step 1 beside checkpoints that are only damaged or incomplete would, in time, delete what might be brought back. */
+/* Starting at step 1 beside damaged or incomplete checkpoints would eventually delete what might be repaired. */
 static pd_status refuse_to_bury(struct pd_store *store, const struct pd_resume_report *report, const struct pd_error *damage,
                                 struct pd_error *err)
 {
@@ -447,8 +447,8 @@ static bool is_known_of(const struct candidate *c, const struct pd_step_line *kn
     return is_same;
 }
 
-/* The loss of a host costs the steps that no other had a copy of yet. A copied step, and where nothing is copied the last
- * whole one, is not given up while hosts may come back that hold it.
+/* Losing a host costs the steps of which no other host had a copy. While hosts that hold a copied step (or without copies
+ * the last complete one) may return, that step is not given up.
  *   errors  PD_HOSTS_AWAY */
 static pd_status check_hosts_away(const struct pd_config *config, struct pd_tiers *tiers, const struct pd_step_line *known,
                                   struct pd_error *err)
@@ -508,7 +508,7 @@ pd_status pd_resume(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group 
         }
     }
     const bool begins_in_doubt =
-        limit.doubt && later.lineage && !report.damaged; /* what was put aside is of this run, and newer */
+        limit.doubt && later.lineage && !report.damaged; /* the quarantined ones are of this run, and newer */
     for (uint32_t t = 0; !report.resumed && !begins_in_doubt && t < pd_tiers_count(tiers); t++) {
         struct pd_store *store = pd_tiers_store(tiers, t);
         if (store) PD_TRY(refuse_to_bury(store, &report, &damage, err));

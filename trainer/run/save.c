@@ -1,9 +1,9 @@
-/* A queue of saves and the one thread that works through it. Three counters under one lock, each only grows:
+/* A queue of saves and the thread that processes it. Three counters under one lock; each only grows:
  *
  *   collected <= finished <= started
  *
- * A save's place is its number modulo the places. started - collected never exceeds them: in_flight are under way, and one
- * more has ended here and is still told to the other ranks. Each save under way says whether it pins the state. */
+ * A save is stored at its number modulo PLACES. started - collected never exceeds PLACES: in_flight saves are running, and
+ * one more has ended here but is still being agreed on. Each running save records whether it pins the state. */
 #include "trainer/run/save.h"
 #include "ckpt/base/backoff.h"
 #include "ckpt/base/checked.h"
@@ -88,14 +88,14 @@ bool pd_save_failures_is_too_long(const struct pd_save_failures *f, uint64_t now
 
 /* ---- the queue ---- */
 
-/* How a save stands to those before it. */
+/* How a save relates to earlier ones. */
 enum save_order {
-    SAVE_BESIDE,     /* it may begin while others are under way */
-    SAVE_AFTER_COPY, /* state of a GPU, which has one mirror: the save before has copied what is in it */
+    SAVE_BESIDE,     /* may start while others run */
+    SAVE_AFTER_COPY, /* GPU state with one mirror: the previous save must have copied it */
     SAVE_ALONE       /* state in files, whose pool has one user at a time: all others have ended */
 };
 
-/* What pd_state_save_wait leaves, where state is in files. */
+/* Results of pd_state_save_wait for state in files. */
 struct shard {
     struct pd_shard_summary summary;
     uint32_t slot;
@@ -112,7 +112,7 @@ struct save {
     uint64_t start_ns;
     bool is_pinned;      /* the state in memory is still to be read, and may not change */
     bool is_overwritten; /* it may have changed: this save cannot read it again */
-    pd_status begun;     /* what became of pd_state_save_begin, with its error in the outcome */
+    pd_status begun;     /* result of pd_state_save_begin, with its error in the outcome */
     struct pd_saver_outcome outcome;
     struct shard shard;
 };
@@ -131,14 +131,14 @@ struct pd_saver {
     /* Writers of each tier; tiers of equal compression share the first one's. With engine->staging, which they write from,
      * they belong to the saver's thread: its owner is checked whenever it uses them. */
     struct pd_shard_writer *writers[PD_TIERS_MAX];
-    struct pd_thread_pool *pool; /* compresses; NULL where nothing does */
-    void *index;                 /* of whole tensors, which a commit takes over */
+    struct pd_thread_pool *pool; /* for compression; NULL: none */
+    void *index;                 /* of whole tensors, for the commit */
 
     pthread_t thread;
     bool is_running;
     int rank; /* for log lines and fault points of the thread */
 
-    pthread_mutex_t lock; /* guards what follows */
+    pthread_mutex_t lock; /* guards the fields below */
     pthread_cond_t changed;
     struct save saves[PLACES];
     uint64_t started, finished, collected;
@@ -161,7 +161,7 @@ struct pd_saver {
 
 static void on_copied(void *saver);
 
-/* The first tier links the files, which are whole by now; another tier copies them. */
+/* The first tier links the files, which are complete by now; another tier copies them. */
 static pd_status files_write(struct pd_saver *s, struct save *save, struct pd_store *store, uint32_t tier,
                              pd_status *ret_written, struct pd_shard_summary *ret_summary, struct pd_error *err)
 {
@@ -198,7 +198,7 @@ uint64_t pd_saver_file_bytes(const struct pd_saver *s)
     return most;
 }
 
-/* One file for the next save, where files lie in memory. The saver's thread, while no save is under way. */
+/* Prepares one file for the next save, if files are in memory. Runs on the saver's thread between saves. */
 static void make_file(struct pd_saver *s)
 {
     struct pd_tier_report first;
@@ -296,7 +296,7 @@ static void unpin(struct pd_saver *s, struct save *save)
     pthread_cond_broadcast(&s->changed);
 }
 
-/* The state may change from here on: a save under way that has not read it cannot be tried again. */
+/* The state may change from now on: a running save that has not read it cannot be retried. */
 static void mark_overwritten(struct pd_saver *s)
 {
     for (uint64_t i = s->finished; i < s->started; i++)
@@ -305,7 +305,7 @@ static void mark_overwritten(struct pd_saver *s)
 
 /* ---- a save, in the thread ---- */
 
-/* The oldest save under way is the one that the thread works on. */
+/* The thread works on the oldest running save. */
 static void on_copied(void *context)
 {
     struct pd_saver *s = context;
@@ -314,7 +314,7 @@ static void on_copied(void *context)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* A tier has failed and the next one is to be asked: the state stays as it is, if no update may have begun. */
+/* A tier failed and the next is tried: keeps the state, if no update may have begun. */
 static bool hold(void *context)
 {
     struct pd_saver *s = context;
@@ -354,7 +354,7 @@ static pd_status write_save(struct pd_saver *s, struct save *save, struct pd_err
     return PD_OK;
 }
 
-/* Called with the lock, which is open meanwhile. */
+/* Called with the lock held; releases it meanwhile. */
 static void run_save(struct pd_saver *s, struct save *save)
 {
     pthread_mutex_unlock(&s->lock);
@@ -380,7 +380,7 @@ static void *thread_main(void *argument)
         if (s->finished < s->started)
             run_save(s, &s->saves[s->finished % PLACES]);
         else if (s->is_file_due) {
-            /* Called with the lock, which is open meanwhile. */
+            /* Called with the lock held; releases it meanwhile. */
             s->is_file_due = false;
             pthread_mutex_unlock(&s->lock);
             make_file(s);
@@ -495,7 +495,7 @@ static void start(struct pd_saver *s, const struct save *what)
 {
     const uint64_t start_ns = pd_clock_monotonic_ns(NULL);
     pthread_mutex_lock(&s->lock);
-    /* Until a place is free and the source may begin. */
+    /* Wait until there is a place and the source may begin. */
     const enum save_order order = s->order;
     PD_CHECK(s->started - s->collected < PLACES);
     while (s->started - s->finished >= pd_saver_in_flight(s) || (order == SAVE_AFTER_COPY && has_pins(s)))
@@ -527,7 +527,7 @@ void pd_saver_unpin(struct pd_saver *s)
     const bool waits = has_pins(s);
     while (has_pins(s))
         wait_changed(s);
-    /* Not collected yet: that comes from this caller, later. */
+    /* Not collected yet: this caller does that later. */
     if (waits) s->saves[(s->started - 1) % PLACES].outcome.stall_seconds += pd_clock_seconds_since(start);
     mark_overwritten(s);
     pthread_mutex_unlock(&s->lock);

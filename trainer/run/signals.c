@@ -7,7 +7,7 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
-#define JOIN_SECONDS 2 /* after TERM: longer than mpirun takes to send KILL, so that the launcher sees who died first */
+#define JOIN_SECONDS 2 /* after TERM: longer than mpirun takes to send KILL, so the launcher sees which rank died first */
 
 static _Atomic int wants_save, wants_leave;
 static _Atomic int interrupts, minds_parent, has_joined;
@@ -37,7 +37,7 @@ pd_status pd_signals_install(struct pd_error *err)
     sigemptyset(&action.sa_mask);
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         if (sigaction(numbers[i], NULL, &before)) PD_FAIL_ERRNO(err, errno, "signal %d", numbers[i]);
-        /* nohup and shells that put a job into the background ignore these two; what asks a run to leave is always heard. */
+        /* nohup, and shells for background jobs, ignore these two; requests to leave are always handled */
         if (before.sa_handler == SIG_IGN && (numbers[i] == SIGHUP || numbers[i] == SIGINT)) continue;
         if (sigaction(numbers[i], &action, NULL)) PD_FAIL_ERRNO(err, errno, "signal %d", numbers[i]);
     }

@@ -29,7 +29,7 @@ static void print_line(const struct pd_step_line *line, char ret_text[LINE_BYTES
     snprintf(ret_text, LINE_BYTES + 1, "%-*.*s\n", (int)LINE_BYTES - 1, (int)LINE_BYTES - 1, text);
 }
 
-/* What lies at the place of another step is none, nor is what was cut off. */
+/* Rejects a line of another step's place, and a truncated one. */
 static bool parse_line(const char *text, uint64_t place, struct pd_step_line *ret)
 {
     char line[LINE_BYTES + 1];
@@ -46,7 +46,7 @@ static bool is_newer(const struct pd_step_line *a, const struct pd_step_line *b)
     return a->fence != b->fence ? a->fence > b->fence : a->step > b->step;
 }
 
-/* (LINES * LINE_BYTES), empty where there is none; malloc'ed, NULL: no memory. */
+/* (LINES * LINE_BYTES), empty if there is no file; malloc'ed, NULL: no memory. */
 static char *read_text(const char *run_dir)
 {
     char path[4200];
@@ -84,7 +84,7 @@ pd_status pd_step_log_newest(struct pd_group *group, const char *run_dir, struct
     return PD_OK;
 }
 
-/* A file of its own with what was there before: nothing is written into what somebody has linked here. 0, or the errno. */
+/* Replaces the file by a new one with the same content, so as not to write into a linked file. Returns 0 or the errno. */
 static int make_file(const char *run_dir, const char *path, int *ret_file)
 {
     char beside[4300];

@@ -21,7 +21,7 @@ static double all_of(const struct pd_rank_window *w)
     return seconds;
 }
 
-/* ---- who is slow ---- */
+/* ---- detection ---- */
 
 /* kind PD_SPENT_KINDS: of all kinds together. */
 static double value_of(const struct pd_rank_window *w, int kind)
@@ -42,7 +42,7 @@ static int compare(const void *a, const void *b)
     return x->value < y->value ? -1 : x->value > y->value;
 }
 
-/* Of ranks that do the same as each; of an even number the mean of the two in the middle. One sort for all. */
+/* Medians over ranks with the same work as each; for an even number the mean of the middle two. Sorts once. */
 static void medians_set(const struct pd_rank_window *ranks, uint32_t count, int kind, struct work *scratch,
                         double *ret_medians)
 {

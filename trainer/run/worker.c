@@ -1,4 +1,4 @@
-/* The life of a rank: open, step, close (internal.h), and how a process becomes one rank or holds all of them. */
+/* The life of a rank: open, step, close (internal.h); and how a process becomes one rank or holds all of them. */
 #include "trainer/run/worker.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/fault.h"
@@ -22,14 +22,14 @@
 
 /* ---- preempt.notice ---- */
 
-/* preempt.notice: a command that says whether this host is about to be taken away. One process of each host asks it every five
- * seconds, in a thread of its own; exit code 0 asks to save and leave, as TERM does, tells the launcher that it is this host, and
- * nothing is asked after that. */
+/* preempt.notice: a command that reports whether this host is about to be taken away. One process per host runs it every
+ * five seconds, in its own thread. Exit code 0 asks to save and leave, like TERM, and reports the host to the launcher; the
+ * polling then ends. */
 
 #define MODULE "preempt"
 #define TICK_NS UINT64_C(50000000)
 #define PERIOD_TICKS 100u
-#define ABSENT 127 /* of sh: there is no such command, or none that it may run */
+#define ABSENT 127 /* from sh: the command does not exist, or may not be run */
 
 extern char **environ;
 
@@ -40,8 +40,8 @@ struct pd_preempt {
     atomic_bool ends;
 };
 
-/* Signals are the worker's: it blocks and catches what its commands should die of. What they print goes nowhere, since they
- * are asked so often, but errors are somebody's to read. */
+/* The worker blocks and catches signals; its commands must die of them. Their output is discarded, since they run so often,
+ * but not their errors. */
 static bool spawn(const char *command, pid_t *ret_child)
 {
     char *words[] = {"sh", "-c", (char *)(uintptr_t)command, NULL};
@@ -63,7 +63,7 @@ static bool spawn(const char *command, pid_t *ret_child)
     return !failed;
 }
 
-/* Its exit code. -1: it took longer than a period, was killed, or could not be started, and says nothing. */
+/* Its exit code. -1: no result: it ran longer than a period, was killed, or could not start. */
 static int ask(struct pd_preempt *p)
 {
     pid_t child;
@@ -131,7 +131,7 @@ static bool has_another(const struct run *r)
     return r->device.dev && pd_rank_device_is_spare(&r->device, r->comm->ranks_here, getenv(PD_LAUNCH_ENV_LEFT_OUT));
 }
 
-/* Until the end of the run, or until it goes back. Collective. `launched` hears of a failure at once; NULL: nobody. */
+/* Runs until the end of the run, or until a rollback. Collective. Reports a failure to `launched` at once; may be NULL. */
 static pd_status run_open_rank(const struct pd_config *config, struct pd_comm *comm, const struct pd_launched *launched,
                                struct pd_rollbacks *rollbacks, struct pd_error *err)
 {
@@ -145,16 +145,16 @@ static pd_status run_open_rank(const struct pd_config *config, struct pd_comm *c
     if (doubts) st = pd_run_end_in_doubt(&r, err);
     if (!st) {
         st = pd_run_steps(&r, err);
-        if (st == PD_NOT_FOUND) st = pd_error_change(err, PD_IO); /* what a run needs was there when it began */
+        if (st == PD_NOT_FOUND) st = pd_error_change(err, PD_IO); /* it existed when the run began */
     }
     if (st == PD_DIVERGED && comm->rank == r.engine->not_finite_rank)
         pd_launched_not_finite(comm->rank, r.device.dev ? r.device.dev->identity : "", has_another(&r));
     const bool is_lost = st == PD_DEVICE_LOST && r.device.dev && (!doubts || comm->rank == rollbacks->wrong_rank);
     if (is_lost) pd_launched_lost_gpu(comm->rank, r.device.dev->identity, has_another(&r));
     if (is_lost || !doubts) st = pd_rank_device_explain_lost(&r.device, st, err);
-    /* What ended training is no reason to lose a save of the state before it, while there are peers to commit it with. */
+    /* If training failed, still finish saving the state before, as long as peers can commit it. */
     if (st && st != PD_PEER_LOST && r.saver) pd_saver_wait(r.saver);
-    /* Peers may still read from and write to this rank's memory: nobody may before it is freed. */
+    /* Peers may still access this rank's memory: stop that before it is freed. */
     if (st) pd_comm_abort(comm);
     if (st && r.nccl) pd_comm_abort(r.nccl);
     if (st && r.engine) pd_engine_abort(r.engine);
@@ -165,15 +165,15 @@ static pd_status run_open_rank(const struct pd_config *config, struct pd_comm *c
     return st;
 }
 
-/* The whole of `config` on this rank. Going back to an earlier step is closing the rank and opening it before that step: no
- * memory, file or thread of what was computed since is left. */
+/* Runs `config` on this rank. A rollback closes the rank and reopens it at an earlier step, so no memory, file or thread of
+ * later steps remains. */
 static pd_status run_rank(const struct pd_config *config, struct pd_comm *comm, const struct pd_launched *launched,
                           struct pd_error *err)
 {
     struct pd_rollbacks rollbacks = {.count = 0};
     pd_status st = PD_OK;
     do {
-        if (rollbacks.goes_back) pd_heartbeat_enter(PD_HEARTBEAT_SAVING); /* who watches for hangs waits for storage */
+        if (rollbacks.goes_back) pd_heartbeat_enter(PD_HEARTBEAT_SAVING); /* tells the hang detector it waits for storage */
         st = run_open_rank(config, comm, launched, &rollbacks, err);
     } while (!st && rollbacks.goes_back);
     return st;
