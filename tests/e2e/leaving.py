@@ -249,8 +249,8 @@ def on_a_disk(workspace):
                 command = Stopped(workspace, words, fault)
                 freeze(words[3], "+a")
                 command.tell(signal.SIGTERM)
-                command.end(75, re.compile(rf"^perdure: asked to leave; {words[3]}/step-\d+-1\.tmp could not be removed, and whoever writes a "
-                                           f"checkpoint there next removes it{AGAIN}\n$"))
+                command.end(75, re.compile(rf"^perdure: asked to leave; {words[3]}/step-\d+-1\.tmp could not be removed, and the next "
+                                           f"checkpoint written there removes it{AGAIN}\n$"))
                 freeze(words[3], "-a")
             run(workspace, words)
             shutil.rmtree(words[3])

@@ -168,7 +168,7 @@ void explain_standstill()
         if (t->at == RETURNED) continue;
         describe(who, sizeof who, t);
         if (t->at == WAITING) {
-            snprintf(current->problem, sizeof current->problem, "%s %s, and nobody can go on", who, doing(t));
+            snprintf(current->problem, sizeof current->problem, "%s %s, and nobody can continue", who, doing(t));
             return;
         }
         for (unsigned j = 0; j < current->threads; j++) {
@@ -186,7 +186,7 @@ void explain_standstill()
         }
     }
     describe(who, sizeof who, threads[0]);
-    snprintf(current->problem, sizeof current->problem, "%s: nobody can go on", who);
+    snprintf(current->problem, sizeof current->problem, "%s: nobody can continue", who);
 }
 
 bool release_barrier()
