@@ -502,7 +502,7 @@ pd_status pd_spill_read(struct pd_spill *s, uint32_t span, void *data, struct pd
     PD_TRY(take_slot(s, span, &slot, err));
     slot->data = data;
     PD_TRY(pd_dev_event_record(d->dev, slot->room, d->compute, err));
-    if (!s->file) return go_in(s, slot, err); /* after `room`; compute waited for it on the way out */
+    if (!s->file) return go_in(s, slot, err); /* after `room`; compute waited for the copy out */
     PD_TRY(spill_file_read(s->file, span, slot->staging, err));
     pass(slot, FROM_FILE);
     return PD_OK;

@@ -4,14 +4,14 @@ set -euo pipefail
 top=$(cd "$(dirname "$0")/.." && pwd)
 directory=${1:-$top/build}
 [ $# -eq 0 ] || shift
-# A cache of compiler output is used where there is one.
+# Uses a compiler cache if one is installed.
 launchers=()
 if command -v ccache >/dev/null; then
   for language in C CXX CUDA; do launchers+=("-DCMAKE_${language}_COMPILER_LAUNCHER=ccache"); done
 fi
 cmake -S "$top" -B "$directory" -G Ninja ${launchers[@]+"${launchers[@]}"} "$@" >"$directory.configure.log" 2>&1 || { cat "$directory.configure.log" >&2; exit 1; }
 rm -f "$directory.configure.log"
-# On a terminal ninja keeps one line that counts; a log is spared the steps.
+# On a terminal ninja shows one progress line; a log gets no progress.
 quiet=--quiet
 [ ! -t 1 ] || quiet=
 ninja -C "$directory" $quiet

@@ -26,7 +26,7 @@ say "packages"
 "$top/tools/packages.sh" build run text
 echo "all there"
 say "build, in $build; the first time takes minutes"
-# Kernels take minutes to compile: none where there is no GPU, and where there is one for that GPU alone.
+# Kernels take minutes to compile: skip them without a GPU, else compile for that GPU alone.
 cuda=-DPERDURE_CUDA=OFF
 if nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then cuda=-DPERDURE_CUDA_ARCHITECTURES=native; fi
 "$top/tools/build.sh" "$build" -DPERDURE_TESTS=OFF "$cuda"

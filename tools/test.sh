@@ -35,10 +35,10 @@ if [ $sanitize = yes ]; then
   exec ctest --output-on-failure --no-tests=error -j "$(nproc)" -R '^checked\.'
 fi
 build=${build:-$top/build}
-# Machine code of two architectures: each more costs minutes of nvcc, and no test runs it.
+# Machine code for two architectures: each further one costs minutes of nvcc, and no test runs it.
 "$top/tools/build.sh" "$build" -DPERDURE_TESTS=ON "-DPERDURE_CUDA_ARCHITECTURES=80-real;90-real"
 export PERDURE_TEST_SCALE=1
-# Some tests try a share of their cases: the same for a commit every time, others for the next one.
+# Some tests try a part of their cases: always the same part for one commit, another for the next.
 export PERDURE_TEST_SHARE=${PERDURE_TEST_SHARE:-$((16#$(git -C "$top" rev-parse --short=7 HEAD 2>/dev/null || echo 0)))}
 labels=(-LE campaign)
 if [ $all = yes ]; then
@@ -46,5 +46,5 @@ if [ $all = yes ]; then
   labels=()
 fi
 cd "$build"
-# Two more than there are processors: much of what ranks, launchers and drives do is waiting.
+# Two more than the number of cores: ranks, launchers and drives often wait.
 ctest --output-on-failure --no-tests=error -j "$(($(nproc) + 2))" "${labels[@]}"

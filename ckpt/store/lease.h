@@ -18,7 +18,7 @@ PD_MUST_USE pd_status store_lease_take(struct store_lease *lease, struct store_d
 /* Leaders of shares. PD_BUSY: a newer launch has been here; PD_IO: the fence is gone. */
 PD_MUST_USE pd_status store_lease_check_here(const struct store_lease *lease, struct pd_error *err);
 PD_MUST_USE pd_status store_lease_check(const struct store_lease *lease, struct pd_error *err); /* collective */
-/* Release works without the group, which may be broken. `forgets`: restores the directory if this launch was its first. */
 /* Leaders: removes the fence, if nothing was begun under it. */
 void store_lease_give_back(const struct store_lease *lease);
+/* Works without the group, which may be broken. `forgets`: restores the directory if this launch was its first. */
 void store_lease_release(struct store_lease *lease, bool forgets);

@@ -31,7 +31,7 @@ net=10.$((64 + $$ % 128)).0
 files=$(mktemp -d)
 
 down() {
-  # Of what was made, however far that came.
+  # Removes everything that was made, however far that got.
   for ((i = 1; i <= hosts; i++)); do
     if [ -e "/run/netns/$name-$i" ]; then ip netns del "$name-$i"; fi
   done

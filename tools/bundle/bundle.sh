@@ -37,7 +37,7 @@ fi
 for program in "$perdure" "$operations"; do
   [ -x "$program" ] || { echo "bundle: $program is not built: ninja -C $build $(basename "$program")" >&2; exit 66; }
 done
-# By a call of offload/device_cuda.c, whose errors name it: where there is no GPU the program itself cannot be asked.
+# Finds calls in offload/device_cuda.c by their error messages: without a GPU the program itself cannot be asked.
 if ! grep -q cudaMemGetInfo "$perdure"; then
   echo "bundle: $perdure is built without CUDA, and a bundle of it would test nothing: with nvcc on PATH" \
     "cmake -B $build -DPERDURE_CUDA=ON && ninja -C $build; or --simulated to try the bundle itself" >&2
@@ -48,7 +48,7 @@ mkdir -p "$out/bin" "$out/libexec" "$out/lib/cxx" "$out/share" "$out/tests/e2e"
 cp "$perdure" "$out/libexec/perdure"
 cp "$operations" "$out/libexec/gpu_operations"
 strip --strip-debug "$out/libexec/perdure" "$out/libexec/gpu_operations"
-# Our libraries are for our programs alone: python3, mpirun and compute-sanitizer of the machine have their own, newer perhaps.
+# Only our programs use our libraries: the machine's python3, mpirun and compute-sanitizer have their own, perhaps newer ones.
 for program in perdure gpu_operations; do
   cat >"$out/bin/$program" <<'EOF'
 #!/bin/sh
@@ -63,7 +63,7 @@ cp "$top/tests/e2e/gpu.py" "$top/tests/e2e/gpu_offload.py" "$top/tests/e2e/harne
 cp "$top/tools/bundle/run.sh" "$out/run.sh"
 chmod +x "$out/run.sh"
 
-# What the programs load, but for the C library, which the machine's driver was made for too.
+# Copies what the programs load, except the C library, which must match the machine's driver.
 list_of() { ldd "$1" | awk '$2 == "=>" && $3 ~ /^\// { print $3 }'; }
 for program in "$perdure" "$operations"; do list_of "$program"; done | sort -u |
   grep -Ev '/(libc|libm|libdl|libpthread|librt|libresolv|libutil|libnss_[a-z]+|ld-linux[^/]*)\.so' | while read -r library; do
@@ -73,10 +73,10 @@ for program in "$perdure" "$operations"; do list_of "$program"; done | sort -u |
   esac
 done
 
-# What is opened by name, whoever brings it: run.sh looks for what is not in lib.
+# Libraries opened by name; run.sh looks for those missing in lib.
 tr -c '[:alnum:]._' '\n' <"$perdure" | sed -nE '/^lib(cublasLt|nccl)\.so\.[0-9]+$/p' | sort -u >"$out/share/opened"
 
-# Opened by name when there is a GPU. Several hundred MiB: MANIFEST says how many.
+# Opened by name if there is a GPU. Several hundred MiB: MANIFEST has the size.
 bring() {
   local folder library
   local -A brought
@@ -95,8 +95,8 @@ if [ "$nvidia" != none ] && [ $simulated = no ]; then
   bring libnccl.so.2
 fi
 
-# What each program says that it was built from, and what lies here now. Programs of other sources than the scripts that run them
-# would waste somebody's minutes of a GPU.
+# Compares the source id of each program with the current sources. Programs from other sources than the scripts that run them would
+# waste minutes on a GPU.
 header=$(mktemp)
 rm "$header"
 cmake -DSOURCE="$top" -DHEADER="$header" -P "$top/tools/cmake/source_id.cmake"
@@ -108,7 +108,7 @@ for program in "$perdure" "$operations"; do
     "ninja -C $build $(basename "$perdure") $(basename "$operations"), then this again into another directory" >&2
 done
 
-# A text to train on: the sources themselves.
+# The training text: the sources themselves.
 (cd "$top" && find ckpt offload resharder trainer tools \( -name '*.c' -o -name '*.h' -o -name '*.md' \) -print0 | sort -z |
   xargs -0 cat) >"$out/share/text.txt"
 

@@ -11,7 +11,7 @@
 # Ranks share a GPU under every layout of 2, 3 and 4; PERDURE_TEST_SCALE=10 adds 8, every precision and ZeRO stage; --quick takes a few.
 set -uo pipefail
 here=$(cd "$(dirname "$(readlink -f "$0")")" && pwd)
-# In the order in which they run: what fails first says most.
+# In running order: the failures that say most come first.
 tests=(attention attention_memcheck attention_racecheck attention_1000 operations step_0.5B training_alone training_local training_mpi
   placements train sanitizer_memcheck sanitizer_racecheck sanitizer_synccheck sanitizer_training)
 benchmarks=(attention_64 attention_128 step_1.5B step_3B step_7B step_14B adam saves_every_step)
@@ -63,7 +63,7 @@ work=$(mktemp -d "$TMPDIR/perdure-bundle-XXXXXX" 2>/dev/null) || {
 saves_dir= no_room= # its files, where there is room
 trap 'rm -rf "$work" ${saves_dir:+"$saves_dir"}' EXIT
 
-# Where the machine has what the bundle did not bring: the loader's own folders are searched anyway.
+# Looks on the machine for what the bundle lacks; the loader's own folders are searched anyway.
 folder_of() {
   ldconfig -p 2>/dev/null | grep "^[[:space:]]*$1 " >/dev/null && return
   for folder in /usr/local/cuda*/lib64 /usr/local/cuda*/targets/*/lib /opt/cuda*/lib64; do
@@ -85,7 +85,7 @@ export PERDURE_BUNDLE_LIBRARIES
   PERDURE_BUNDLE_LIBRARIES=$here/lib/cxx${PERDURE_BUNDLE_LIBRARIES:+:$PERDURE_BUNDLE_LIBRARIES}; } 2>/dev/null
 
 text_of() { printf '%s' "$1" | tr -d '\000-\037' | sed 's/\\/\\\\/g; s/"/\\"/g'; }
-# Whole after each step: whoever is ended has what there is.
+# Written whole after each step: if killed, it holds the results so far.
 write_results() {
   local i
   {
@@ -117,7 +117,7 @@ wanted() {
 }
 last=
 for name in doctor "${tests[@]}" "${benchmarks[@]}" step_byte-1m; do ! wanted "$name" || last=$name; done
-# step NAME SECONDS COMMAND...: stdout goes to NAME.json or, where it is none, stays a log.
+# step NAME SECONDS COMMAND...: stdout goes to NAME.json if it is JSON; else it stays a log.
 step() {
   local name=$1 limit=$2 code begin state left reason=
   shift 2
@@ -149,9 +149,9 @@ skip() {
   note "$1" skipped 77 0 "$2"
   printf '%-24s %-8s %5s s  %s\n' "$1" skipped 0 "$2"
 }
-# As YAML takes any path.
+# Quotes any path for YAML.
 quoted() { printf "'%s'" "${1//\'/\'\'}"; }
-# train_config NAME [LINE]...: NAME.yaml of a run in a directory of its own.
+# train_config NAME [LINE]...: writes NAME.yaml of a run in its own directory.
 train_config() {
   local name=$1
   shift
@@ -160,7 +160,7 @@ train_config() {
 small=("model: {vocab: 256, context: 64, layers: 2, hidden: 128, heads: 2, kv_heads: 1, head_size: 64, ffn: 256}"
   "batch: {sequences: 2, micro_batch: 1, context: 64}" "checkpoint: {every: 1}" "restart: {limit: 0}")
 
-# What is not as MANIFEST says, in one line: nothing where all is.
+# Lists files that differ from MANIFEST, in one line; nothing if all match.
 damaged() {
   (cd "$here" && sed '1,/^sha256:$/d' MANIFEST | LC_ALL=C sha256sum -c --quiet 2>/dev/null | sed -n 's/: FAILED.*//p' | paste -sd ' ') 2>/dev/null
 }
@@ -175,7 +175,7 @@ if [ $code != 0 ] || ! grep -q '^perdure ' "$out/version.out"; then # an empty f
   exit 69
 fi
 cat "$out/version.out"
-# Asked whatever the steps are: they need to know.
+# Always asked, whatever the steps: they need to know.
 found=$work/doctor.json
 if wanted doctor; then
   step doctor 120 "$perdure" doctor --json
@@ -197,7 +197,7 @@ write_results
 simulated=no
 case "$device" in *simulated*) simulated=yes ;; esac
 
-# Room for two checkpoints of 18 GiB and a quarter of one, as bench ckpt asks; in memory, beside what the run has there.
+# Checks for space for two checkpoints of 18 GiB and a quarter of one, as bench ckpt needs; in memory, on top of the run's own.
 saves_kib=$((18 * 9 / 4 << 20))
 free_kib() { df -Pk "$1" 2>/dev/null | awk 'NR == 2 { print $4 }'; }
 if [ $has_gpu = yes ] && [ $quick = no ] && wanted saves_every_step; then
@@ -223,8 +223,8 @@ sanitizer() {
   elif [ $quick = yes ] && [[ "$tool" != memcheck && "$name" != attention_* ]]; then skip "$name" "quick"
   else step "$name" "$limit" "$checker" --tool "$tool" --target-processes all --error-exitcode 1 "$@"; fi
 }
-# Attention first, at T = 1,024 and 1,021, heads of 64 and 128, seven query heads a key-value head, two documents: kernels that
-# count items or wait for barriers hang where they are wrong. Then each operation, by name.
+# Attention first, at T = 1,024 and 1,021, heads of 64 and 128, seven query heads a key-value head, two documents: wrong kernels that
+# count items or wait for barriers hang. Then each operation, by name.
 step attention 300 env PERDURE_OPERATIONS_ATTENTION=2 "$here/bin/gpu_operations"
 for tool in memcheck racecheck; do
   sanitizer attention_$tool $tool 600 env PERDURE_OPERATIONS_ATTENTION=2 "$here/bin/gpu_operations" --from 0
@@ -235,7 +235,7 @@ step attention_1000 600 env PERDURE_OPERATIONS_ATTENTION=$calls PERDURE_ATTENTIO
 step operations 900 "$here/bin/gpu_operations"
 if [ $has_gpu = no ]; then skip step_0.5B "no GPU"
 elif [ $simulated = no ]; then step step_0.5B 600 "$perdure" bench step --device=gpu --preset=0.5B --json; fi
-# training STEP WITHOUT SCRIPT [ARGUMENT]...: a script of tests/e2e; WITHOUT: what the machine lacks for it
+# training STEP WITHOUT SCRIPT [ARGUMENT]...: a script of tests/e2e; WITHOUT: what the machine lacks to run it
 scale=4
 [ $quick = no ] || scale=1
 training() {
@@ -260,7 +260,7 @@ if [ $has_gpu = yes ]; then
 else skip train "no GPU"; fi
 
 for tool in memcheck racecheck synccheck; do sanitizer "sanitizer_$tool" $tool 3600 "$here/bin/gpu_operations" --from 0; done
-# Two steps with a save each: every kernel of a step in its order, with the streams of saves beside. No restart hides a failure.
+# Two steps with a save each: every kernel of a step in order, next to the streams of saves. No restart hides a failure.
 train_config sanitized "${small[@]}"
 sanitizer sanitizer_training memcheck 3600 "$perdure" train "$work/sanitized.yaml" run.steps=2 layout.transport=local
 

@@ -1,7 +1,7 @@
-# CUDA: where nvcc is, every kernel is compiled for the architectures of PERDURE_CUDA_ARCHITECTURES, whatever GPU this machine has or
-# has not. Multiplications and additions are fused where the source says so and nowhere else, subnormals are flushed, both as in C.
+# CUDA. If there is nvcc, every kernel is compiled for the architectures of PERDURE_CUDA_ARCHITECTURES, whether or not this machine has a
+# GPU. As in C, multiplications and additions are fused only where the source says so, and subnormals are flushed.
 if(PERDURE_HAVE_CUDA)
-  # The rows of trainer/math/cuda/architectures.c, as far as this nvcc knows them, and PTX for what has none. Machine code of 8.0 runs on
+  # The rows of trainer/math/cuda/architectures.c that this nvcc supports, and PTX for all others. Machine code for 8.0 also runs on
   # 8.6 and 8.9.
   set(rows 80-real 90-real 100-real 120-real 80-virtual)
   if(CMAKE_CUDA_ARCHITECTURES)

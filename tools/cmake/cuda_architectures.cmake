@@ -1,5 +1,5 @@
-# What CMake's words for architectures mean here. native, all and all-major become the lists that CMake found for the compiler, and what
-# kernels are not made for (before 8.0) goes; has_sm_90a: machine code of 9.0 is among them, so the kernels of sm_90a are compiled too.
+# Expands CMake's words for architectures. native, all and all-major become the lists that CMake found for the compiler, without those
+# that kernels do not support (before 8.0). has_sm_90a: the list has machine code for 9.0, so the kernels of sm_90a are compiled too.
 #   perdure_cuda_architectures(ret_list ret_has_sm_90a ASKED list NATIVE list ALL list ALL_MAJOR list)
 function(perdure_cuda_architectures ret_list ret_has_sm_90a)
   cmake_parse_arguments(PARSE_ARGV 2 given "" "" "ASKED;NATIVE;ALL;ALL_MAJOR")

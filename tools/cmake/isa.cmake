@@ -1,5 +1,5 @@
-# perdure_isa_sources(<target> <group> <file.c>...) compiles each file once for every instruction set and links all builds into the
-# target. A file sees PD_ISA_LEVEL (0 portable, 1 AVX2, 2 AVX-512) and names what it exports with
+# perdure_isa_sources(<target> <group> <file.c>...) compiles each file once for every instruction set and links all of them into the
+# target. A file sees PD_ISA_LEVEL (0 portable, 1 AVX2, 2 AVX-512) and names its exports with
 # PD_ISA_SYMBOL(name) of ckpt/base/cpu.h: name_avx2.
 function(perdure_isa_sources target group)
   set(portable_flags -Wno-psabi) # vectors are arguments of static functions alone

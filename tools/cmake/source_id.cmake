@@ -1,5 +1,5 @@
-# What a program says of the sources that it was built from: a header that every build makes anew, of the programs that ask for it
-# alone, so that a commit links nothing else again. Run as a script it writes the header where that would be another.
+# Records the sources that a program was built from, in a header that every build remakes. Only programs that ask for it depend on it,
+# so a commit relinks nothing else. Run as a script it writes the header if it has changed.
 if(CMAKE_SCRIPT_MODE_FILE)
   set(id "no commit")
   execute_process(COMMAND git -C ${SOURCE} rev-parse --short=12 HEAD OUTPUT_VARIABLE commit OUTPUT_STRIP_TRAILING_WHITESPACE

@@ -387,7 +387,7 @@ static void write_groups(struct pd_json_writer *w, const struct pd_config *confi
     pd_json_array_end(w);
 }
 
-/* Of the rank with most blocks. */
+/* Recomputed blocks of the rank with most blocks. */
 static uint32_t recomputed_blocks(const struct pd_laid_out *laid_out, const struct pd_model *model)
 {
     const uint32_t blocks = pd_laid_out_blocks(laid_out, model);

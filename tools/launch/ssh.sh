@@ -1,8 +1,8 @@
 #!/bin/sh
 # A run of perdure on hosts that ssh reaches: tools/launch/ssh.sh hosts.txt run.yaml [key=value ...], on one of them. hosts.txt has lines such as
-# `node1:8`. All hosts have the program, run.yaml, run.dir and the text under the same names; ssh asks for no password.
+# `node1:8`. All hosts have the program, run.yaml, run.dir and the text under the same names; ssh must not ask for a password.
 #
-# It starts again what ended with 75, until the run is done, and leaves for good when it is told to (TERM, INT).
+# It restarts after exit code 75 until the run is done, and stops for good on TERM or INT.
 hosts=${1:?the file of hosts, and the configuration} config=${2:?the configuration, after the file of hosts}
 shift 2
 leaving=
@@ -13,7 +13,7 @@ while :; do
   train=$! heard=
   wait $train
   code=$?
-  # A trapped signal ends a wait, not the run; 127: there was nothing left to wait for.
+  # A trapped signal ends the wait, not the run; 127: nothing left to wait for.
   while [ -n "$heard" ]; do
     heard=
     wait $train
