@@ -82,7 +82,7 @@ static uint32_t left_of(const struct pd_launch_account *a, const struct pd_launc
     return lost < h->slots ? h->slots - lost : 0;
 }
 
-/* Where no device is left on any host of the list those that were lost are tried again. */
+/* If no host of the list has a device left, lost devices are tried again. */
 static uint32_t places_of(const struct pd_launch_account *a, const struct pd_launch_host *h, uint64_t now_ns)
 {
     bool has_others = false;

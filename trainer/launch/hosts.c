@@ -37,9 +37,9 @@
 #define RESOLVERS_MAX 256u
 #define FAILED UINT32_MAX
 
-/* ---- what the source says ---- */
+/* ---- parsing the source ---- */
 
-/* Of DNS, or an address; user@host is ssh's. One that begins with "-" would be an option of ssh. */
+/* A DNS name or an address; ssh also takes user@host. A leading "-" would be an option of ssh. */
 static bool is_host_name(const char *name)
 {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-:@%";
@@ -70,7 +70,7 @@ static bool line_parse(char *line, uint32_t slots, struct pd_launch_host_seen *r
     return true;
 }
 
-/* The first host under this key, which is `host` where there was none; NULL: none, and no host was given. */
+/* The first host with this key, or `host` if there is none; NULL: neither. */
 static struct pd_launch_host_seen *first_of(struct hsearch_data *table, char *key, struct pd_launch_host_seen *host)
 {
     ENTRY *found;
@@ -123,9 +123,9 @@ pd_status pd_launch_hosts_parse(const char *text, uint32_t slots, struct pd_laun
 
 /* ---- in the process that looks ---- */
 
-/* Writes a host's record to the pipe each time more is known of it, in one write, which a pipe takes whole. */
+/* Writes a host's record to the pipe whenever more is known, in one atomic write. */
 struct finding {
-    uint32_t number; /* of the host, in order; FAILED: there is none */
+    uint32_t number; /* of the host, in order; FAILED: no host */
     union {
         struct pd_launch_host_seen host;
         char failure[512];
@@ -158,7 +158,7 @@ static bool is_own_name(const char *name)
     return strcmp(name, "localhost") == 0;
 }
 
-/* ret_address: untouched for this host, and where the name has none */
+/* ret_address: unchanged for this host, or if the name has none */
 static bool find_host(const char *name, char ret_address[PD_LAUNCH_ADDRESS_BYTES])
 {
     struct addrinfo *found = NULL, hints = {.ai_socktype = SOCK_DGRAM};
@@ -189,7 +189,7 @@ static void *names_resolve(void *names)
     return NULL;
 }
 
-/* All at once: where a name server does not answer each name takes seconds. `answers` is for this host alone. */
+/* All in parallel: without a working name server each name takes seconds. `answers` is only for this host. */
 static void names_resolve_all(struct pd_launch_host_seen *hosts, uint32_t count)
 {
     pthread_t threads[RESOLVERS_MAX];
@@ -269,7 +269,7 @@ static void set_question(const struct question *q, const char *links, char *ret_
     if (has_self && links[0]) snprintf(ret_text + used, bytes - used, "; '%s' reach%s", self, links);
 }
 
-/* As hosts that are asked say it; "": not known. */
+/* In the form that other hosts report it; "": unknown. */
 static void own_machine(char ret_machine[PD_LAUNCH_MACHINE_BYTES])
 {
     char boot[64] = "", name[64] = "";
@@ -304,7 +304,7 @@ static void hear(struct asked *a)
     a->said[a->bytes] = '\0';
 }
 
-/* Behind what a profile of its shell may print. */
+/* Skips output of the shell's profile. */
 static void take_machine(struct asked *a, char ret_machine[PD_LAUNCH_MACHINE_BYTES])
 {
     hear(a);
@@ -375,9 +375,9 @@ bool pd_launch_look_waits(int patience, int slowest_ms, int last_ms, int waited_
     return waited_ms < LOOK_MS_MAX && waited_ms - last_ms < limit_of(patience, slowest_ms);
 }
 
-/* ---- who reaches whom ---- */
+/* ---- links between hosts ---- */
 
-/* What this host finds itself, in the place of one that was asked. */
+/* Tests links from this host, as its own report. */
 static void ask_from_here(const struct pd_launch_host_seen *hosts, uint32_t count, struct asked *ret_said)
 {
     const char **addresses = calloc(count, sizeof *addresses);
@@ -395,7 +395,7 @@ static void ask_from_here(const struct pd_launch_host_seen *hosts, uint32_t coun
 
 struct links {
     struct pd_launch_host_seen *hosts;
-    struct asked *asked; /* (count) what they said is cut into words */
+    struct asked *asked; /* (count) whose output is cut into words */
     bool *takes_part;    /* (count) it answers, and has not been left out */
     bool *is_lost;       /* (count, count) probes from one to the other are lost */
     uint32_t *cut;       /* (count) others that take part and that it does not reach, or that do not reach it */
@@ -434,7 +434,7 @@ static void links_set(struct links *l, struct hsearch_data *addresses)
         if (l->hosts[k].address[0]) (void)first_of(addresses, l->hosts[k].address, &l->hosts[k]);
     for (uint32_t i = 0; i < n; i++)
         if (l->hosts[i].answers) links_take(l, i, addresses);
-    for (uint32_t k = 0; k < n; k++) { /* more names of an address share what is lost to it */
+    for (uint32_t k = 0; k < n; k++) { /* other names of an address share its broken links */
         const struct pd_launch_host_seen *first =
             l->hosts[k].address[0] ? first_of(addresses, l->hosts[k].address, NULL) : NULL;
         for (uint32_t i = 0; first && i < n; i++)
@@ -477,7 +477,7 @@ static void find_links(struct links *l, struct hsearch_data *addresses, int resu
         tell(results, l->hosts, i);
 }
 
-/* Of all others. malloc'ed; NULL: no memory. */
+/* Addresses of all other hosts. malloc'ed; NULL: no memory. */
 static char *addresses_but(const struct pd_launch_host_seen *hosts, uint32_t count, uint32_t self)
 {
     size_t bytes;
@@ -508,7 +508,7 @@ static uint32_t begin_to_ask_all(const struct question *q, struct pd_launch_host
     return left;
 }
 
-/* True: it has said yes or no. */
+/* True: it answered yes or no. */
 static bool take_answer(struct pd_launch_host_seen *h, struct asked *a)
 {
     int status;
@@ -521,7 +521,7 @@ static bool take_answer(struct pd_launch_host_seen *h, struct asked *a)
     return true;
 }
 
-/* All at once. Where machines are busy those that answer take long too, and while answers come the others get more time. */
+/* Asks all in parallel. Busy machines answer slowly, so while answers arrive the others get more time. */
 static void ask_all(const struct question *q, struct pd_launch_host_seen *hosts, uint32_t count, int results)
 {
     struct asked *asked = calloc(count, sizeof *asked);
@@ -561,7 +561,7 @@ static void ask_all(const struct question *q, struct pd_launch_host_seen *hosts,
     free(asked);
 }
 
-/* Ranks fill hosts in this order: where the launcher's host takes part rank 0, which writes the run's record, is on it. */
+/* Ranks fill hosts in this order: if the launcher's host is used, it gets rank 0, which writes the run's record. */
 static void own_first(struct pd_launch_host_seen *hosts, uint32_t count)
 {
     uint32_t own = 0;
@@ -623,7 +623,7 @@ pd_status pd_launch_look_begin(const char *source, const char *agent, uint32_t s
     return PD_OK;
 }
 
-/* True: there is nothing more. */
+/* True: no more records. */
 static bool take_finding(struct pd_launch_look *l)
 {
     struct finding f;

@@ -44,15 +44,15 @@
 #define BEGIN_WARN_NS UINT64_C(30000000000)
 
 struct worker {
-    int pidfd; /* -1: not begun, elsewhere, or gone */
+    int pidfd; /* -1: not begun, on another host, or gone */
     bool is_told_to_leave;
     uint32_t saves_told;
 };
 
-/* Whether run.dir is still there, by a thread of its own: a file system that hangs holds up nobody else. */
+/* Checks in its own thread whether run.dir still exists, so that a hanging file system delays no one else. */
 struct run_dir {
     const char *path, *own; /* own: the directory of this launch */
-    bool is_own_below;      /* own lies in it, and nobody removes that who does not remove run.dir */
+    bool is_own_below;      /* own is inside run.dir: it disappears only with run.dir */
     struct stat found;      /* when this start began */
     pthread_t thread;
     bool is_running;
@@ -64,11 +64,11 @@ struct job {
     pthread_t signals; /* a thread of its own, from the starter's begin to its end */
     bool has_signals;
     atomic_bool signals_end;
-    /* The main thread writes `workers`, where `seen` has a process and whether it is gone, has_joined and has_starter_ended. The
-     * signal thread reads them. Both pass requests on, and note there what they told. */
+    /* The main thread writes `workers`, `seen`'s process numbers and ends, has_joined and has_starter_ended; the signal
+     * thread reads them. Both forward requests, and record here what they sent. */
     pthread_mutex_t lock;
     bool has_joined, has_starter_ended;
-    struct pd_launch_end end; /* what the verdict is made from; status: when the starter has ended */
+    struct pd_launch_end end; /* input of the verdict; status: when the starter has ended */
     struct pd_launch_requests *requests;
     struct pd_rank_table *said;
     struct pd_launch_process *seen; /* (end.count), which end.processes names */
@@ -83,13 +83,13 @@ struct job {
     uint64_t stuck_look_ns, stuck_said_ns;
     bool is_begin_warned;
     uint64_t oom_kills;          /* of this cgroup, before the start */
-    double grace_seconds;        /* from leave_ns until what is left is ended */
-    uint64_t start_ns, leave_ns; /* leave_ns: when ranks were asked to leave; 0: they were not */
+    double grace_seconds;        /* from leave_ns until the rest is killed */
+    uint64_t start_ns, leave_ns; /* leave_ns: when ranks were asked to leave; 0: not */
     bool is_starter_told_to_leave;
     uint32_t starter_saves_told;
-    uint64_t stopped_since_ns; /* asked to leave, and some worker of this host is stopped; 0: none is */
+    uint64_t stopped_since_ns; /* asked to leave, and a worker here is stopped; 0: none */
     bool is_loss_told;
-    uint64_t joining_ns, joined_look_ns; /* how long all have begun and not joined; when that was looked at last */
+    uint64_t joining_ns, joined_look_ns; /* when all had begun without joining; last check */
     uint64_t alone_since_ns;             /* all workers of this host are gone and the starter is not; 0 */
 };
 
@@ -116,7 +116,7 @@ static void watch_add(struct job *job, uint32_t process, const struct pd_begun *
                         has ? pd_heartbeat_map(begun->process, begun->heartbeat, ranks) : NULL);
 }
 
-/* For people who look on: `perdure watch`. Heartbeat 0 is none. */
+/* For `perdure watch`. Heartbeat 0: none. */
 static void ranks_note(struct job *job)
 {
     struct pd_json_writer w;
@@ -139,7 +139,7 @@ static void ranks_note(struct job *job)
     pd_event_end(&w, job->end.start->run_dir);
 }
 
-/* A rank has said that it begins. */
+/* A rank reports its start. */
 static void worker_begins(void *context, uint32_t r)
 {
     struct job *job = context;
@@ -161,7 +161,7 @@ static bool is_not_begun(const void *context, uint32_t rank)
     return rank < job->end.count && !job->seen[rank].has_begun && job->workers[rank].pidfd < 0;
 }
 
-/* It cannot say that it has begun, and would not hear its starter's end. */
+/* A stopped process cannot report its start, nor notice its starter's end. */
 static void stopped_discover(struct job *job)
 {
     int process;
@@ -197,13 +197,13 @@ static void worker_signal(const struct job *job, uint32_t r, int number)
         kill(seen->process, number);
 }
 
-/* One of the reasons why ranks save and leave. */
+/* Whether there is any reason for ranks to save and leave. */
 static bool wants_leave(const struct job *job)
 {
     return job->requests->wants_leave || job->requests->wants_regroup || job->end.is_run_dir_gone;
 }
 
-/* A rank that misses another says so before that one's host does: whoever is asked then has answered when all have ended. */
+/* A rank reports a missing peer before the peer's host could: hosts asked now answer by the time all have ended. */
 static void lost_tell(struct job *job, uint32_t rank)
 {
     const struct pd_launch_requests *requests = job->requests;
@@ -254,7 +254,7 @@ static bool all_are_here(const struct job *job)
     return true;
 }
 
-/* The starter passes USR1 and USR2 on to ranks of all hosts; ranks of this one hear the same thing twice, which is once. */
+/* The starter forwards USR1 and USR2 to ranks on all hosts; ranks here may get it twice, which has no effect. */
 static void starter_tell(struct job *job, bool wants_leaving)
 {
     const struct pd_launch_requests *requests = job->requests;
@@ -332,7 +332,7 @@ static void run_dir_wait(struct job *job)
                 job->run_dir.path, (double)waited_ns * 1e-9);
 }
 
-/* Ranks leave, and save where they can: what they report is lost, and a restart would find nothing to start from. */
+/* Ranks leave, and save if they can: without run.dir their reports are lost, and a restart would have nothing to resume. */
 static void run_dir_look(struct job *job)
 {
     if (job->end.is_run_dir_gone || !atomic_load(&job->run_dir.is_gone)) return;
@@ -362,7 +362,7 @@ static void job_kill(struct job *job)
         worker_signal(job, r, SIGKILL);
 }
 
-/* The starter is left to end by itself when its ranks are gone, since it has files of its own to remove. */
+/* Lets the starter end itself once its ranks are gone, so that it removes its files. */
 static void job_abort(struct job *job)
 {
     bool has_begun = false;
@@ -432,8 +432,8 @@ static void growth_look(struct job *job)
     pd_log_info(MODULE, "hosts are there for more ranks (launch.grow: now): saving, and starting again with them");
 }
 
-/* Ranks that open look at signals late, or wait for one that never comes. Before the first step there is nothing to save: they
- * have some seconds to leave by themselves. */
+/* Opening ranks check signals late, or wait for a rank that never comes. Before the first step there is nothing to save:
+ * they get a few seconds to leave by themselves. */
 static void opening_look(struct job *job)
 {
     const uint64_t now = pd_clock_monotonic_ns(NULL);
@@ -443,7 +443,7 @@ static void opening_look(struct job *job)
     if (job->requests->wants_leave && !job->leave_ns) job->leave_ns = now;
     if (job->leave_ns && now - job->leave_ns > LEAVE_OPENING_NS && (!has_begun || !job->said->is_training))
         job->end.is_left_opening = true;
-    if (is_overdue && job->said->begun < job->end.count) /* and rank 0 waits for who has not begun */
+    if (is_overdue && job->said->begun < job->end.count) /* and rank 0 waits for ranks that have not begun */
         job->end.is_begin_overdue = !has_begun || !job->said->is_training;
     if (job->end.is_left_opening || job->end.is_begin_overdue) {
         job_kill(job);
@@ -453,7 +453,7 @@ static void opening_look(struct job *job)
     }
 }
 
-/* Where packets between hosts are dropped MPI_Init does not end. What is suspended, the launcher too, is not late. */
+/* If packets between hosts are dropped, MPI_Init never ends. Time while suspended, with the launcher, does not count. */
 static void joining_look(struct job *job)
 {
     const double seconds = job->end.start->join_seconds;
@@ -471,8 +471,8 @@ static void joining_look(struct job *job)
     job_kill(job);
 }
 
-/* One that somebody stopped hears no signal but the last, and those that wait for it do not end either. How long a save may
- * take is nobody's guess, but a stopped process does not save. */
+/* A stopped process only reacts to KILL, and those that wait for it do not end either. A save may take any time, but a
+ * stopped process does not save. */
 static void stopped_look(struct job *job)
 {
     bool any = false;
@@ -491,7 +491,7 @@ static void stopped_look(struct job *job)
     if (job->end.is_left_stopped) job_kill(job);
 }
 
-/* What takes the machine away does not wait: a save that is not through by then would be cut off without a word. */
+/* The machine is taken away in time: a save that is not done by then would be cut off silently. */
 static void grace_look(struct job *job)
 {
     const uint64_t now = pd_clock_monotonic_ns(NULL);
@@ -544,7 +544,7 @@ static void hang_look(struct job *job)
         job_kill(job);
 }
 
-/* Ranks that wait for those of a host that is gone hear of it from nobody, for as long as mpirun does not. */
+/* Ranks that wait for ranks of a lost host are told by no one, as long as mpirun does not notice. */
 static void hosts_look(struct job *job)
 {
     const struct pd_launch_requests *requests = job->requests;
@@ -554,9 +554,8 @@ static void hosts_look(struct job *job)
     job_kill(job);
 }
 
-/* When a rank fails, mpirun sleeps for a second or two, so that the others may end, even if they have: SIGCHLD, which says
- * nothing that it does not see for itself, wakes it. It is not told to end: version 4 then often crashes on its way out, with
- * a page of addresses. One that takes much longer is stuck. */
+/* When a rank fails, mpirun sleeps a second or two to let the others end, even if they have. SIGCHLD wakes it harmlessly.
+ * Asking it to end is worse: version 4 then often crashes, with a page of addresses. If it takes much longer it is stuck. */
 static void starter_look(struct job *job)
 {
     bool is_alone = job->end.start->transport == PD_TRANSPORT_MPI && all_are_here(job);
@@ -575,8 +574,8 @@ static void starter_look(struct job *job)
     }
 }
 
-/* The end of a process wakes the launcher at once, so that who died first is known. Elsewhere and on old kernels it looks
- * at every tick. */
+/* A process end wakes the launcher at once, so that it knows which died first. For other hosts and old kernels it checks
+ * every tick. */
 static void wait_for_news(struct job *job)
 {
     nfds_t count = 0;
@@ -589,7 +588,7 @@ static void wait_for_news(struct job *job)
     pd_launch_requests_poll(job->requests, 0);
 }
 
-/* To ranks that have begun since. */
+/* Forwards requests to ranks that began later. */
 static void requests_pass(struct job *job)
 {
     pthread_mutex_lock(&job->lock);
@@ -603,9 +602,9 @@ static int job_watch(struct job *job)
 {
     for (int status;;) {
         wait_for_news(job);
-        workers_look(job); /* before others are looked for, which takes longer */
+        workers_look(job); /* before the slower search for others */
         pd_launch_receiver_look(job->receiver);
-        ranks_note(job); /* ranks have their answer and train, also while run.dir gives none */
+        ranks_note(job); /* ranks have their answer and train, even if run.dir hangs */
         run_dir_wait(job);
         run_dir_look(job);
         growth_look(job);
@@ -658,8 +657,8 @@ static void describe_left(const struct job *job, uint32_t r, char *ret_text, siz
              job->seen[r].process, kernel[0] ? ", at " : "", kernel);
 }
 
-/* The starter is gone: what is left of its ranks on this host goes too. A process that cannot be killed, since its storage or its
- * device does not answer, still has its files and its GPU, so no other is started beside it. */
+/* The starter is gone: kill its remaining ranks on this host. A process that cannot be killed, because its storage or device
+ * hangs, still has its files and GPU, so no other is started beside it. */
 static pd_status job_sweep(struct job *job, struct pd_error *err)
 {
     char text[400];
@@ -723,7 +722,7 @@ static pd_status job_init(struct job *job, struct pd_error *err)
     return job_listen(job, err);
 }
 
-/* What the kernel killed at a memory limit meanwhile; ranks of this host are in the launcher's cgroup. */
+/* Counts kills at a memory limit; ranks here are in the launcher's cgroup. */
 static void oom_look(struct job *job)
 {
     struct pd_memory_limit limit;

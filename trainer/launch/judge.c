@@ -9,20 +9,20 @@
 
 #define LOST_TOGETHER_NS UINT64_C(700000000) /* the starter ends the other ranks a second after the first is gone */
 
-/* ---- what happened ---- */
+/* ---- conditions ---- */
 
-/* What the sentence of a row is made of. */
+/* Values for the sentence of a row. */
 struct facts {
     const struct pd_launch_end *end;
     struct pd_launch_verdict *verdict;
     bool is_success, has_come_up;
-    uint32_t rank;                /* that said what the sentence repeats */
-    const struct pd_ended *ended; /* what it said */
+    uint32_t rank;                /* whose report the sentence quotes */
+    const struct pd_ended *ended; /* its report */
     pd_status code;               /* names_cause_by_code */
     char how[96];                 /* "killed by SIGKILL", "exit code 3" */
 };
 
-/* Starters give the signal of a rank as 128 + number; before a rank has begun such a code is their own. */
+/* Starters return a rank's signal as 128 + number; before a rank has begun such a code is their own. */
 static void describe_end(const struct facts *f, char *ret_text, size_t bytes)
 {
     const int status = f->end->status;
@@ -36,7 +36,7 @@ static void describe_end(const struct facts *f, char *ret_text, size_t bytes)
         snprintf(ret_text, bytes, "exit code %d", WIFEXITED(status) ? WEXITSTATUS(status) : -1);
 }
 
-/* The scheduler, a user or the kernel ended the starter: nothing that was asked for is wrong. */
+/* The scheduler, a user or the kernel killed the starter: nothing in the request is wrong. */
 static bool was_ended_from_outside(int status)
 {
     if (!WIFSIGNALED(status)) return false;
@@ -108,7 +108,7 @@ static struct facts facts_of(const struct pd_launch_end *end, struct pd_launch_v
 
 typedef bool wanted(pd_status status);
 
-/* What the lowest rank whose status is wanted has said. */
+/* The report of the lowest rank with a wanted status. */
 static bool find_ended(struct facts *f, wanted *is_wanted)
 {
     for (uint32_t r = 0; r < f->end->count; r++) {
@@ -120,7 +120,7 @@ static bool find_ended(struct facts *f, wanted *is_wanted)
     return false;
 }
 
-/* Not what others end with because of it. */
+/* Excludes a status that only follows from another rank's. */
 static bool is_cause(pd_status status)
 {
     return status != PD_OK && status != PD_PEER_LOST && status != PD_STOPPED;
@@ -171,7 +171,7 @@ static bool names_passing_cause(struct facts *f)
     return find_ended(f, is_cause);
 }
 
-/* What the ranks need to start again lies in it. */
+/* run.dir has what ranks need to restart. */
 static bool is_directory_gone(struct facts *f)
 {
     return f->end->is_run_dir_gone && (!f->is_success || find_ended(f, is_not_done));
@@ -187,7 +187,7 @@ static bool is_left_stopped(struct facts *f)
     return f->end->is_left_stopped;
 }
 
-/* Those that say that they have saved were only slow to end. */
+/* Ranks that reported a save were only slow to end. */
 static bool is_left_late(struct facts *f)
 {
     return f->end->is_left_late && !find_ended(f, is_stopped);
@@ -205,7 +205,7 @@ static bool is_join_overdue(struct facts *f)
     return f->verdict->may_be_network = f->end->is_join_overdue;
 }
 
-/* Where its directory is full a rank may say nothing: its exit code says what to do, and its last line the cause. */
+/* If run.dir is full a rank may not report: its exit code says what to do, its last line the cause. */
 static bool names_cause_by_code(struct facts *f)
 {
     static const pd_status finals[] = {PD_IO, PD_UNSUPPORTED, PD_CORRUPT};
@@ -217,7 +217,7 @@ static bool names_cause_by_code(struct facts *f)
     return false;
 }
 
-/* What others say of it is that it did not come. */
+/* Others report only that it did not come. */
 static bool is_hung(struct facts *f)
 {
     if (!f->end->hang[0]) return false;
@@ -233,7 +233,7 @@ static bool is_host_silent(struct facts *f)
     return f->end->silent[0];
 }
 
-/* Its ranks die with it. Where all of them had ended before, it was stuck and was ended by this launcher. */
+/* Its ranks die with it. If all had ended before, it was stuck and the launcher killed it. */
 static bool is_starter_killed(struct facts *f)
 {
     bool is_one_missing = false;
@@ -247,8 +247,8 @@ static bool is_worker_lost(struct facts *f)
     return !is_mpi(f) && f->verdict->lost;
 }
 
-/* A starter gives the code of the rank that it saw end first, which on a busy machine is one that left because of the lost
- * one: then it is not how that one died. */
+/* A starter returns the code of the first rank it saw end. On a busy machine that may be one that left because of the lost
+ * rank, so the code is not the lost rank's. */
 static bool is_rank_lost_beside_another(struct facts *f)
 {
     if (!f->verdict->lost || !WIFEXITED(f->end->status)) return false;
@@ -267,8 +267,8 @@ static bool has_left(struct facts *f)
     return find_ended(f, is_stopped);
 }
 
-/* Whom all missed that missed anybody: nobody else knows who is out of sight, on another host. Where they do not agree, or
- * he missed one of them, the network lies between them and nobody is to blame. */
+/* The rank missed by every rank that missed any: only they can tell, for other hosts. If they disagree, or it missed one of
+ * them, the network is between them and no one is blamed. */
 static uint32_t missed_by_all(const struct facts *f)
 {
     uint32_t missed = PD_MESSAGE_NOBODY;
@@ -343,11 +343,11 @@ enum { SAID = -1 };
 #define OUT_OF_MEMORY "rank %R (process %P) was killed by the kernel: " LIMIT_REACHED
 #define STARTER_OUT_OF_MEMORY "the kernel killed %S (process %Q) or what it had started: " LIMIT_REACHED
 
-/* A cause that a rank names comes first: what others end with follows from it. Ranks that left together end with 0 whatever
- * they have to say, so what they say comes before success.
- *   blame     RANKS: those in verdict->lost_ranks; when the same one is lost again without progress, the next
- *             start does without it, and its host is charged. NOBODY: the next start is as large as this one
- *   sentence  %N what the rank said, %P the process and %R the rank that was lost first, %O the others lost with it, %S the
+/* A cause named by a rank comes first: the other ends follow from it. Ranks that leave together end with 0 whatever they
+ * report, so reports come before success.
+ *   blame     RANKS: those in verdict->lost_ranks; if the same one is lost again without progress, the next start leaves it
+ *             out and charges its host. NOBODY: the next start has the same size
+ *   sentence  %N the rank's report, %P the process and %R the rank that was lost first, %O the others lost with it, %S the
  *             starter and %Q its process, %H how it ended, %D the run's directory, %U what hung, %A hosts that do not
  *             answer, %M the memory limit */
 enum blame { NOBODY, RANKS };
@@ -450,7 +450,7 @@ static void write_sentence(const struct facts *f, const char *sentence, char *re
         else
             fputc(*p, out);
     }
-    (void)fclose(out); /* cut where it is too long, as snprintf would */
+    (void)fclose(out); /* truncated if too long, like snprintf */
     ret_text[bytes - 1] = '\0';
 }
 

@@ -31,9 +31,9 @@ struct launch_state {
     struct pd_private_dir dir;
     struct pd_rank_table said; /* by the ranks of the last start */
     bool has_step, has_progress;
-    uint64_t step;                     /* newest committed at the last start, where this host sees it */
-    uint64_t progress;                 /* newest that was ever known to be committed */
-    char found[PD_LAUNCH_FOUND_BYTES]; /* without one: what lies there and is none */
+    uint64_t step;                     /* newest committed at the last start, if this host sees it */
+    uint64_t progress;                 /* newest ever known to be committed */
+    char found[PD_LAUNCH_FOUND_BYTES]; /* if none: what is there instead */
     uint32_t restarts, idle_restarts;  /* all; since the last progress */
     bool has_diverged;                 /* the last end was not finite, with this progress and these words */
     uint64_t diverged_behind;
@@ -86,7 +86,7 @@ static pd_status choose_layout(struct launch_state *state, uint32_t ranks, bool 
     return PD_OK;
 }
 
-/* Where there is room for them; 0: as many as there is room for. */
+/* If there are slots for them; 0: all there are. */
 static uint32_t wanted_ranks(const struct pd_launch *launch)
 {
     return launch->places.max ? launch->places.max : launch->ranks;
@@ -101,8 +101,7 @@ static pd_status take_hosts(struct launch_state *state, struct pd_error *err)
     return PD_OK;
 }
 
-/* The degrees of a configuration are those of the ranks that were asked for; with fewer hosts fewer follow, as at a restart.
- * */
+/* A configuration's degrees fit the requested number of ranks; fewer hosts reduce them as at a restart. */
 static pd_status choose_first(struct launch_state *state, struct pd_error *err)
 {
     const struct pd_launch *launch = state->launch;
@@ -129,7 +128,7 @@ static bool dies_again(const struct launch_state *state, const struct pd_launch_
     return any;
 }
 
-/* With launch.hosts as many as there is room for, less those that die where no other place is left. */
+/* With launch.hosts as many as there are slots, minus ranks that die without another place. */
 static pd_status ranks_of_hosts(struct launch_state *state, uint32_t left, bool is_charged, uint32_t *ret_ranks,
                                 struct pd_error *err)
 {
@@ -139,8 +138,8 @@ static pd_status ranks_of_hosts(struct launch_state *state, uint32_t left, bool 
     return PD_OK;
 }
 
-/* All ranks are started again. With fewer only where a named rank was lost that was lost before, without progress since; or
- * where a start behind such a loss did not begin: its host is gone, as far as the starter knows. */
+/* Restarts all ranks. Uses fewer only if a named rank was lost again without progress since, or if a start after such a loss
+ * did not begin: as far as the starter knows, its host is gone. */
 static uint32_t next_ranks(struct launch_state *state, const struct pd_launch_verdict *verdict)
 {
     const struct pd_launch *launch = state->launch;
@@ -156,7 +155,7 @@ static uint32_t next_ranks(struct launch_state *state, const struct pd_launch_ve
     return lost < ranks ? ranks - lost : 1;
 }
 
-/* ---- what follows an end ---- */
+/* ---- after an end ---- */
 
 static void take_progress(struct launch_state *state, uint64_t step)
 {
@@ -169,7 +168,7 @@ static void take_progress(struct launch_state *state, uint64_t step)
     state->has_progress = true;
 }
 
-/* What lies in tiers that this host sees, and what the ranks of the last start said that they saved. */
+/* Checkpoints in tiers that this host sees, and those the ranks reported. */
 static void step_look(struct launch_state *state)
 {
     const struct pd_launch *launch = state->launch;
@@ -196,14 +195,14 @@ static pd_status fail_stuck(const struct launch_state *state, const struct pd_la
             pd_counted(state->launch->restart_limit, "restart").text, verdict->message);
 }
 
-/* What was said, whichever rank said it: "rank 3: ..." */
+/* The message without the rank: "rank 3: ..." */
 static const char *behind_rank(const char *words)
 {
     const size_t digits = strncmp(words, "rank ", 5) ? 0 : strspn(words + 5, "0123456789");
     return digits && strncmp(words + 5 + digits, ": ", 2) == 0 ? words + 5 + digits + 2 : words;
 }
 
-/* What keeps the very first ranks from beginning keeps all others: a limit, a word of the command, a host out of reach. */
+/* If the first ranks cannot begin, no others will: a limit, a wrong argument, an unreachable host. */
 static pd_status fail_before_begin(const struct launch_state *state, const struct pd_launch_verdict *verdict,
                                    struct pd_error *err)
 {
@@ -215,7 +214,7 @@ static pd_status fail_before_begin(const struct launch_state *state, const struc
             verdict->message, local);
 }
 
-/* mpirun is quiet, since what it prints when a rank dies is no news. Here it is the only one who knows. */
+/* mpirun runs quietly, because its output on a rank's death is known already. Here only it knows the cause. */
 static pd_status explain_before_begin(struct launch_state *state, const struct pd_launch_verdict *verdict, bool *ret_is_over)
 {
     pd_log_warn(MODULE, "%s: once more, to see what it prints", verdict->message);
@@ -224,7 +223,7 @@ static pd_status explain_before_begin(struct launch_state *state, const struct p
     return PD_OK;
 }
 
-/* Hosts of a list have a place less without a device that is lost again. */
+/* A listed host loses a place if a device is lost again. */
 static bool is_the_same_again(const struct launch_state *state, const struct pd_launch_verdict *verdict)
 {
     if (verdict->status == PD_DEVICE_LOST && pd_launch_placement_has_list(&state->placement)) return false;
@@ -247,7 +246,7 @@ static pd_status set_next(struct launch_state *state, const struct pd_launch_ver
     return PD_OK;
 }
 
-/* Going on from what is older would throw away what hosts hold that may come back. */
+/* Resuming from an older step would discard one held by hosts that may return. */
 static pd_status await_hosts(struct launch_state *state, const struct pd_launch_verdict *verdict, bool *ret_is_over,
                              struct pd_error *err)
 {
@@ -257,7 +256,7 @@ static pd_status await_hosts(struct launch_state *state, const struct pd_launch_
     return set_next(state, verdict, true, err);
 }
 
-/* Sets what the next start is, or returns the end of the launch. */
+/* Sets up the next start, or returns the end of the launch. */
 static pd_status judge(struct launch_state *state, struct pd_launch_verdict *verdict, bool *ret_is_over,
                        struct pd_error *err)
 {
@@ -280,7 +279,7 @@ static pd_status judge(struct launch_state *state, struct pd_launch_verdict *ver
                    ? fail_before_begin(state, verdict, err)
                    : explain_before_begin(state, verdict, ret_is_over);
     step_look(state);
-    /* A start behind the loss of a host has no fault of its own when it does not begin: once. */
+    /* A start after the loss of a host is excused once if it does not begin. */
     const bool is_aftermath = !verdict->has_begun && state->is_charged;
     *ret_is_over = !(is_regrouped || is_charged || is_aftermath);
     if (!*ret_is_over) {
@@ -323,7 +322,7 @@ static void log_end(const struct launch_state *state, const struct pd_launch_ver
     char hung[32];
     snprintf(hung, sizeof hung, "rank %u is ended", verdict->lost_ranks[0]);
     const char *message = verdict->is_told ? hung : verdict->message;
-    if (verdict->next == PD_LAUNCH_AWAIT) return; /* said before the wait */
+    if (verdict->next == PD_LAUNCH_AWAIT) return; /* logged before the wait */
     if (verdict->status == PD_STOPPED)
         pd_log_info(MODULE, "%s", verdict->message);
     else if (state->is_charged)
@@ -335,7 +334,7 @@ static void log_end(const struct launch_state *state, const struct pd_launch_ver
                     state->launch->restart_limit);
 }
 
-/* A step's bits are known: what a restart computes in another way was no matter of the data. */
+/* The step's bits are fixed: if a restart gets another result, the data was not the cause. */
 static void look_for_repeat(struct launch_state *state, const struct pd_launch_verdict *verdict)
 {
     char whose[192] = "of that rank";
@@ -362,7 +361,7 @@ static void look_for_repeat(struct launch_state *state, const struct pd_launch_v
     if (state->has_diverged) snprintf(state->diverged_words, sizeof state->diverged_words, "%.300s", verdict->message);
 }
 
-/* ---- for people who look at the run ---- */
+/* ---- for people who watch the run ---- */
 
 static void note_start(const struct launch_state *state)
 {
@@ -475,7 +474,7 @@ static bool has_silent(void *context, char *ret_names, size_t bytes)
 static pd_status launch_in(struct launch_state *state, struct pd_error *err)
 {
     const struct pd_launch *launch = state->launch;
-    bool is_there = false; /* else ranks say what is wrong with it */
+    bool is_there = false; /* else ranks report the error */
     if (launch->dir) PD_ON_STORAGE(is_there = access(launch->dir, F_OK) == 0);
     state->start = (struct pd_start){.dir = state->dir.path,
                                      .secret = state->dir.secret,

@@ -38,7 +38,7 @@ static uint32_t gpus_of(const struct pd_config *config)
     return config->run.device == PD_DEVICE_CPU ? 0 : pd_dev_cuda_count();
 }
 
-/* As ranks count it: run.device auto is gpu where there are any.   borrows what it points to */
+/* As ranks see it: run.device auto is gpu if there are any. The copy borrows what it points to */
 static struct pd_config counted(const struct pd_launch_chooser *c)
 {
     struct pd_config config = *c->config;
@@ -48,7 +48,7 @@ static struct pd_config counted(const struct pd_launch_chooser *c)
 
 static void find_room(uint32_t gpus, uint32_t ranks, struct pd_launch_room *ret)
 {
-    struct pd_error ignored; /* a rank that opens it says it */
+    struct pd_error ignored; /* the rank that opens it reports it */
     for (uint32_t i = 0; i < gpus && i < ranks; i++) {
         struct pd_launch_room r = {.gpu = i};
         if (pd_dev_cuda_room(i, r.name, &r.memory, &ignored)) continue;
@@ -61,7 +61,7 @@ static uint32_t threads_of(const struct pd_launch_chooser *c, uint32_t ranks)
     return pd_launched_threads(c->config->layout.threads, pd_launch_ranks_of_a_host(c->config, ranks));
 }
 
-/* What several ranks share is divided; a twentieth is left to the driver and to libraries. */
+/* Divides what several ranks share; leaves a twentieth to the driver and libraries. */
 static bool gpu_machine(struct pd_launch_chooser *c, uint32_t ranks, struct pd_machine *ret_machine)
 {
     const uint32_t gpus = gpus_of(c->config);
@@ -77,7 +77,7 @@ static bool gpu_machine(struct pd_launch_chooser *c, uint32_t ranks, struct pd_m
     return true;
 }
 
-/* What processes of this host take beside their ranks' plans: threads of one process share it. */
+/* Memory of processes on this host beyond their ranks' plans: threads of a process share it. */
 static double process_bytes(const struct pd_launch_chooser *c, uint32_t ranks)
 {
     const uint32_t here = pd_launch_ranks_of_a_host(c->config, ranks), threads = threads_of(c, ranks);
@@ -85,7 +85,7 @@ static double process_bytes(const struct pd_launch_chooser *c, uint32_t ranks)
     return (double)(are_processes ? here * pd_process_bytes(c->model, threads) : pd_process_bytes(c->model, here * threads));
 }
 
-/* Ranks of this host share its memory, or what a cgroup allows. A tenth is left to the system. */
+/* Ranks of this host share its memory, or a cgroup's limit. A tenth is left to the system. */
 static pd_status machine_of(struct pd_launch_chooser *c, uint32_t ranks, struct pd_machine *ret_machine,
                             struct pd_error *err)
 {
@@ -98,7 +98,7 @@ static pd_status machine_of(struct pd_launch_chooser *c, uint32_t ranks, struct 
     return PD_OK;
 }
 
-/* The error says what helps. The ladder shows how far each remedy goes. */
+/* The error says what helps; the ladder shows how much. */
 static void show_ladder(struct pd_launch_chooser *c, const struct pd_config *config, uint32_t ranks,
                         const struct pd_machine *machine)
 {
@@ -161,7 +161,7 @@ static pd_status choose_given(struct pd_launch_chooser *c, uint32_t ranks, bool 
     return PD_OK;
 }
 
-/* ---- what fits ---- */
+/* ---- fitting ---- */
 
 /* Bytes of this host under a layout: `each` of its ranks, and the processes `beside` them. */
 static pd_status host_bytes(struct pd_launch_chooser *c, const struct pd_config *config, const struct pd_laid_out *laid_out,

@@ -15,8 +15,8 @@
 
 extern char **environ;
 
-/* The variable that says of how many ranks this is one, and the processes that set it. A kernel cuts their names at 15
- * characters. */
+/* The variable with the number of ranks, and the processes that set it. The kernel truncates their names to 15 characters.
+ */
 static const struct outer {
     const char *size, *processes;
 } outers[] = {
@@ -67,7 +67,7 @@ static int outer_find(const char *names, char ret_name[32])
     return 0;
 }
 
-/* Of an outer starter, and not settings of the user. Some begin with the whole name, which does no harm. */
+/* Left by an outer starter, not set by the user. Some entries are full names, which is harmless. */
 static bool is_left_over(const char *entry)
 {
     char prefixes[] = "OMPI_COMM_WORLD_ OMPI_UNIVERSE_SIZE= OMPI_WORLD_ OMPI_APP_CTX_ OMPI_NUM_APP_CTX= OMPI_ARGV= "
@@ -99,7 +99,7 @@ static uint32_t variables_remove(bool (*is_one)(const char *entry))
             continue;
         }
         snprintf(name, sizeof name, "%.*s", (int)bytes, *at);
-        unsetenv(name); /* the next one takes its place */
+        unsetenv(name); /* the next one takes this index */
         removed++;
     }
     return removed;

@@ -10,7 +10,7 @@
 
 #define MODULE "launch"
 #define LOOK_NS UINT64_C(5000000000)   /* between two looks, while ranks run or wait for hosts */
-#define PATIENCE 4u                    /* times what the slowest host takes */
+#define PATIENCE 4u                    /* times the slowest host's answer */
 #define RETURN_NS UINT64_C(1000000000) /* for hosts that did not answer before */
 #define OUT_BYTES 1024
 
@@ -27,7 +27,7 @@ static pd_status look_begin(struct pd_launch_placement *p, struct pd_error *err)
     return pd_launch_look_begin(places->hosts, places->agent, places->slots ? places->slots : 1, PATIENCE, &p->look, err);
 }
 
-/* Whether the answers so far are enough: who is silent is known from its ranks. */
+/* Whether the answers suffice: ranks show which silent hosts are gone. */
 static bool look_is_enough(struct pd_launch_placement *p)
 {
     struct pd_launch_host_seen *seen;
@@ -75,7 +75,7 @@ pd_status pd_launch_placement_look(struct pd_launch_placement *p, struct pd_laun
     return look_await(p, requests, false, err);
 }
 
-/* Who is gone is known by its silence, and by ranks of others that have said how they ended. */
+/* A lost host is known by its silence, and by reports of other hosts' ranks. */
 static pd_status look_at_loss(struct pd_launch_placement *p, const struct pd_rank_table *said,
                               struct pd_launch_requests *requests, struct pd_error *err)
 {
@@ -101,7 +101,7 @@ static bool has_least(const struct pd_launch_placement *p)
     return pd_launch_account_slots(&p->account, pd_clock_monotonic_ns(NULL)) >= least(p);
 }
 
-/* Or nobody is to come any more. */
+/* Or no host is expected any more. */
 static bool has_other(const struct pd_launch_placement *p)
 {
     char away[OUT_BYTES];
@@ -151,7 +151,7 @@ pd_status pd_launch_placement_ranks(struct pd_launch_placement *p, uint32_t want
     return PD_OK;
 }
 
-/* Who has answered at the last start may be gone at the beginning of this one. */
+/* A host that answered at the last start may be gone now. */
 static pd_status reach_set(struct pd_launch_placement *p, struct pd_error *err)
 {
     pd_status st = PD_OK;
@@ -182,13 +182,13 @@ pd_status pd_launch_placement_take(struct pd_launch_placement *p, uint32_t ranks
 
 void pd_launch_placement_lose(struct pd_launch_placement *p)
 {
-    struct pd_error ignored; /* said after the end */
+    struct pd_error ignored; /* logged after the end */
     if (!pd_launch_placement_has_list(p) || p->is_look_of_loss) return;
     pd_launch_look_cancel(&p->look);
     p->is_look_of_loss = look_begin(p, &ignored) == PD_OK;
 }
 
-/* Hosts are asked from the first doubt on, while probes follow; nobody is in doubt any more: that was for nothing. */
+/* Asks hosts from the first doubt on, while probes continue. If the doubt is gone, drops the question. */
 static bool is_in_doubt(struct pd_launch_placement *p)
 {
     bool is_any = false;
@@ -229,7 +229,7 @@ bool pd_launch_placement_has_silent(struct pd_launch_placement *p, char *ret_nam
     return used > 0;
 }
 
-/* What ranks say of one another is about the messengers: those that were left behind are ended by their starter. */
+/* Ranks' reports on each other blame the messengers: their starter ended those left behind. */
 static void blame(struct pd_launch_verdict *verdict, const char *names)
 {
     if (verdict->status == PD_PEER_LOST)
@@ -321,7 +321,7 @@ bool pd_launch_placement_taken(struct pd_launch_placement *p, const struct pd_ra
 
 bool pd_launch_placement_has_grown(struct pd_launch_placement *p, uint32_t wanted)
 {
-    struct pd_error ignored; /* said at the next start */
+    struct pd_error ignored; /* logged at the next start */
     const uint64_t now = pd_clock_monotonic_ns(NULL);
     if (!p->places->grows_now || !pd_launch_placement_has_list(p) || p->is_look_of_loss) return false;
     if (!p->look.process) {

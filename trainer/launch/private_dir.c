@@ -71,7 +71,7 @@ static int remove_one(const char *path, const struct stat *found, int kind, stru
     return remove(path) && false;
 }
 
-/* What mpirun left in it goes too. Links are not followed. */
+/* Removes also what mpirun left in it. Does not follow links. */
 static void tree_remove(const char *path)
 {
     (void)nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);

@@ -14,7 +14,7 @@
 #define GAP_NS UINT64_C(200000000)    /* that an answer may take, and between probes of one that does not */
 #define SILENT_NS UINT64_C(2000000000)
 
-/* Where a packet to that host would come from: no packet is sent. */
+/* The source address for packets to that host; sends none. */
 static void own_add(struct pd_launch_reach *reach, const struct addrinfo *to)
 {
     char name[PD_LAUNCH_ADDRESS_BYTES];
@@ -61,7 +61,7 @@ static void probe_close(int *probe)
     *probe = -1;
 }
 
-/* Accepted or refused, it is the kernel of that host that says so. Any other end is said by one on the way, or by our own. */
+/* Accepting or refusing, the host's kernel answers. Other errors come from the network or from our own host. */
 static bool is_answer(int error)
 {
     return error == 0 || error == ECONNREFUSED || error == ECONNRESET;
@@ -78,7 +78,7 @@ static bool probe_is_answered(int *probe)
     return is_answer(error);
 }
 
-/* What this host cannot send, without descriptors or with its own network gone, is nobody's silence. */
+/* If this host cannot send (no descriptors, no network), no other host is at fault. */
 static void probe_send(struct pd_launch_reach_host *h, uint64_t now_ns)
 {
     int *probe = &h->probes[h->sent % PD_LAUNCH_REACH_PROBES];
@@ -143,7 +143,7 @@ void pd_launch_reach_ask(const char *const *addresses, uint32_t count, bool *ret
         pd_launch_reach_look(&reach, now);
         if (!have_all_answered(&reach)) pd_clock_sleep_ns(UINT64_C(10000000));
     }
-    for (uint32_t i = 0, k = 0; i < count; i++) { /* in the same order, less those that are no addresses */
+    for (uint32_t i = 0, k = 0; i < count; i++) { /* in the same order, without invalid addresses */
         const bool is_asked = k < reach.count && !strcmp(reach.hosts[k].name, addresses[i]);
         ret_answers[i] = is_asked && reach.hosts[k].has_answered;
         k += is_asked;

@@ -33,20 +33,20 @@ struct connection {
     bool is_here; /* by the Unix socket */
     bool is_challenged, is_proven, is_over;
     uint64_t since_ns;
-    struct connection *previous, *next; /* of strangers, the oldest first; unused once it is proven */
+    struct connection *previous, *next; /* list of unproven peers, oldest first; unused once proven */
     struct pd_seal seal;
     uint32_t index;      /* in proven */
     uint32_t rank;       /* that began here; PD_MESSAGE_NOBODY: none */
     bool is_left;        /* the rank has made another connection */
-    struct place *place; /* of a relay; NULL: it is none */
+    struct place *place; /* of a relay; NULL: not a relay */
     char peer[64];
     size_t bytes, room;
     uint8_t *data; /* (room) owned */
 };
 
-/* Where ranks and their relay run. */
+/* A place where ranks and their relay run. */
 struct place {
-    struct connection *relay; /* NULL: there is none */
+    struct connection *relay; /* NULL: none */
     uint32_t first, last;     /* of its ranks, in the order in which they began; PD_MESSAGE_NOBODY: none has */
     char text[PD_MESSAGE_PLACE_BYTES];
 };
@@ -60,12 +60,12 @@ struct pd_launch_receiver {
     struct connection **proven; /* (proven_count) owned */
     uint32_t proven_count, proven_room;
     struct connection **bound; /* (ranks) owned as proven; the connection of each, NULL: it has none */
-    struct place *places;      /* (ranks) of which there are place_count */
+    struct place *places;      /* (ranks), of which place_count are used */
     uint32_t place_count;
     struct place **place_of;                        /* (ranks) NULL: the rank has not begun */
-    uint32_t *next;                                 /* (ranks) that began behind it at its place; PD_MESSAGE_NOBODY: none */
+    uint32_t *next;                                 /* (ranks) next rank that began at its place; PD_MESSAGE_NOBODY: none */
     struct hsearch_data place_names;                /* of places, by their text */
-    uint64_t refused, refused_logged, logged_ns[2]; /* of strangers; of what was changed on its way */
+    uint64_t refused, refused_logged, logged_ns[2]; /* unproven peers; altered messages */
     char build[PD_MESSAGE_BUILD_BYTES], addresses[2048];
 };
 
@@ -248,7 +248,7 @@ static void connection_free(const struct pd_launch_receiver *r, struct connectio
     free(c);
 }
 
-/* Somebody on the network tries the port, or a rank of another launch; or changes what passes by. */
+/* Someone probes the port, or a rank of another launch calls; or someone alters messages. */
 static void refused_count(struct pd_launch_receiver *r, const struct connection *c)
 {
     const uint64_t now = pd_clock_monotonic_ns(NULL);
@@ -347,9 +347,9 @@ static void check_proof(struct pd_launch_receiver *r, struct connection *c, cons
     c->is_proven = true;
 }
 
-/* ---- what ranks and relays say ---- */
+/* ---- messages of ranks and relays ---- */
 
-/* malloc'ed; NULL: there is none. */
+/* malloc'ed; NULL: none. */
 static char *read_config(const char *path)
 {
     FILE *f = path ? pd_regular_fopen(path, false) : NULL;
@@ -359,7 +359,7 @@ static char *read_config(const char *path)
     return text;
 }
 
-/* A rank has one connection: the end of one that it has left says nothing about it. */
+/* A rank has one connection: the end of an older one means nothing. */
 static void rank_bind(struct pd_launch_receiver *r, struct connection *c, uint32_t rank)
 {
     if (c->rank != PD_MESSAGE_NOBODY && r->bound[c->rank] == c) r->bound[c->rank] = NULL;
@@ -368,7 +368,7 @@ static void rank_bind(struct pd_launch_receiver *r, struct connection *c, uint32
     c->rank = rank;
 }
 
-/* The same process begins again where the answer to it was lost. */
+/* The same process begins again if our answer was lost. */
 static bool begins_again(const struct pd_rank_table *table, const struct pd_message *m)
 {
     struct pd_begun again;
@@ -377,7 +377,7 @@ static bool begins_again(const struct pd_rank_table *table, const struct pd_mess
     return again.process == b->process && !strcmp(again.place, b->place);
 }
 
-/* NULL: nobody has begun there, and there are as many places as ranks. */
+/* NULL: no rank has begun there, and every place is used. */
 static struct place *place_find(struct pd_launch_receiver *r, const char *text, size_t bytes)
 {
     ENTRY *found;
@@ -428,7 +428,7 @@ static void take_begun(struct pd_launch_receiver *r, struct connection *c, const
                  r->options.program, b->build, r->build);
         return answer(c, PD_MESSAGE_REFUSED, 0, refused, (uint32_t)strlen(refused));
     }
-    /* What it does with the answer comes later in events.jsonl. */
+    /* its further reports come later in events.jsonl */
     is_again ? r->options.reopened(r->options.context, m->rank) : r->options.begun(r->options.context, m->rank);
     char *config = b->is_here ? NULL : read_config(r->options.config_path);
     answer(c, PD_MESSAGE_CONFIG, !b->is_here && place->first == m->rank, config ? config : "",
@@ -436,7 +436,7 @@ static void take_begun(struct pd_launch_receiver *r, struct connection *c, const
     free(config);
 }
 
-/* A host has one relay: the one before has lost its connection, whether that is known here or not. */
+/* A host has one relay: an earlier one lost its connection, even if we have not noticed. */
 static void take_relay(struct pd_launch_receiver *r, struct connection *c, const struct pd_message *m)
 {
     struct place *place = c->place || c->rank != PD_MESSAGE_NOBODY ? NULL : place_find(r, (const char *)m->data, m->bytes);
@@ -478,7 +478,7 @@ static void take_sealed(struct pd_launch_receiver *r, struct connection *c, cons
     }
 }
 
-/* Bytes that were taken; 0: the message is not whole yet. */
+/* Bytes consumed; 0: the message is incomplete. */
 static size_t take_one(struct pd_launch_receiver *r, struct connection *c)
 {
     struct pd_message m;
@@ -516,7 +516,7 @@ static void connection_read(struct pd_launch_receiver *r, struct connection *c)
     }
     if (c->is_over) return connection_end(r, c);
     if (c->bytes) return;
-    free(c->data); /* thousands of ranks say something once in a while */
+    free(c->data); /* thousands of ranks send only rarely */
     c->data = NULL;
     c->room = 0;
 }

@@ -19,8 +19,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MPI_FILE_BYTES (5u << 20) /* a rank's shared memory in Open MPI 4.1; SIGXFSZ ends it where it gets none */
-#define RUN_FILES 9u              /* with these and those of its ranks a run whose ranks are threads can save */
+#define MPI_FILE_BYTES (5u << 20) /* a rank's shared memory in Open MPI 4.1; under a smaller limit SIGXFSZ kills it */
+#define RUN_FILES 9u              /* besides those of its ranks, needed to save in a run with rank threads */
 #define RANK_FILES 3u
 #define FULL_RUN_FILES 16u           /* a rank, and one rank more: with state on drives and metrics of every kind */
 #define MPI_SPACE_BYTES (256u << 20) /* Open MPI 4.1 ends in SIGSEGV with less; a rank of any model needs more */
@@ -63,8 +63,7 @@ static bool is_slurm_of_nodes(void)
     return slurm_nodes() > 1;
 }
 
-/* Where Slurm's MpiDefault is none, srun gives ranks of Open MPI nothing to find each other by. SLURM_MPI_TYPE is the user's
- * own --mpi. */
+/* If Slurm's MpiDefault is none, srun gives Open MPI ranks no way to find each other. SLURM_MPI_TYPE is the user's --mpi. */
 static bool is_without_mpi(void)
 {
     char line[256];
@@ -76,7 +75,7 @@ static bool is_without_mpi(void)
     return is_none;
 }
 
-/* srun asks for all nodes of the job and takes fewer with a warning where there are fewer ranks. */
+/* srun requests all nodes of the job; with fewer ranks it warns and uses fewer. */
 static void slurm_words(const struct pd_start *start, char ret_words[64])
 {
     const uint64_t nodes = slurm_nodes();
@@ -115,7 +114,7 @@ static const char *own_starter(void)
     return own && *own ? own : NULL;
 }
 
-/* Open MPI passes variables to other hosts by its setting or by -x, and refuses both at once. */
+/* Open MPI passes variables to other hosts by its setting or by -x, but not both. */
 static const char *const exported[] = {
     PD_LAUNCH_ENV_RANKS,  PD_LAUNCH_ENV_RESTART,    PD_LAUNCH_ENV_TRANSPORT, PD_LAUNCH_ENV_PARENT, PD_LAUNCH_ENV_LAYOUT,
     PD_LAUNCH_ENV_TRACE,  PD_LAUNCH_ENV_CONFIG,     PD_LAUNCH_ENV_LEFT_OUT,  PD_LAUNCH_ENV_AWAY,   PD_LAUNCH_ENV_GRACE,
@@ -173,8 +172,8 @@ pd_status pd_starter_choose(enum pd_transport asked, uint32_t ranks, enum pd_tra
     return PD_OK;
 }
 
-/* The soft limit, as far as the hard one allows, up to what offloading and metrics may need; ranks and relays inherit it.
- * Returns it. */
+/* Raises the soft limit up to the hard one, to the need of offloading and metrics; ranks and relays inherit it. Returns it.
+ */
 static rlim_t open_files_raise(const struct pd_start *start)
 {
     struct rlimit files;
@@ -194,8 +193,8 @@ static pd_status check_open_files(const struct pd_start *start, rlim_t needs, co
             (unsigned long long)needs - 1, pd_counted(start->ranks, "rank").text, (unsigned long long)files, or_else);
 }
 
-/* Open MPI 4 takes pipes for all ranks of a host first, and hangs where it gets none. Ranks of hosts that others name may be
- * fewer here. */
+/* Open MPI 4 first opens pipes for all ranks of a host, and hangs if it gets none. With hosts named by others, fewer ranks
+ * may be here. */
 pd_status pd_starter_check_limits(const struct pd_start *start, struct pd_error *err)
 {
     struct rlimit space;
@@ -223,7 +222,7 @@ static pd_status command_add(struct pd_starter_command *command, uint32_t *count
     return PD_OK;
 }
 
-/* Cuts command->text into words in place. */
+/* Splits command->text into words in place. */
 static pd_status command_add_text(struct pd_starter_command *command, uint32_t *count, struct pd_error *err)
 {
     char *rest = command->text;
@@ -232,7 +231,7 @@ static pd_status command_add_text(struct pd_starter_command *command, uint32_t *
     return PD_OK;
 }
 
-/* Ranks fill one host after the other, so that the launcher knows where each is. */
+/* Ranks fill one host after another, so that the launcher knows where each is. */
 static pd_status hosts_add(const struct pd_start *start, struct pd_starter_command *command, uint32_t *count,
                            struct pd_error *err)
 {
@@ -292,9 +291,9 @@ static bool is_writable(const char *path)
     return path && *path && access(path, W_OK | X_OK) == 0;
 }
 
-/* mpirun keeps a session directory in TMPDIR, and asks passwd for a home directory where HOME is unset. Containers that run as
- * `--user`, or with a root that is read-only, have neither. Open MPI reads a list of files below HOME with commas between
- * them, and fails where a part of one is a directory. */
+/* mpirun keeps a session directory in TMPDIR, and without HOME asks passwd for a home directory. Containers run with
+ * `--user`, or with a read-only root, have neither. Open MPI reads a comma-separated list of files below HOME, and fails if
+ * one part is a directory. */
 static void home_set(const char *dir)
 {
     const char *temporary = getenv("TMPDIR");
@@ -317,8 +316,8 @@ static void mpi_environment_set(const struct pd_start *start)
         {"OMPI_MCA_hwloc_base_binding_policy", "none"},
         {"OMPI_MCA_btl_vader_single_copy_mechanism", "none"},
         {"OMPI_MCA_mpi_yield_when_idle", "1"},
-        /* Slurm's tree (since 20.11) has no edges on fewer nodes than TreeWidth: PMIx_Fence without data waits for nobody, and a
-         * first message that finds its receiver still in MPI_Init kills it. Slurm's ring waits. */
+        /* Slurm's tree (since 20.11) has no edges on fewer nodes than TreeWidth: PMIx_Fence without data waits for no one,
+         * and a first message to a receiver still in MPI_Init kills it. Slurm's ring waits. */
         {"SLURM_PMIX_FENCE", "ring"},
         {"PRTE_ALLOW_RUN_AS_ROOT", "1"},
         {"PRTE_ALLOW_RUN_AS_ROOT_CONFIRM", "1"},
@@ -369,7 +368,7 @@ static void child_main(const struct pd_start *start, const struct pd_starter_com
     sigset_t none;
     sigemptyset(&none);
     setpgid(0, 0);
-    signal(SIGXFSZ, SIG_DFL); /* MPI waits for ever where it is ignored */
+    signal(SIGXFSZ, SIG_DFL); /* MPI hangs if it is ignored */
     signal(SIGTTOU, SIG_IGN); /* or a terminal with tostop would stop its output */
     if (prctl(PR_SET_PDEATHSIG, SIGKILL)) child_fail(report, errno);
     if (getppid() != launcher) _exit(127);
@@ -398,7 +397,7 @@ pd_status pd_starter_spawn(const struct pd_start *start, const struct pd_starter
         close(report[0]);
         PD_FAIL_ERRNO(err, fork_errno, "starting %s", command->name);
     }
-    setpgid(process, process); /* whoever is first */
+    setpgid(process, process); /* parent or child, whichever runs first */
     ssize_t got = read(report[0], &number, sizeof number);
     close(report[0]);
     if (got == (ssize_t)sizeof number) {

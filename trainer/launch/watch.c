@@ -14,7 +14,7 @@
 #define BUSY_SHARE 0.05 /* of a core: it computes or would, and waits for nothing else */
 
 struct rank {
-    int process; /* 0: not known */
+    int process; /* 0: unknown */
     const struct pd_heartbeat *heartbeat, *mapped;
     uint32_t mapped_count; /* of the first rank of a process */
     double busy_seconds;   /* at cpu_ns, and so is storage_done */
@@ -94,13 +94,13 @@ static uint64_t silence_ns(const struct pd_launch_watch *w, const struct rank *r
     return r->heard && w->now_ns > r->heard_ns ? w->now_ns - r->heard_ns : 0;
 }
 
-/* What it says is what holds; NULL: nobody knows, or it has been silent for too long. */
+/* Its current heartbeat; NULL: unknown, or silent for too long. */
 static const struct pd_heartbeat *fresh(const struct pd_launch_watch *w, const struct rank *r)
 {
     return silence_ns(w, r) < 3 * r->period_ns || !r->heard ? r->heartbeat : NULL;
 }
 
-/* It is of this host, or a relay says what its kernel does. */
+/* By the kernel on this host, or by a relay's report. */
 static bool is_stopped(const struct pd_launch_watch *w, const struct rank *r)
 {
     return r->process ? pd_process_is_stopped(r->process) : r->heard && fresh(w, r) && r->heard->is_stopped;
@@ -126,7 +126,7 @@ static bool is_any_late(const struct pd_launch_watch *w)
     return false;
 }
 
-/* ---- what the kernel says ---- */
+/* ---- process state from the kernel ---- */
 
 static bool rank_of(int process, uint32_t *ret_rank)
 {
@@ -162,7 +162,7 @@ bool pd_launch_find_stopped(int starter, bool (*is_wanted)(const void *context, 
     return false;
 }
 
-/* ---- who ---- */
+/* ---- which rank ---- */
 
 static uint32_t find_stopped(const struct pd_launch_watch *w, bool *ret_all)
 {
@@ -178,7 +178,7 @@ static uint32_t find_stopped(const struct pd_launch_watch *w, bool *ret_all)
     return found;
 }
 
-/* From the first rank that waits along the chain; a circle ends where it began. */
+/* Follows the chain from the first waiting rank; a cycle ends where it began. */
 static uint32_t follow(const struct pd_launch_watch *w)
 {
     uint32_t at = 0;
@@ -250,8 +250,8 @@ static bool is_storage(const struct pd_heartbeat *p)
            place == PD_HEARTBEAT_STORAGE;
 }
 
-/* Another thread of the rank waits for storage, perhaps with a lock that the thread which trains needs. Since cpu_ns its calls
- * took more than a second each: storage that answers sooner holds up nobody. */
+/* Another thread of the rank waits for storage, perhaps holding a lock that training needs. Since cpu_ns its calls took more
+ * than a second each: faster storage delays no one. */
 static bool is_behind_storage(const struct pd_launch_watch *w, uint32_t rank)
 {
     const struct pd_heartbeat *p = fresh(w, &w->ranks[rank]);
@@ -259,7 +259,7 @@ static bool is_behind_storage(const struct pd_launch_watch *w, uint32_t rank)
     return (double)(GET(p, storage_done) - w->ranks[rank].storage_done) <= (double)(w->now_ns - w->cpu_ns) * 1e-9;
 }
 
-/* A rank that waits for its storage holds up all others, also those that seem to wait for one another. */
+/* A rank that waits for its storage holds up all others, even if they seem to wait for each other. */
 static uint32_t find_in_storage(const struct pd_launch_watch *w)
 {
     bool all_wait = true; /* for one another */
@@ -290,7 +290,7 @@ static void describe(const struct pd_launch_watch *w, uint32_t rank, double seco
     }
     if (r->process) {
         if (!stopped)
-            pd_process_kernel_place(r->process, kernel, sizeof kernel); /* of one that is stopped: where signals are taken */
+            pd_process_kernel_place(r->process, kernel, sizeof kernel); /* for a stopped one: where signals are handled */
         snprintf(process, sizeof process, " (process %d)", r->process);
     } else if (is_process_known(r)) {
         if (said && !stopped) snprintf(kernel, sizeof kernel, "%s", r->heard->kernel);
@@ -324,7 +324,7 @@ static uint64_t limit_ns(const struct pd_launch_watch *w)
     return most > floor ? most : floor;
 }
 
-/* Whether something was completed since the last look. Times before the second step are those of a start, and count not. */
+/* Whether there was progress since the last look. Times before the second step belong to the start and are not counted. */
 static bool has_moved(struct pd_launch_watch *w, uint64_t now_ns)
 {
     uint64_t done = 0;
@@ -346,7 +346,7 @@ static bool has_moved(struct pd_launch_watch *w, uint64_t now_ns)
     return true;
 }
 
-/* A process that somebody stopped is found early, also before the second step. */
+/* Finds a stopped process early, even before the second step. */
 static bool finds_stopped_at_start(struct pd_launch_watch *w, struct pd_launch_hang *ret_hang)
 {
     bool are_all;

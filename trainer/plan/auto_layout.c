@@ -22,9 +22,9 @@ pd_status pd_fit_fewest(pd_fit_probe probe, void *context, uint32_t enough, uint
     return PD_OK;
 }
 
-/* ---- what would fit ---- */
+/* ---- finding a fit ---- */
 
-/* Where more ranks are admitted at all, one of the degrees can grow. */
+/* If more ranks are allowed at all, one of the degrees can grow. */
 static bool can_be_more(const struct pd_config *config, uint32_t world)
 {
     const struct pd_degrees any = {0};
@@ -33,10 +33,10 @@ static bool can_be_more(const struct pd_config *config, uint32_t world)
     return false;
 }
 
-/* Ranks share what has chunks; a chunk has a head. */
+/* Ranks share what is cut into chunks; a chunk has a head. */
 static bool can_have_chunks(const struct pd_config *config, uint32_t world)
 {
-    struct pd_config changed = *config; /* borrows what it points to */
+    struct pd_config changed = *config; /* shares what it points to */
     struct pd_error ignored;
     changed.numerics.virtual_tp *= 2;
     return world > 1 && changed.numerics.virtual_tp <= config->model.heads && !pd_config_check(&changed, &ignored);
@@ -49,7 +49,7 @@ static bool columns_take_less(const struct pd_config *c)
     return c->numerics.logits == PD_LOGITS_OF_ROWS && chunk > PD_LOGITS_COLUMNS + (uint64_t)c->model.hidden;
 }
 
-/* Breadth first, which the order is by itself where parameters are on drives. */
+/* Breadth first, which is the default order if parameters are on drives. */
 static bool keeps_all_micro_batches(const struct pd_config *c)
 {
     const struct pd_layout one = {.pp = 1};
@@ -98,8 +98,8 @@ struct planner {
     const struct pd_machine *machine;
     struct pd_layout_choice *list; /* candidates, owned; fastest first */
     uint32_t count;
-    double measured, least;              /* bytes of the smallest candidate: measured, or at least so many */
-    char advice[PD_LAYOUT_ADVICE_BYTES]; /* where none of them fits */
+    double measured, least;              /* bytes of the smallest candidate: measured, or a lower bound */
+    char advice[PD_LAYOUT_ADVICE_BYTES]; /* if none fits */
 };
 
 static pd_status add_candidate(struct planner *p, const struct pd_laid_out *laid_out, struct pd_error *err)
@@ -114,13 +114,13 @@ static pd_status add_candidate(struct planner *p, const struct pd_laid_out *laid
     return PD_OK;
 }
 
-/* The planner says how many blocks are recomputed, unless how or how many is given. */
+/* The planner chooses the number of recomputed blocks, unless it or the kind is given. */
 static bool chooses_layers(const struct pd_config *config)
 {
     return !config->layout.recompute_given && config->layout.recompute_layers == PD_LAYERS_ALL;
 }
 
-/* Where it is open when gradients travel, both. */
+/* Both exchanges, if not given. */
 static pd_status add_exchanges(struct planner *p, struct pd_laid_out laid_out, struct pd_error *err)
 {
     const struct pd_layout *l = &laid_out.layout;
@@ -131,15 +131,15 @@ static pd_status add_exchanges(struct planner *p, struct pd_laid_out laid_out, s
     return add_candidate(p, &laid_out, err);
 }
 
-/* Every ZeRO stage and recomputation of some degrees; what takes less memory in the same time comes first. Where it is open
- * how many blocks are recomputed a candidate stands for one, the fastest of its kind (decide_layers). */
+/* Adds every ZeRO stage and recomputation for some degrees; of equal times, less memory comes first. If the number of
+ * recomputed blocks is open, a candidate stands for one block, the fastest (decide_layers). */
 static pd_status add_degrees(struct planner *p, const struct pd_degrees *degrees, struct pd_error *err)
 {
     const struct pd_config *config = p->config;
     struct pd_laid_out laid_out;
     PD_TRY(pd_lay_out_degrees(config, p->model, degrees, &laid_out, err));
     const bool is_shared = degrees->dp * degrees->sp > 1;
-    /* A given stage was asked about with the degrees; of those that are open nvme leaves out 0, which keeps copies. */
+    /* A given stage was checked with the degrees; otherwise nvme excludes 0, which keeps copies. */
     const uint32_t least_stage = is_shared && config->offload.optimizer == PD_PLACE_NVME ? 1 : 0;
     for (uint32_t up = 0; up <= 3 - least_stage; up++) {
         laid_out.layout.zero_stage = 3 - up;
@@ -162,7 +162,7 @@ static pd_status list_candidates(struct planner *p, struct pd_error *err)
     const uint32_t count = pd_degrees_list(config, p->world, &held, NULL, 0);
     if (!count) {
         struct pd_degrees unused;
-        PD_TRY(pd_degrees_of(config, p->world, &unused, err)); /* says what is wrong with what is given */
+        PD_TRY(pd_degrees_of(config, p->world, &unused, err)); /* reports errors in given values */
         PD_FAIL(err, PD_INVALID, "layout: no layout of %s is admitted", pd_counted(p->world, "rank").text);
     }
     struct pd_degrees *degrees = calloc(count, sizeof *degrees);
@@ -194,7 +194,7 @@ static int by_seconds(const void *a, const void *b)
     return compare(x->laid_out.recompute_layers, y->laid_out.recompute_layers);
 }
 
-/* State alone, so that most of what cannot fit costs nothing to refuse. */
+/* State only, so that most unsuitable candidates are cheap to reject. */
 static double least_bytes(const struct pd_config *config, const struct pd_model *model, const struct pd_layout *l)
 {
     const double elements = (double)model->parameter_count / l->tp / l->pp, parts = l->zero_stage ? l->zero_shard : 1;
@@ -211,7 +211,7 @@ static bool fits(const struct planner *p, const struct pd_layout_choice *c)
     return p->machine->device_bytes <= 0 || (double)c->worst_bytes <= p->machine->device_bytes;
 }
 
-/* The first rank's bytes, and where those fit the worst rank's. */
+/* The first rank's bytes, and if those fit the worst rank's. */
 static pd_status measure(const struct planner *p, struct pd_layout_choice *choice, struct pd_error *err)
 {
     struct pd_world_memory memory;
@@ -257,8 +257,8 @@ static pd_status fits_with(void *context, uint32_t layers, bool *ret_fits, struc
     return PD_OK;
 }
 
-/* The fewest blocks with which it fits: one more never takes more memory. All of them where none needs to be, which is
- * another candidate, or where even all do not fit. */
+/* The fewest blocks that fit; one more never needs more memory. All, if none needs to be recomputed (another candidate), or
+ * if even all do not fit. */
 static pd_status decide_layers(const struct planner *p, struct pd_layout_choice *choice, struct pd_error *err)
 {
     const uint32_t blocks = pd_laid_out_blocks(&choice->laid_out, p->model);
@@ -278,7 +278,7 @@ static pd_status decide_layers(const struct planner *p, struct pd_layout_choice 
     return PD_OK;
 }
 
-/* The first of the rest goes to where its time belongs. */
+/* Moves the first entry down to its place by time. */
 static void sink(struct pd_layout_choice *list, uint32_t count)
 {
     const struct pd_layout_choice later = list[0];
@@ -309,7 +309,7 @@ static pd_status look_at(struct planner *p, struct pd_layout_choice *c, enum ver
     return PD_OK;
 }
 
-/* Down the list, until enough fit. A candidate that was decided goes where its time belongs now, and comes again. */
+/* Goes down the list until enough fit. A decided candidate moves to its place by time, and is visited again. */
 static pd_status choose(struct planner *p, uint32_t capacity, struct pd_layout_choice *ret_choices, uint32_t *ret_count,
                         struct pd_error *err)
 {

@@ -9,10 +9,10 @@
 #include <math.h>
 #include <string.h>
 
-/* Rates that training reaches: about half of what a data sheet of a GPU says, dense, and what our kernels reach on some
- * eight cores, which compute in fp32 whatever is stored. On a GPU fp32 is fp32, without tensor cores: cuBLASLt is not asked
- * for TF32 (NVIDIA A100: 19.5, 312 Tflop/s in fp32, bf16; H100 and H200 SXM: 67, 989, 1,979 in fp32, bf16, fp8). Of a host
- * beside GPUs: half of what the memory of its two sockets is sold with, four fifths of PCIe. */
+/* Rates reached in training: about half of a GPU's dense data sheet rate, and what our kernels reach on some eight cores,
+ * which compute in fp32 whatever is stored. On a GPU fp32 means no tensor cores: cuBLASLt is not asked for TF32 (NVIDIA
+ * A100: 19.5, 312 Tflop/s in fp32, bf16; H100 and H200 SXM: 67, 989, 1,979 in fp32, bf16, fp8). A GPU's host: half the rated
+ * memory bandwidth of two sockets, four fifths of PCIe. */
 static const struct pd_machine machines[] = {
     {"cpu", 0, {200e9, 200e9, 200e9}, 20e9, 5e9, 1e9, 2e-5, 8, 2e9, 0, 0, 0},
     {"a100-40g", 40e9, {9.7e12, 156e12, 156e12}, 1.5e12, 250e9, 20e9, 1e-5, 8, 3e9, 200e9, 25e9, 80},
@@ -72,8 +72,8 @@ void pd_machine_share(struct pd_machine *machine, double ranks)
 struct stage {
     uint32_t blocks;
     bool has_embedding, has_head;
-    double seconds, block_seconds, logit_seconds; /* a token, forward, whole; logits: multiplied a second time */
-    double moved_seconds;                         /* about what norms and activations of its blocks take, by memory */
+    double seconds, block_seconds, logit_seconds; /* per token, forward, uncut; logits: multiplied a second time */
+    double moved_seconds;                         /* approximate time of norms and activations, by memory */
     double elements, block_elements;              /* a tensor-parallel rank's */
 };
 
@@ -87,8 +87,8 @@ struct setting {
     double rows;                      /* of a micro-batch on a rank */
     double act;                       /* bytes of an activation */
     double share;                     /* of the work, that the busiest tensor-parallel rank has */
-    double parts, copies;             /* in how many a stage's state, and sums, are cut; of each there are so many */
-    double parts_leave, copies_leave; /* of what a rank sends of their collectives: the share that goes to other hosts */
+    double parts, copies;             /* a stage's state, and sums, are cut into `parts`; `copies` of each */
+    double parts_leave, copies_leave; /* the fraction of a rank's collectives that leaves the host */
     double slots_once;                /* micro-batches that share one pass over the parameters */
     bool by_heads;                    /* sequence-parallel ranks exchange rows for heads */
     bool updates_on_device;           /* state is the host's, and AdamW the GPU's */
@@ -111,7 +111,7 @@ static double seconds_of(const struct setting *s, double flops)
     return flops / s->machine->flops[s->config->numerics.precision == PD_F32 ? PD_RATE_F32 : PD_RATE_HALF];
 }
 
-/* Of a block's operations only the linears are in eight bits. */
+/* In a block only linear layers use eight bits. */
 static double block_seconds(const struct setting *s)
 {
     const double all = pd_unit_flops(s->model, s->config->batch.context, 1),
@@ -153,7 +153,7 @@ struct traffic {
     double calls;    /* transfers that nothing hides */
 };
 
-/* Blocks of a stage that are recomputed as `recompute` says. */
+/* Blocks of a stage recomputed according to `recompute`. */
 static double recomputed(const struct setting *s, const struct stage *g)
 {
     if (s->recompute == PD_RECOMPUTE_NONE) return 0;
@@ -172,8 +172,8 @@ static struct links links_of(const struct setting *s, const struct stage *g)
     return (struct links){g->has_embedding ? chunks - 1 : chunks, g->has_head ? chunks - 1 : chunks};
 }
 
-/* fp32 terms of sums, to those who keep the rows; rows, to all; of the embedding, to those who keep them; and three numbers a
- * row of logits. Key-value heads that ranks share and norms of heads are small beside them. */
+/* fp32 terms of sums, to the ranks that keep the rows; rows, to all; embedding rows, to their keepers; and three numbers per
+ * row of logits. Shared key-value heads and norms of heads are small in comparison. */
 static double tensor_bytes(const struct setting *s, const struct stage *g, double again, double gradients)
 {
     const double tp = s->layout->tp, row = s->model->config.hidden * (tp - 1) / tp;
@@ -182,8 +182,8 @@ static double tensor_bytes(const struct setting *s, const struct stage *g, doubl
     return s->rows * (row * (sums * sizeof(float) + gathers * s->act) + g->has_head * 3 * sizeof(float) * (tp - 1));
 }
 
-/* What a GPU's tensor-parallel exchanges have beside them (trainer/model/README.md, "Behind exchanges"). In fp8, and on
- * a CPU, whose ranks compute while they move bytes, nothing. */
+/* The part of a GPU's tensor-parallel exchanges that overlaps compute (trainer/model/README.md, "Behind exchanges"). None in
+ * fp8, nor on a CPU, whose ranks compute while they move bytes. */
 static void count_beside(const struct setting *s, const struct stage *g, struct traffic *t)
 {
     const double tp = s->layout->tp, kept = s->rows * s->model->config.hidden * (tp - 1) / tp * s->act,
@@ -221,7 +221,7 @@ static struct traffic traffic_of(const struct setting *s, const struct stage *g)
     return t;
 }
 
-/* Bytes of a block's activations for one token: roughly, by what is kept. */
+/* Approximate bytes of a block's saved activations per token. */
 static double kept_bytes(const struct setting *s, enum pd_recompute recompute)
 {
     const struct pd_model_config *m = &s->model->config;
@@ -237,13 +237,13 @@ struct streams {
     double micro_batch, micro_batch_in, micro_batch_out, update, update_in, update_out;
 };
 
-/* What a budget leaves elsewhere, of so many bytes. */
+/* The part of `bytes` beyond a budget. */
 static double away(double bytes, uint64_t budget)
 {
     return bytes > (double)budget ? bytes - (double)budget : 0;
 }
 
-/* Of memory beside the host's; on a CPU cpu is where device is. */
+/* To memory other than the device's; on a CPU cpu equals device. */
 static bool crosses(const struct setting *s, enum pd_place place)
 {
     return s->machine->host_rate > 0 && place != PD_PLACE_DEVICE;
@@ -265,7 +265,7 @@ static struct streams streams_of(const struct setting *s, const struct stage *g)
     const struct pd_config *c = s->config;
     const double again = recomputed(s, g),
                  token = again * kept_bytes(s, s->recompute) + (g->blocks - again) * kept_bytes(s, PD_RECOMPUTE_NONE);
-    /* micro-batches that are kept at once */
+    /* micro-batches kept at once */
     const double alive = s->slots_once > s->layout->pp ? s->slots_once : s->layout->pp,
                  kept = away(alive * s->rows * token, c->offload.activations_budget) / alive, held = g->elements / s->parts;
     struct streams x = {0};
@@ -286,9 +286,9 @@ static double rate_of(const struct setting *s, uint32_t span)
     return span <= s->machine->ranks_per_host ? s->machine->link : s->machine->network;
 }
 
-/* Seconds of AdamW over so many elements, by memory: three of state read and written, and the gradient. Away from the device
- * it is the host's (offload/host_update.h): gradients come down and copies go up meanwhile, and pass its memory once more. Where
- * the device updates state of the host, that memory has the state alone. */
+/* Seconds of AdamW on `elements`, limited by memory: three states read and written, and the gradient. Off the device it is
+ * the host's memory (offload/host_update.h), which gradients and copies also pass through. If the device updates host state,
+ * that memory has only the state. */
 static double adam_seconds(const struct setting *s, double elements)
 {
     const struct pd_machine *m = s->machine;
@@ -312,8 +312,8 @@ static double streams_seconds(const struct setting *s, double drives, double in,
 
 /* ---- between data ranks ---- */
 
-/* Of a reduce-scatter or an all-gather among `ranks` that are `apart` from each other, n of them on a host, a rank sends
- * (n - 1) / n to those of its host and (ranks - n) / (ranks * n) to other hosts (trainer/comm/README.md). */
+/* In a reduce-scatter or all-gather among `ranks` that are `apart`, n of them per host, a rank sends (n - 1) / n inside its
+ * host and (ranks - n) / (ranks * n) to other hosts (trainer/comm/README.md). */
 static double leaving_share(const struct pd_machine *machine, double ranks, double apart)
 {
     const double here = fmin(ranks, fmax(1, floor(machine->ranks_per_host / apart)));
@@ -348,7 +348,7 @@ static void keep_most(uint64_t *most, double bytes)
     *most = (uint64_t)fmax((double)*most, bytes);
 }
 
-/* Received by a rank of the stage, and what a host of such ranks sends to others. */
+/* Bytes received by a rank of the stage, and sent by a host of such ranks to others. */
 static void count_bytes(const struct setting *s, const struct stage *g, double parameters, struct pd_step_cost *c)
 {
     const uint32_t world = pd_layout_world(s->layout);

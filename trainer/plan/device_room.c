@@ -7,7 +7,7 @@ static double mib(uint64_t bytes)
     return (double)bytes / 1048576;
 }
 
-/* Before a byte of it is taken. */
+/* Checks the plan before any allocation. */
 static pd_status check(const struct pd_engine_options *o, const struct pd_memory_plan *plan, struct pd_error *err)
 {
     struct pd_dev_memory memory;
@@ -15,7 +15,7 @@ static pd_status check(const struct pd_engine_options *o, const struct pd_memory
     const uint64_t need = pd_memory_plan_total(plan) - pd_memory_plan_host(plan);
     PD_TRY(pd_dev_memory(o->device->dev, &memory, err));
     if (need <= memory.free_bytes) return PD_OK;
-    struct pd_config config = *o->config; /* borrows what it points to */
+    struct pd_config config = *o->config; /* shares what it points to */
     config.run.device = PD_DEVICE_GPU;
     pd_less_memory_text(&config, o->world, true, false, advice, sizeof advice);
     PD_FAIL(err, PD_INVALID,
@@ -25,7 +25,7 @@ static pd_status check(const struct pd_engine_options *o, const struct pd_memory
             need <= memory.total_bytes ? ", others hold the rest" : "", advice, o->world);
 }
 
-/* The status of taking it: of PD_NO_MEMORY, PD_INVALID, and on a GPU who else may have taken what was free. */
+/* The status of allocating: turns PD_NO_MEMORY into PD_INVALID, and on a GPU names who else may use the memory. */
 static pd_status taken(const struct pd_engine_options *o, pd_status status, struct pd_error *err)
 {
     if (status != PD_NO_MEMORY) return status;

@@ -21,12 +21,12 @@ static const struct rung {
 };
 #define RUNG_COUNT (sizeof rungs / sizeof *rungs)
 
-/* Bytes of the rank that takes most. `degrees` are for `world` ranks; a rung of one rank ignores them. */
+/* Bytes of the largest rank. `degrees` are for `world` ranks; a rung of one rank ignores them. */
 static pd_status rung_bytes(const struct rung *rung, const struct pd_config *config, const struct pd_model *model,
                             const struct pd_degrees *degrees, uint32_t threads, uint64_t *ret_bytes, struct pd_error *err)
 {
     static const struct pd_degrees one = {1, 1, 1, 1, 1};
-    struct pd_config changed = *config; /* borrows what it points to */
+    struct pd_config changed = *config; /* shares what it points to */
     struct pd_laid_out laid_out;
     struct pd_world_memory memory;
     changed.numerics.precision = rung->precision;

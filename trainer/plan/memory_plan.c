@@ -1,10 +1,10 @@
-/* Ranks that need the same bytes, found without planning each of them.
+/* Finds ranks that need the same bytes, without planning each of them.
  *
- *   1. What a rank computes and what it owns are described by words, and compared by digests of 64 bits: ten thousand
- *      different descriptions have two equal digests once in 10^11 plans.
+ *   1. Descriptions of what a rank computes and what it owns are compared by 64-bit digests: with ten thousand different
+ *      descriptions two digests collide once in 10^11 plans.
  *   2. Within one shape (stage, tensor-parallel part, tokens) bytes = place + state. The first rank of a shape is its
- *      origin: its place takes all of its bytes, its state none.
- *   3. A rank whose place and state are both known costs an addition; any other one run of the engine's recipe. */
+ *      origin: its place counts all of its bytes, its state none.
+ *   3. A rank whose place and state are both known costs an addition; any other one dry run of the engine. */
 #include "trainer/plan/memory_plan.h"
 
 #include "ckpt/base/digest.h"
@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Whose bytes they are. A share beyond the first zero_shard is a replica of another one. */
+/* Kinds of bytes. A share beyond the first zero_shard is a replica of another. */
 enum { ORIGIN, PLACE, STATE, REPLICA };
 struct key {
     uint64_t shape, tp, tokens; /* digests of descriptions; tokens as they are */
@@ -24,7 +24,7 @@ struct key {
 
 struct known {
     struct key key;
-    struct pd_memory_plan bytes; /* what a state or a place adds, modulo 2^64 */
+    struct pd_memory_plan bytes; /* bytes added by a state or place, modulo 2^64 */
 };
 
 struct survey {
@@ -35,7 +35,7 @@ struct survey {
     void *known;                     /* tsearch's tree of struct known, by key */
     uint64_t *tp_parts;              /* (tp) what a tensor-parallel rank computes */
     uint64_t *sp_tokens;             /* (sp) that a sequence-parallel rank holds */
-    uint64_t *owned;                 /* (shares) what each share of the current place owns: the sum of its parts' digests */
+    uint64_t *owned;                 /* (shares) digest of each share's parts of the current place, summed */
     uint32_t group;                  /* of the rank before, whose neighbours mostly need the same */
     struct pd_digest_stream text;    /* the description that is being written */
     struct pd_world_memory *memory;
@@ -46,7 +46,7 @@ static void append(struct survey *s, uint64_t word)
     pd_digest_stream_add(&s->text, &word, sizeof word);
 }
 
-/* The digest of what was appended, which is forgotten. */
+/* Returns the digest of the appended text and clears it. */
 static uint64_t take_text(struct survey *s)
 {
     const uint64_t digest = pd_digest_stream_value(&s->text);
@@ -54,7 +54,7 @@ static uint64_t take_text(struct survey *s)
     return digest;
 }
 
-/* ---- what a rank computes ---- */
+/* ---- computation of a rank ---- */
 
 static void append_boxes(struct survey *s, const struct pd_partition *p, uint32_t t, bool is_computed)
 {
@@ -79,7 +79,7 @@ static uint64_t describe_tp(struct survey *s, uint32_t tp_rank, uint64_t *by_par
             append_boxes(s, &p, t, false);
             append_boxes(s, &p, t, true);
         }
-    /* What sums of gradients depend on besides: the largest part of every unit, and who owns the key-value heads. */
+    /* Sums of gradients also depend on the largest part of every unit, and on the owners of key-value heads. */
     const struct pd_model_config *m = &s->model->config;
     const struct pd_range owned = pd_partition_units(&p, m->kv_heads),
                           computed = pd_partition_kv_computed(m, pd_partition_units(&p, m->heads));
@@ -90,7 +90,7 @@ static uint64_t describe_tp(struct survey *s, uint32_t tp_rank, uint64_t *by_par
     return take_text(s);
 }
 
-/* A pipeline place but for the micro-batches it keeps. */
+/* A pipeline place without its number of kept micro-batches. */
 static uint64_t describe_shape(struct survey *s, uint32_t pp)
 {
     const struct pd_layout *l = &s->laid_out->layout;
@@ -104,7 +104,7 @@ static uint64_t describe_shape(struct survey *s, uint32_t pp)
     return take_text(s);
 }
 
-/* Micro-batches that a place keeps of each of its chunks. */
+/* Micro-batches that a place keeps for each of its chunks. */
 static uint64_t describe_depth(struct survey *s, uint32_t pp)
 {
     const struct pd_layout *l = &s->laid_out->layout;
@@ -122,10 +122,10 @@ static uint64_t describe_depth(struct survey *s, uint32_t pp)
     return take_text(s);
 }
 
-/* ---- what a share of the state owns ---- */
+/* ---- state of a share ---- */
 
-/* What share q owns of some tensors of a unit, appended; up to which share it is the same.   cuts (count)
- * Returns whether it owns anything. */
+/* Appends what share q owns of some tensors of a unit, and up to which share it is the same. cuts (count) Returns whether it
+ * owns anything. */
 static bool append_cuts(struct survey *s, const struct pd_layout_cut *cuts, uint32_t count, uint32_t q, uint32_t *ret_end)
 {
     uint32_t end = s->shares;
@@ -145,7 +145,7 @@ static bool append_cuts(struct survey *s, const struct pd_layout_cut *cuts, uint
     return owns_any;
 }
 
-/* Adds every share's part of tensors [begin, end) to what it owns, under the kind of their unit. */
+/* Adds every share's part of tensors [begin, end) to its digest, by the kind of unit. */
 static pd_status own_tensors(struct survey *s, uint32_t begin, uint32_t end, uint32_t tp_rank, uint64_t kind,
                              struct pd_error *err)
 {
@@ -168,8 +168,8 @@ static pd_status own_tensors(struct survey *s, uint32_t begin, uint32_t end, uin
     return PD_OK;
 }
 
-/* Blocks are alike: a share that owns a norm of one takes what a share takes that owns the same norm of another, but for
- * the first of a stage, and where budgets keep some of the blocks. */
+/* Blocks are alike: a share that owns a norm in one block needs as much as one that owns it in another, except in a stage's
+ * first block, and if budgets keep some blocks. */
 static pd_status own_stage(struct survey *s, uint32_t pp, uint32_t tp_rank, struct pd_error *err)
 {
     enum { EMBEDDING, HEAD, FIRST_BLOCK, BLOCK, TIED, BLOCK_BY_ITSELF };
@@ -304,7 +304,7 @@ static pd_status survey_all(struct survey *s, struct pd_error *err)
     if (!s->tp_parts || !s->sp_tokens || !s->owned) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
     pd_digest_stream_init(&s->text, 0);
     for (uint32_t tp = 0; tp < l->tp; tp++)
-        s->tp_parts[tp] = describe_tp(s, tp, s->owned); /* which nobody uses yet, and has zero_shard words at least */
+        s->tp_parts[tp] = describe_tp(s, tp, s->owned); /* which is unused so far, and has at least zero_shard words */
     for (uint32_t sp = 0; sp < l->sp; sp++) {
         const struct pd_partition p = {.tp = 1, .virtual_tp = 1, .sp = l->sp, .sp_rank = sp, .virtual_sp = l->virtual_sp};
         s->sp_tokens[sp] = pd_partition_tokens(&p, s->config->batch.context);

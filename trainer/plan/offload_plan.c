@@ -38,7 +38,7 @@ static pd_status plan_state(const struct pd_engine *e, struct pd_offload_plan *p
     return st;
 }
 
-/* What comes back and what leaves in a step, of a part that is away. */
+/* Bytes read and written per step for an offloaded part. */
 static void note(const struct pd_engine *e, enum pd_place place, uint64_t in, uint64_t out, uint64_t *drives,
                  struct pd_offload_plan *p)
 {
@@ -47,7 +47,7 @@ static void note(const struct pd_engine *e, enum pd_place place, uint64_t in, ui
     p->bus_out_bytes += e->options.is_gpu ? out : 0;
 }
 
-/* Bytes of a pass over all blocks, and of the blocks that are not read again when the next pass begins where it ended. */
+/* Bytes of a pass over all blocks, and of blocks not read again when the next pass starts where it ended. */
 struct pass {
     uint64_t all, first, last;
 };
@@ -76,7 +76,7 @@ static void plan_gradients(const struct pd_engine *e, struct pd_offload_plan *p)
     note(e, e->options.config->offload.gradients, bytes, bytes, &p->gradient_traffic, p);
 }
 
-/* Of AdamW on the host summed gradients come out and new copies go in; on the device state of the host goes in and comes out. */
+/* AdamW on the host: summed gradients come out, new copies go in. On the device: host state goes in and comes out. */
 static void plan_update(const struct pd_engine *e, struct pd_offload_plan *p)
 {
     uint64_t elements = 0;
