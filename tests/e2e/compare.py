@@ -68,7 +68,7 @@ def wrong(workspace, config, digest):
         fault = {"PERDURE_FAULT": f"engine.{what}.wrong@{rank}:{moment}", "PERDURE_FAULT_ONCE": run + ".once"}
         more = ["layout.zero_stage=0"] if number % 2 else []
         said = workspace.train(config, run, [COMPARE, *more], fault).stderr
-        found = re.search(r"rank (\d) computes wrongly: at step (\d+) .*it is on host", said)
+        found = re.search(r"rank (\d) computes wrong results: at step (\d+) .*it is on host", said)
         check(found and int(found[1]) == rank, f"{fault}: rank {rank} is not named:\n{said}")
         begun = step_of(moment)
         check(begun <= int(found[2]) <= begun + EVERY, f"{fault}: wrong from step {begun} on, found at step {found[2]}")
@@ -89,7 +89,7 @@ def few(workspace, config, digest):
         run = workspace.directory()
         fault = {"PERDURE_FAULT": f"engine.gradient.flip@1:{passage}", "PERDURE_FAULT_ONCE": run + ".once"}
         said = workspace.train(config, run, ["layout.ranks=2", "run.steps=4", COMPARE], fault).stderr
-        found += "rank 1 computes wrongly: at step 4" in said
+        found += "rank 1 computes wrong results: at step 4" in said
         check("rank 0 computes" not in said, said)
     check(found, "one flip in the micro-batch that two ranks compare is not found")
     run = workspace.directory()
