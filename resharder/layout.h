@@ -4,7 +4,7 @@
  * The TP dimension is cut into virtual_tp tp chunks of whole units (ceil; the last may be short or empty); a rank owns a
  * contiguous run of them. A tensor split on dimension 1 is stored as one box a tp chunk, so any tp reads whole boxes.
  * Dimension 0 of the rest is cut into zero_shard shards of ceil(rows / zero_shard) rows. If those would be under
- * small_bytes, the tensor is not cut: one rank owns it, chosen round robin. Of replicas only one rank is the owner.
+ * small_bytes, the tensor is not cut: one rank owns it, chosen round robin. Replicas have one owner.
  *
  * rank = ((pp_index * dp + dp_index) * sp + sp_index) * tp + tp_index.
  */
@@ -28,8 +28,8 @@ void pd_layout_init_dp(struct pd_layout *ret_layout, uint32_t dp);
 /* Returns the pipeline rank that holds a unit: stages go round the pp ranks when interleaved. */
 uint32_t pd_layout_unit_pp(const struct pd_layout *layout, uint32_t unit);
 
-/* What one tensor-parallel rank of a tensor's stage holds of it, and how dimension 0 of that is cut: part i has part_rows
- * rows (the last one the rest) and belongs to the data rank q = dp index * sp + sp index = q_first + i. */
+/* The part of a tensor that one tensor-parallel rank of its stage holds, and how its dimension 0 is cut: part i has
+ * part_rows rows (the last one the rest) and belongs to the data rank q = dp index * sp + sp index = q_first + i. */
 struct pd_layout_cut {
     uint64_t row_begin, row_end, part_rows;
     uint32_t q_first, part_count;

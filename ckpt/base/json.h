@@ -96,6 +96,6 @@ const char *pd_json_text(const struct pd_json_value *value); /* NULL if it is no
 bool pd_json_is_u64(const struct pd_json_value *value, uint64_t *ret);
 bool pd_json_is_number(const struct pd_json_value *value, double *ret);
 bool pd_json_is_bool(const struct pd_json_value *value, bool *ret);
-/* A member, where there is one of that kind; object and key may be NULL, as values may be above. */
+/* Return a member of that type, else `otherwise` or NULL. Object and key may be NULL, as may values above. */
 double pd_json_number_or(const struct pd_json_value *object, const char *key, double otherwise);
 const char *pd_json_member_text(const struct pd_json_value *object, const char *key);

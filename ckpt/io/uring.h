@@ -4,7 +4,7 @@
 
 #include "ckpt/io/vfs_ops.h"
 
-/* What a simulated kernel refuses. */
+/* Features that a simulated kernel refuses. */
 enum pd_uring_refusal {
     PD_URING_REFUSE_BUFFERS = 1,  /* ENOMEM: memlock limit */
     PD_URING_REFUSE_FLAGS = 4,    /* EINVAL: no COOP_TASKRUN, before 5.19 */

@@ -133,7 +133,7 @@ bool pd_shard_is_compressed(const struct pd_shard *shard);
 bool pd_shard_box_is_in_chunks(const struct pd_shard *shard, uint32_t box);
 /* Fills the commit record's row of this shard; host is 0. */
 void pd_shard_summary_of(const struct pd_shard *shard, struct pd_shard_summary *ret_summary);
-/* File offset of box i: dense elements. Blocks are counted from the start of the box. Of a chunked box: the first chunk. */
+/* File offset of box i, dense elements; if chunked, of its first chunk. Blocks are counted from the start of the box. */
 uint64_t pd_shard_box_offset(const struct pd_shard *shard, uint32_t box);
 uint64_t pd_shard_box_bytes(const struct pd_shard *shard, uint32_t box);
 uint64_t pd_shard_block_count(const struct pd_shard *shard, uint32_t box);

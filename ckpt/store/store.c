@@ -366,9 +366,9 @@ static uint64_t replica_bytes(const struct pd_store *store, uint32_t newest)
     return store->replicas.sources ? store_replica_bytes(&store->files.dir, &store->catalog.committed, newest) : 0;
 }
 
-/* Bytes here of the newest committed checkpoints, for the ranks that share this directory. Of plain ones one fewer than
- * `copies` will stay. Of those that generations replace as many as are kept, since the first new ones are written before
- * any is removed. */
+/* Bytes here of the newest committed checkpoints, for the ranks that share this directory. Without generations one fewer
+ * than `copies` will stay. With generations as many as are kept, since the first new ones are written before any old one
+ * is removed. */
 static uint64_t committed_bytes_here(const struct pd_store *store, const struct space_need *need)
 {
     const struct store_items *committed = &store->catalog.committed;

@@ -66,8 +66,7 @@ struct pd_catalog_source {
     void *context; /* freed with the catalog */
     /* True if the piece's bytes are in its file as they are: read them there, then call check. */
     bool (*is_plain)(void *context, uint64_t piece);
-    /* Checks data: bytes [offset, offset + bytes) of the piece, to the end of their last page; offset is a multiple of 64
-     * KiB. */
+    /* Checks data: bytes [offset, offset + bytes) of the piece, up to the end of their last page. offset % 64 KiB == 0. */
     pd_status (*check)(void *context, uint64_t piece, uint64_t offset, uint64_t bytes, void *data, struct pd_error *err);
     /* Reads and checks the same bytes of a piece that is not plain; data has space for `bytes` rounded up to a page. */
     pd_status (*read)(void *context, uint64_t piece, uint64_t offset, uint64_t bytes, void *data, struct pd_error *err);
@@ -120,7 +119,7 @@ struct pd_json_writer;
 PD_MUST_USE pd_status pd_catalog_add_json(struct pd_catalog *catalog, const char *name, struct pd_json_writer *writer,
                                           pd_status mine, struct pd_error *err);
 PD_MUST_USE pd_status pd_catalog_add_unmapped(struct pd_catalog *catalog, const char *name, struct pd_error *err);
-/* Lists a tensor of an unsupported type, so that only a model that needs it is refused. type as the format names it */
+/* Lists a tensor of an unsupported type, so that only a model that needs it is refused.   type  as the format names it */
 PD_MUST_USE pd_status pd_catalog_add_unread(struct pd_catalog *catalog, const char *tensor, const char *type,
                                             struct pd_error *err);
 /* Removes entries whose names contain `part` from the unmapped list. Returns how many. */

@@ -30,7 +30,7 @@ struct load_window {
     uint64_t begin, end;           /* items of its round */
     uint32_t sent, in_flight;
     const struct pd_transfer *failed; /* the first that failed */
-    /* Of the window's memory: "reads" write it while in_flight, then its "round" reads it until the exchange is over. */
+    /* Owner of its memory: "reads" write it while in_flight, then its "round" reads it until the exchange is over. */
     struct pd_owner owner;
 };
 

@@ -14,7 +14,7 @@ enum { MICRO_BATCH_ENOUGH = 4, MICRO_BATCH_MAX = 64, MODES = 2 };
 static const char *const modes[MODES] = {"invariant", "fast"};
 static const char *const recomputes[] = {"none", "selective", "full"}; /* as enum pd_recompute */
 enum { RECOMPUTES = sizeof recomputes / sizeof *recomputes };
-/* What a model that does not fit moves to the host, in this order; --set=offload... overrides it. */
+/* State that is moved to the host if a model does not fit, in this order; --set=offload... overrides it. */
 static const struct placement {
     const char *said, *yaml;
 } placements[] = {{"all state on the device", ""},

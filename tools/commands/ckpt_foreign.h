@@ -12,7 +12,7 @@ struct pd_ckpt_foreign {
     struct pd_vfs *vfs;
     const struct pd_format *format;
     struct pd_catalog catalog;          /* finished */
-    char path[4096];                    /* what was read; for a run its checkpoint */
+    char path[4096];                    /* path that was read; for a run its checkpoint */
     struct pd_ckpt_place place;         /* for a run or store; its vfs is NULL if there is none */
     const struct pd_store_entry *entry; /* of ours, which may have copies in other tiers; NULL: PATH named it */
 };
