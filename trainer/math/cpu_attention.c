@@ -3,8 +3,8 @@
  *
  *   m' = max(m, max S)   P = exp(S - m')   l = l exp(m - m') + (sum over keys, ascending, of P)   O = O exp(m - m') + V^T P
  *
- * out = O (1/l), lse = m + log l. Keys that a query does not see have P = 0. Between parts of the keys the caller's arrays
- * keep O, m and l. The bits follow from the sequence of blocks, however calls divide it. */
+ * out = O (1/l), lse = m + log l. Keys that a query cannot see have P = 0. Between parts of the keys the caller's arrays
+ * hold O, m and l. The bits depend on the sequence of blocks, not on how calls divide it. */
 #include "trainer/math/cpu_attention_block.h"
 
 #include <float.h>
@@ -16,7 +16,7 @@ struct forward_space {
     float p[BLOCK * BLOCK]; /* (keys, queries): S, then P */
     float o[D_MAX * BLOCK]; /* lanes */
     float max[BLOCK], sum[BLOCK], rescale[BLOCK];
-    float first[BLOCK], position[BLOCK]; /* what each query sees: keys first .. position */
+    float first[BLOCK], position[BLOCK]; /* keys visible to each query: first .. position */
 };
 _Static_assert(sizeof(struct forward_space) <= PD_CPU_WORKSPACE_BYTES, "a workspace holds a task");
 
@@ -26,7 +26,7 @@ struct forward_job {
     struct pd_cpu_queue queue;
 };
 
-/* Goes on from what the key parts before this one made of a block of queries. */
+/* Continues from the results of earlier key parts for a block of queries. */
 static void carry_load(const struct head *h, uint32_t qb, struct forward_space *s)
 {
     const struct pd_attention *a = h->a;
@@ -69,7 +69,7 @@ static void forward_start(const struct head *h, uint32_t qb, struct forward_spac
     rows_to_lanes(s->k, h, count, s->q);
 }
 
-/* 16 queries: S to P in place. */
+/* Converts S to P in place, for 16 queries. */
 V16_INLINE void softmax_lanes(struct forward_space *s, uint32_t lane, uint32_t keys, uint32_t first_key, float scale,
                               bool cut)
 {

@@ -2,18 +2,18 @@
  *
  *   dQ = scale dS K      dK = scale dS^T Q      dV = P^T dO
  *
- * Every element is one chain: dQ over the keys ascending, dK and dV over the queries ascending; with grouped heads the
- * gradient of a key-value head is a binary tree over its query heads (cpu_attention_tree.h). Two ways give these bits:
+ * Every element is one chain: dQ over ascending keys, dK and dV over ascending queries. With grouped heads the gradient of a
+ * key-value head is a binary tree over its query heads (cpu_attention_tree.h). Two methods give these bits:
  *
- *   whole   one pass over the blocks of a head, query blocks outside, key blocks inside; dK and dV of the whole sequence lie
- *           in the workspace. 5 products a pair of blocks. A task is a key-value head of a sequence.
- *   pieces  dQ where the query is, then dK and dV where the key is. 7 products, any length. A task is a block.
+ *   whole   one pass over the blocks of a head, query blocks outside, key blocks inside; the workspace holds dK and dV of
+ *           the whole sequence. 5 products per pair of blocks. A task is a key-value head of a sequence.
+ *   pieces  dQ per query block, then dK and dV per key block. 7 products, any length. A task is a block.
  *
- * Sizes and the number of threads decide which is taken; the result is the same. Parts of a sequence go the second way, one
- * of its halves a call; between calls the chains are kept in the caller's arrays. */
+ * Sizes and the number of threads select the method; the result is the same. Parts of a sequence use the second, one of its
+ * halves per call; between calls the caller's arrays hold the chains. */
 #include "trainer/math/cpu_attention_tree.h"
 
-/* Blocks of a pair; the second letter says rows or lanes. */
+/* Blocks of a pair; the second letter means rows or lanes. */
 struct backward_space {
     float q_rows[BLOCK * D_MAX], dout_rows[BLOCK * D_MAX];
     float k_rows[BLOCK * D_MAX], v_rows[BLOCK * D_MAX];

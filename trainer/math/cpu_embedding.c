@@ -1,8 +1,6 @@
-/* Looking tokens up, and adding their gradients back.
- *
- * Backward goes by rows of the table, not of the micro-batch: a thread takes a range of tokens, sorts the micro-batch's rows
- * by token into its workspace (counting sort, rows ascending), and writes each row of the table once, 64 columns at a time.
- * So nothing is summed by two threads, and the table is not cleared first. */
+/* Looks tokens up, and adds their gradients back. Backward works by rows of the table: a thread takes a range of tokens,
+ * sorts the micro-batch's rows by token in its workspace (counting sort, rows ascending), and writes each row of the table
+ * once, 64 columns at a time. So no two threads add to one row, and the table need not be cleared. */
 #include "trainer/math/cpu_ops.h"
 
 #define RANGE_MAX 1024u /* rows of the table in a task */
@@ -65,7 +63,7 @@ struct rows_of_index {
     int64_t index;
 };
 
-/* Row at or after place *at, which moves behind it; false at the end. */
+/* The row at or after *at; advances *at past it. False at the end. */
 V16_INLINE bool next_row(const struct scatter_job *job, const struct rows_of_index *rows, uint64_t *at, uint64_t *ret_row)
 {
     if (rows->list) {
@@ -137,7 +135,7 @@ static void write_range(const struct scatter_job *job, int64_t begin, int64_t en
 {
     uint32_t *ends = workspace, *list = workspace + RANGE_MAX + 1;
     if (count_range(job, begin, end, ends) > LISTED_MAX) {
-        /* The workspace cannot list so many rows: for each index all rows are looked through. */
+        /* Too many rows for the workspace: search all rows for each index. */
         for (int64_t index = begin; index < end; index++)
             write_index(job, (struct rows_of_index){NULL, 0, index});
         return;

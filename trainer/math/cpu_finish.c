@@ -1,5 +1,5 @@
-/* Partial sums of chunks or ranks become one, in one pass over memory: groups of 64 columns wait on a small stack. Scale, bias
- * and residual follow in the order of the matrix product's epilogue. */
+/* Combines partial sums of chunks or ranks in one pass over memory; groups of 64 columns wait on a small stack. Then scale,
+ * bias and residual, in the order of the matrix product's epilogue. */
 #include "trainer/math/cpu_ops.h"
 #include "trainer/math/simd.h"
 

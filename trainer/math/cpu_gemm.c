@@ -46,7 +46,7 @@ struct gemm_job {
     uint64_t s0, s_count, t0, t_count, k0, k_count;
     uint64_t pack_panels;              /* panels of a packing task */
     uint64_t task_width, task_count;   /* streamed vectors of a task */
-    uint64_t split_width, split_count; /* shared vectors of a task: all, unless there are too few tasks */
+    uint64_t split_width, split_count; /* shared vectors per task: all, unless there are too few tasks */
     uint64_t block_width;              /* shared vectors of a block of a tile */
     bool load, last;
     _Atomic uint64_t next;
@@ -204,7 +204,7 @@ static void run_task(const struct gemm_job *job, uint64_t index, float *private,
         block_multiply(job, t, width, s, pd_min_u64(job->block_width, end - s), private, private + STREAM_FLOATS);
 }
 
-/* One index a thread: each has its own memory and takes tasks until none is left. */
+/* One index per thread, with its own memory; takes tasks until none is left. */
 static void run_tasks(void *context, uint64_t slot)
 {
     struct gemm_job *job = context;

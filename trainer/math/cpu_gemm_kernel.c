@@ -13,7 +13,7 @@
 #define MR 14
 #define NR 32
 #elif PD_ISA_LEVEL == 1
-#ifndef MR /* a test builds the shape of AVX-512 where only AVX2 can run */
+#ifndef MR /* a test builds AVX-512's shape where only AVX2 can run */
 #define MR 6
 #define NR 16
 #endif
@@ -66,7 +66,7 @@ V16_INLINE __m256 load8(enum pd_dtype dtype, const void *data, uint64_t index)
     return _mm256_cvtph_ps(halves);
 }
 
-/* The first `count` lanes, 6 or 8: what follows belongs to the next k. */
+/* The first `count` lanes, 6 or 8: the rest belongs to the next k. */
 V16_INLINE void store_lanes(float *p, __m256 v, unsigned count)
 {
     if (count == 8) {
@@ -98,14 +98,14 @@ V16_INLINE void transpose8(__m256 r[8])
 
 /* Strides of a matrix defeat the hardware's own prefetching; beyond the end of the matrix a hint does nothing. */
 #define AHEAD_K 32u   /* elements along a vector */
-#define AHEAD_ROWS 8u /* rows of the source, where the walk goes down */
+#define AHEAD_ROWS 8u /* rows to prefetch when walking down the source */
 
 V16_INLINE void hint(enum pd_dtype dtype, const void *data, uint64_t index)
 {
     __builtin_prefetch((const void *)((uintptr_t)data + index * (dtype == PD_F32 ? 4 : 2)));
 }
 
-/* One whole panel whose vectors are contiguous in k: 8 x 8 blocks are turned in registers. */
+/* A whole panel with vectors contiguous in k: transposes 8 x 8 blocks in registers. */
 V16_INLINE void pack_turning(const struct pd_gemm_operand *source, enum pd_dtype dtype, uint64_t first, uint64_t k0,
                              uint64_t kc, float *panel, unsigned width)
 {
@@ -126,8 +126,8 @@ V16_INLINE void pack_turning(const struct pd_gemm_operand *source, enum pd_dtype
     if (k < kc) pack_slow(source, first, width, k0 + k, kc - k, panel + k * width, width);
 }
 
-/* Several whole panels whose elements of one k are contiguous. k is the outer loop: source rows may lie a power of two
- * apart, where a walk down a column would hit one cache set all the way. */
+/* Several whole panels with contiguous elements per k. k is the outer loop: source rows may be a power of two apart, and
+ * walking down a column would always hit one cache set. */
 V16_INLINE void pack_copying(const struct pd_gemm_operand *source, enum pd_dtype dtype, uint64_t first, uint64_t panel_count,
                              uint64_t k0, uint64_t kc, float *panels, uint64_t panel_stride, unsigned width)
 {

@@ -61,7 +61,7 @@ static float row_sum(const struct pd_cross_entropy *l, const float *x, float max
     return tree_sum(x, l->vocab, chunk, 0, width, v16_set1(max));
 }
 
-/* Column of a row's target, or `vocab` when it lies elsewhere. */
+/* Column of a row's target, or `vocab` if it is elsewhere. */
 static uint64_t target_column(const struct pd_cross_entropy *l, uint64_t row)
 {
     uint64_t column = (uint64_t)l->targets[row] - l->first_column;
@@ -130,7 +130,7 @@ pd_status PD_CPU(cross_entropy)(struct pd_math *math, const struct pd_cross_entr
     return pd_cpu_run(math, loss->rows, loss_body, loss);
 }
 
-/* A row that is not counted has no maximum; 0 stands for it. */
+/* An ignored row has no maximum; uses 0. */
 static void max_body(void *context, uint64_t row)
 {
     const struct pd_cross_entropy *l = context;
@@ -166,8 +166,8 @@ static float exp_of(float x)
     return lanes[0];
 }
 
-/* Columns are a chunk of their own, whose sum joins that of the columns before (Milakov and Gimelshein 2018, "Online
- * normalizer calculation for softmax"). Of columns that are all -infinity the sum is 0. */
+/* The columns form a chunk, whose sum joins that of earlier columns (Milakov and Gimelshein 2018, "Online normalizer
+ * calculation for softmax"). If all are -infinity the sum is 0. */
 static void part_body(void *context, uint64_t row)
 {
     const struct pd_cross_entropy *l = context;

@@ -3,8 +3,8 @@
  *   out = x̂ weight + bias        dx = rstd (g - sum(g)/C - x̂ sum(g x̂)/C)        dweight = sum over rows of dout x̂
  *
  * RMS norm has mean 0, no bias, and no sum(g)/C. Each thread owns whole rows of out and dx, and whole columns of dweight,
- * which it sums in ascending row order. Heads that are rotated are so row by row, in forward where the norm has written them,
- * in backward from dout to dx, which is read as dout from then on. */
+ * which it sums in ascending row order. Heads are rotated row by row: in forward after the norm has written them, in
+ * backward from dout to dx, which then replaces dout. */
 #include "trainer/math/cpu_rope.h"
 
 #define ROWS_TASK_ELEMENTS 16384u
@@ -21,7 +21,7 @@ static uint64_t rows_end(const struct norm_job *job, uint64_t index)
     return end < job->norm->rows ? end : job->norm->rows;
 }
 
-/* Where a row of x, out, dout or dx begins, and which it is of `kept` and rstd; see struct pd_norm. */
+/* Offset of a row of x, out, dout or dx, and its index in `kept` and rstd; see struct pd_norm. */
 V16_INLINE uint64_t row_at(const struct pd_norm *n, uint64_t row)
 {
     return n->heads ? row / n->heads * n->ld + row % n->heads * n->columns : row * n->columns;

@@ -1,4 +1,4 @@
-/* The table of one instruction set. */
+/* The function table of one instruction set. */
 #include "trainer/math/cpu_ops.h"
 
 #define OWN(name, ...) .name = PD_CPU(name),

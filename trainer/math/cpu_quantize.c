@@ -1,5 +1,5 @@
-/* Codes of fp8: the largest absolute value, then every element, by tiles of 64 x 64. The largest of integers does not depend
- * on who finds it. */
+/* fp8 codes: first the largest absolute value, then every element, in tiles of 64 x 64. A maximum of integers does not
+ * depend on the order. */
 #include "trainer/math/cpu_ops.h"
 #include "trainer/math/fp8.h"
 

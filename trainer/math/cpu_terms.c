@@ -1,5 +1,5 @@
-/* Gradients to integers and back. A value in fp64 becomes an integer through its two halves, each by adding 1.5 * 2^52, whose
- * low bits then are it: this rounds to nearest, to even, where AVX2 knows no such conversion. */
+/* Gradients to integers and back. An fp64 value is converted in two halves, each by adding 1.5 * 2^52: the low bits are then
+ * the integer. This rounds to nearest even; AVX2 has no such conversion. */
 #include "trainer/math/cpu_ops.h"
 
 #include <math.h>
@@ -23,7 +23,7 @@ V16_INLINE int64_t bits_of(double x)
     return bits;
 }
 
-/* |x| < 2^63: exact for whole numbers of 24 bits, and x - high * 2^32 is exact for those of any size. */
+/* |x| < 2^63: exact for whole numbers of 24 bits; x - high * 2^32 is exact for any size. */
 V16_INLINE int64_t nearest(double x)
 {
     const double high = x * 0x1p-32 + MAGIC, low = x - (high - MAGIC) * 0x1p32 + MAGIC;
@@ -32,7 +32,7 @@ V16_INLINE int64_t nearest(double x)
 
 enum { OUT_OF_RANGE = 1, NOT_FINITE = 2 };
 
-/* Of elements that did not all fit. */
+/* For elements that did not all fit. */
 static int terms_find_wrong(const struct pd_terms *t, const float *from, uint64_t count)
 {
     int wrong = 0;
@@ -41,7 +41,7 @@ static int terms_find_wrong(const struct pd_terms *t, const float *from, uint64_
     return wrong;
 }
 
-/* Terms of `count` elements from i on, where they may be read until `to` is written. Returns what is wrong with them. */
+/* Terms of `count` elements from i on; all are read before `to` is written. Returns their problems. */
 V16_INLINE int make(const struct pd_terms *t, const float *from, uint64_t i, uint64_t count, int64_t *term)
 {
     double wide[STEP];
@@ -125,7 +125,7 @@ struct sums_job {
     uint64_t begin, end;
 };
 
-/* All are read before one is written: in place a float lies where integers before it were. */
+/* Reads all before writing: in place a float overwrites earlier integers. */
 V16_INLINE uint64_t some_sums(const struct pd_term_sums *s, uint64_t i, uint64_t count)
 {
     int64_t sum[STEP];
@@ -151,7 +151,7 @@ static void sums_body(void *context, uint64_t task)
     if (job->s->check) __atomic_fetch_sub((uint64_t *)job->s->check, total, __ATOMIC_RELAXED);
 }
 
-/* In place the floats of elements b to 2b lie where integers before b were, which have been read: ever longer runs. */
+/* In place the floats of elements b to 2b overwrite integers before b, which have been read: use growing runs. */
 pd_status PD_CPU(term_sums)(struct pd_math *math, const struct pd_term_sums *s, struct pd_error *err)
 {
     const bool in_place = (const void *)s->out == (const void *)s->sums;

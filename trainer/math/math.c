@@ -1,5 +1,5 @@
-/* The wrappers check sizes and pointers, so that the slots of every backend may trust them. A rank whose share is empty calls
- * as the others do; its pointers may be NULL. */
+/* The wrappers check sizes and pointers, so that every backend's slots can rely on them. A rank with an empty share makes
+ * the same calls; its pointers may be NULL. */
 #include "trainer/math/math.h"
 
 void pd_math_free(struct pd_math *math)
@@ -215,7 +215,7 @@ static void check_embedding(const struct pd_embedding *e)
     PD_CHECK(dtype_is_known(e->dtype) && (e->tokens || !e->rows) && e->columns > 0 && e->rows <= UINT32_MAX);
 }
 
-/* Their values lie in device memory, where the backend checks them. */
+/* Their values are in device memory, where the backend checks them. */
 static void check_positions(const struct pd_embedding *e)
 {
     PD_CHECK(e->context > 0 && e->context <= INT32_MAX && (e->positions || !e->rows));

@@ -1,4 +1,4 @@
-/* The table itself: each slot finds its stream and hands on to a launcher (cuda/kernels.h) or to a GEMM (cuda/gemm.h). */
+/* The CUDA table: each slot finds its stream and calls a launcher (cuda/kernels.h) or a GEMM (cuda/gemm.h). */
 #include "trainer/math/math_cuda.h"
 
 #include "ckpt/base/log.h"
@@ -18,7 +18,7 @@ struct pd_math_cuda {
     struct pd_cuda_workspace attention;
     struct pd_cuda_workspace scratch; /* of one operation at a time: GEMMs, and backward of norms */
     struct pd_cuda_event *events;     /* of marks, all that were ever set */
-    struct pd_device_spans *spans;    /* NULL: nobody asks where the time goes */
+    struct pd_device_spans *spans;    /* NULL: time is not recorded */
     struct pd_stream *lane;           /* the same stream, for spans */
 };
 
@@ -32,7 +32,7 @@ static void *stream_of(struct pd_math *math)
     return cuda_of(math)->stream;
 }
 
-/* Runs a call between two events, where spans are asked for. `name`: of the span. */
+/* Runs a call between two events, if spans are recorded. `name`: of the span. */
 #define SPANNED(math, name, call)                                                                            \
     do {                                                                                                     \
         struct pd_math_cuda *cuda_ = cuda_of(math);                                                          \

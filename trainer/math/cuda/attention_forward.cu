@@ -1,11 +1,11 @@
-/* Causal attention, forward, on tensor cores (Dao 2023). A block of four warps has 128 queries of one head, a warp 32 of
- * them; keys go by in steps of 64:
+/* Causal attention, forward, on tensor cores (Dao 2023). A block of four warps has 128 queries of one head, each warp 32 of
+ * them; keys pass in steps of 64:
  *
  *   m' = max(m, max S)   P = 2^(c S - c m')   l = l 2^(c m - c m') + sum of P   O = O 2^(c m - c m') + P V
  *
- * with S = Q K^T and c = scale log2 e; out = O / l, lse = scale m + log l. While S is made, V is on its way; while P and O
- * are made, the next K. Sums over a row are four partial ones, one a lane, until the end, where they are added 0+1, 2+3 and
- * then together; of a later part lane 0 goes on from what was carried. */
+ * with S = Q K^T and c = scale log2 e; out = O / l, lse = scale m + log l. V loads while S is computed; the next K while P
+ * and O are. A row has four partial sums, one per lane, until the end, where they are added 0+1, 2+3 and then together. In a
+ * later part lane 0 continues from the carried value. */
 #include "trainer/math/cuda/attention_rows.h"
 
 #define QUERIES 128u

@@ -1,11 +1,11 @@
-/* dK and dV from terms: the gradients that each query head has of the keys and values of its key-value head become one, by a
- * tree over query heads (pd_attention_tree_key), with the rounding of keys_finish (attention_sums.h). A thread has N columns of
- * dK or of dV of one key. */
+/* dK and dV from terms: adds up the query heads' gradients of their key-value head in a tree over query heads
+ * (pd_attention_tree_key), with the rounding of keys_finish (attention_sums.h). A thread has N columns of dK or of dV of one
+ * key. */
 #include "trainer/math/cuda/attention_place.h"
 #include "trainer/math/cuda/element.h"
 
 #define WIDE 4
-#define LOADS 4 /* terms on their way at once */
+#define LOADS 4 /* terms in flight at once */
 
 template <int N> struct columns {
     float x[N];
@@ -18,8 +18,8 @@ template <int N> struct waiting_sums {
     uint32_t depth;
 };
 
-/* The newest term is `head`'s. As on the CPU (cpu_attention_tree.h), the pair below meets higher up in the tree than the pair
- * above: those are added first that no later term comes between. */
+/* `head` has the newest term. As on the CPU (cpu_attention_tree.h), lower pairs on the stack meet higher up in the tree:
+ * first adds those that no later term can come between. */
 template <int N>
 PD_DEVICE void grow(const pd_attention &a, uint32_t kv, uint32_t head, uint32_t end, columns<N> &sum,
                     waiting_sums<N> &waiting)

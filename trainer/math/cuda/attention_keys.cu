@@ -3,7 +3,7 @@
 #include "trainer/math/cuda/attention_sums.h"
 
 struct keys_rows {
-    float lse2[PD_PAIR], delta[PD_PAIR]; /* of the queries that pass; infinity where there are none: P is 0 */
+    float lse2[PD_PAIR], delta[PD_PAIR]; /* of the passing queries; infinity if they do not exist, so that P is 0 */
     uint32_t first[PD_PAIR];
 };
 
@@ -35,7 +35,7 @@ PD_DEVICE void keys_row_put(const keys_row &row, keys_rows &rows)
     rows.first[threadIdx.x] = row.first;
 }
 
-/* Pieces of 8 queries whose scores are in registers at a time: beside sums of 128 columns there is room for half a tile. */
+/* Pieces of 8 queries with scores in registers at a time: besides sums of 128 columns only half a tile fits. */
 template <int D> constexpr uint32_t keys_pieces = D == 128 ? 4 : 8;
 
 /* Queries from `from` of the tile. `key` is that of the lane's first row; `position` that of the tile's first query. */

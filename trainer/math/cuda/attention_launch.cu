@@ -1,6 +1,5 @@
-/* The slots. Which kernels a call goes to depends on dtype, head size and device alone, so that no layout changes it;
- * PERDURE_ATTENTION=mma, wgmma, onepass (wgmma, backward in one pass) or plain asks for others, in tests and
- * benchmarks. */
+/* The attention slots. Only dtype, head size and device select the kernels, so the layout does not. PERDURE_ATTENTION=mma,
+ * wgmma, onepass (wgmma, backward in one pass) or plain overrides this, for tests and benchmarks. */
 #include "ckpt/base/checked.h"
 #include "trainer/math/cuda/architectures.h"
 #include "trainer/math/cuda/attention_items.h"
@@ -69,7 +68,7 @@ static bool runs_wgmma(uint32_t capability)
 #endif
 }
 
-/* What is taken where nobody asks for another. On the host mma, as a simulated product of a warpgroup takes long. */
+/* The default. On the host mma, because simulated warpgroup products are slow. */
 static enum pd_attention_kernels automatic(uint32_t capability)
 {
 #ifdef PD_SIMT
@@ -145,7 +144,7 @@ static pd_status find(const struct pd_attention *resolved, const struct kernels 
     PD_TRY(choose(resolved, capability_here(), &which, err));
     *ret_kernels = &kernels_of[which];
     if (which == PD_ATTENTION_PLAIN) return PD_OK;
-    /* Tiles are copied by 16 bytes: heads of 64 and 128 lie so in arrays that do. */
+    /* Tiles are copied in 16-byte units: heads of 64 and 128 are aligned if the arrays are. */
     const void *const all[] = {resolved->q,    resolved->k,  resolved->v,  resolved->out,
                                resolved->dout, resolved->dq, resolved->dk, resolved->dv};
     for (const void *data : all)
@@ -156,17 +155,17 @@ static pd_status find(const struct pd_attention *resolved, const struct kernels 
 
 /* ---- the keys pass ---- */
 
-/* Where a key-value head has several query heads, each of them leaves a term of its gradient, and pd_attention_join adds terms
- * up. Of a whole sequence they lie in the workspace, as many keys at a time as fit. */
+/* If a key-value head has several query heads, each leaves a term of its gradient, and pd_attention_join adds them up. For a
+ * whole sequence they are in the workspace, for as many keys at a time as fit. */
 #define TERMS_BYTES_MAX (128ull << 20)
-#define TERMS_KEYS 128u /* a multiple of what a block of threads has */
+#define TERMS_KEYS 128u /* a multiple of a block's keys */
 
 static bool has_terms(const struct pd_attention *a)
 {
     return a->last_part && a->heads > a->kv_heads;
 }
 
-/* Of one key in one sequence, dk and dv. */
+/* For one key in one sequence, dk and dv. */
 static uint64_t term_bytes(const struct pd_attention *a)
 {
     return 2 * (uint64_t)a->heads * a->head_size * sizeof(float);
@@ -177,7 +176,7 @@ static uint64_t terms_bytes(const struct pd_attention *a)
     return has_terms(a) ? a->sequences * (uint64_t)a->key_length * term_bytes(a) : 0;
 }
 
-/* Bytes that make room for some keys at least. */
+/* At least enough bytes for some keys. */
 static uint64_t slice_bytes(const struct pd_attention *a)
 {
     const uint64_t least = term_bytes(a) * TERMS_KEYS, most = TERMS_BYTES_MAX > least ? TERMS_BYTES_MAX : least;
@@ -189,7 +188,7 @@ static void *shift(const void *data, uint64_t elements, uint64_t element_bytes)
     return static_cast<char *>(const_cast<void *>(data)) + elements * element_bytes;
 }
 
-/* Sequences from `sequence` on, `count` of them, and of their keys those from `key` on. */
+/* `count` sequences from `sequence` on, and of their keys those from `key` on. */
 static struct pd_attention slice_of(const struct pd_attention *a, uint32_t sequence, uint32_t count, uint32_t key,
                                     uint32_t keys)
 {
@@ -220,7 +219,7 @@ static pd_status run_terms(const struct kernels *kernels, void *stream, struct p
     return pd_attention_join(stream, &terms, err);
 }
 
-/* Parts have memory of their own for what a query head has so far. */
+/* Parts have their own memory for a query head's partial sums. */
 static pd_status run_keys(const struct kernels *kernels, void *stream, const struct pd_attention *r, bool parts,
                           struct pd_cuda_workspace workspace, struct pd_error *err)
 {
@@ -246,10 +245,10 @@ static pd_status run_keys(const struct kernels *kernels, void *stream, const str
 
 /* ---- one pass ---- */
 
-/* Sums of dQ on their way, and the terms of query heads. Where it would be more than this, two passes have the same bits. */
+/* Partial sums of dQ, and terms of query heads. If they need more than this, two passes give the same bits. */
 #define ONCE_BYTES_MAX (384ull << 20)
 
-/* Of a whole sequence; 0: two passes. */
+/* For a whole sequence; 0: two passes. */
 static uint64_t once_bytes(const struct pd_attention *a)
 {
     const uint64_t bytes = terms_bytes(a) + ONCE(_workspace)(a);
@@ -280,7 +279,7 @@ pd_status pd_cuda_attention_counter(void *stream, struct pd_cuda_workspace works
     return PD_LAUNCH(err, attention_counter, 1, 1, 0, stream, workspace.begun);
 }
 
-/* Enough for any device, so that it may be asked before there is one. Parts need none. */
+/* Enough for any device, so that it can be called without one. Parts need none. */
 uint64_t pd_cuda_attention_workspace_bytes(const struct pd_attention *a)
 {
     const struct pd_attention r = pd_attention_resolve(a, false);

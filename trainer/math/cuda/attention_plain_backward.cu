@@ -1,10 +1,10 @@
-/* Causal attention, backward, without tensor cores: see attention_plain.cu. Two passes, as attention_pair.h has them; which
- * positions share a block of threads, or a step, does not show in the bits. */
+/* Causal attention, backward, without tensor cores: see attention_plain.cu. Two passes as in attention_pair.h; which
+ * positions share a block or a step does not affect the bits. */
 #include "trainer/math/cuda/attention_plain.h"
 
 #define STAYING 16u /* positions */
 
-/* Operands as fp32: what stays and what passes, P and dS (STAYING, PASSING + 1), sums. */
+/* Operands as fp32: staying and passing, P and dS (STAYING, PASSING + 1), sums. */
 template <uint32_t PASSING> struct space {
     float *stays[2], *passes[2], *p, *ds, *sums[2];
     float *lse, *delta; /* of the queries */
@@ -50,7 +50,7 @@ PD_DEVICE void states_load(const pd_attention &a, const space<PASSING> &s, uint3
     s.delta[threadIdx.x] = there ? a.delta[at] : 0.0f;
 }
 
-/* P and dS for query r and key k, `stay` and `pass` being rows of what stays and passes. */
+/* P and dS for query r and key k; `stay` and `pass` are rows of the staying and passing sides. */
 template <uint32_t PASSING>
 PD_DEVICE void pair(const pd_attention &a, const space<PASSING> &s, uint32_t sequence, uint32_t stay, uint32_t pass,
                     uint32_t r, uint32_t k, uint32_t query)

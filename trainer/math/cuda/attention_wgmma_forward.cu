@@ -1,18 +1,18 @@
 /* Causal attention, forward, for compute capability 9.0 (Shah et al. 2024, Dao 2023): the formulas of attention_forward.cu,
- * keys in steps of 128. While the softmax of a step is made, the products of the step before are on their way:
+ * keys in steps of 128. While the softmax of a step is computed, the products of the previous step run:
  *
  *   S(0); softmax; then for each step i: S(i), O += P(i-1) V(i-1) begun; softmax of S(i) while O is made; O rescaled
  *
- * Consumers begin S and O by turns, so that one's products are made while others are at their softmax. Of the steps of a block
- * one leaves out those in which its own 64 queries see no key, at the end of a sequence.
+ * Consumers start S and O in turns, so that one multiplies while others are at their softmax. A consumer skips the block's
+ * last steps if its own 64 queries see no key there.
  *
- * Sums over a row are four partial ones, one a lane, until the end, as in attention_forward.cu. */
+ * A row has four partial sums, one per lane, until the end, as in attention_forward.cu. */
 #include "trainer/math/cuda/attention_wgmma_block.h"
 
 #define KEYS 128u
 #define PIECES (KEYS / 8)
 
-/* As many as there is room for: steps of heads of 64 are short beside the way from memory. */
+/* As many as fit: steps of heads of 64 are short compared to the latency of memory. */
 template <int D> constexpr uint32_t forward_stages = D == 64 ? 3 : 2;
 
 template <int D> struct forward_tiles {
@@ -97,13 +97,13 @@ PD_DEVICE void forward_step(const pd_attention &a, const pd_wide_place &p, uint3
 PD_DEVICE pd_attention_span forward_own_steps(const pd_attention &a, const pd_wide_place &p, uint32_t group)
 {
     const uint32_t row = 64 * group, left = p.count > row ? p.count - row : 0;
-    if (group + 1 == PD_CONSUMERS && left == 64) return p.seen; /* the block's last queries see what the block sees */
+    if (group + 1 == PD_CONSUMERS && left == 64) return p.seen; /* the block's last queries see all that the block sees */
     if (!left) return {p.seen.begin, p.seen.begin};
     const uint32_t end = pd_attention_keys_seen(a, p.sequence, p.row + row, left < 64 ? left : 64, KEYS).end;
     return {p.seen.begin, end > p.seen.begin ? end : p.seen.begin};
 }
 
-/* The block's steps behind them: tiles come and go and turns go round. */
+/* The block's remaining steps: tiles and turns continue without this consumer. */
 template <int D> PD_DEVICE void forward_pass_by(uint32_t steps, uint32_t group, pd_ring &ring, forward_tiles<D> &t)
 {
     for (uint32_t i = 0; i < steps; i++) {

@@ -1,9 +1,9 @@
-/* Causal attention, backward, dK and dV where the key is, for compute capability 9.0: the formulas of attention_pair.h. A
- * warpgroup has 64 keys, as one query head reads them; tiles of 64 queries go by. A step:
+/* Causal attention, backward, dK and dV per key, for compute capability 9.0: the formulas of attention_pair.h. A warpgroup
+ * has 64 keys, as read by one query head; tiles of 64 queries pass by. A step:
  *
  *   S^T = K Q^T, dP^T = V dO^T; P from S while dP is made; dV += P dO on its way while dS is made; dK += dS Q
  *
- * Rows of K and V are in registers where there is room, so that S and dP read shared memory for Q and dO alone. */
+ * Keeps rows of K and V in registers if they fit, so that S and dP read only Q and dO from shared memory. */
 #include "trainer/math/cuda/attention_wgmma_pair.h"
 
 template <int D> struct keys_tiles {

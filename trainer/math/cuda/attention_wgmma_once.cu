@@ -1,17 +1,17 @@
-/* Causal attention, backward in one pass, for compute capability 9.0: the formulas of attention_pair.h with 5 products where
- * two passes have 7. A block stays at 128 keys of one query head, 64 a warpgroup, and tiles of 64 queries go by. A step is that
- * of attention_wgmma_keys.cu, and then
+/* Causal attention, backward in one pass, for compute capability 9.0: the formulas of attention_pair.h with 5 products
+ * instead of 7. A block stays at 128 keys of one query head, 64 per warpgroup, and tiles of 64 queries pass by. A step is
+ * that of attention_wgmma_keys.cu, and then
  *
  *   dS^T of both warpgroups -> shared memory -> dQ += dS K over the block's 128 keys
  *
- * dQ of a tile is one chain over ascending keys, which goes from block to block: its sum lies in memory, as the registers of a
- * warpgroup, and the block of the first keys that the tile sees begins it, that of the last stores dQ. `counts` says how many
- * blocks have had their turn. So a sum has the steps that the queries pass gives it, and the same bits.
+ * dQ of a tile is one chain over ascending keys, continued from block to block. Its sum is in memory, in the layout of a
+ * warpgroup's registers. The block with the first keys that the tile sees starts it; that with the last stores dQ. `counts`
+ * is the number of blocks that had their turn. So sums have the same steps, and bits, as in the queries pass.
  *
- *   invariant  a block waits only for blocks of lower keys of its head, which the queue gave out before it (PD_ITEMS_OF_TURNS),
- *              and those never wait for it: the first of all items that are not done waits for nobody
- *   heads of 64   warpgroups make dQ by turns, of all columns: one of even tiles, one of odd ones
- *   heads of 128  each makes dQ of a half of the columns */
+ *   invariant  a block waits only for blocks of lower keys of its head, which the queue issued earlier (PD_ITEMS_OF_TURNS),
+ *              and which never wait for it: the first unfinished item waits for none
+ *   heads of 64   warpgroups compute dQ in turns, for all columns: one even tiles, one odd ones
+ *   heads of 128  each computes dQ for half of the columns */
 #include "trainer/math/cuda/attention_wgmma_pair.h"
 
 #define SHARE_FLOATS (QUERIES * 64u) /* dQ that a warpgroup has in registers */
@@ -27,7 +27,7 @@ template <int D> struct once_tiles {
 
 static_assert(sizeof(once_tiles<128>) <= PD_WIDE_SHARED && sizeof(once_tiles<64>) <= PD_WIDE_SHARED, "too much");
 
-/* Sums of dQ on their way: SHARE_FLOATS and four counts, one a warp, for each share of a tile of a query head. */
+/* Partial sums of dQ: SHARE_FLOATS and four counts, one per warp, for each share of a tile of a query head. */
 struct once_turns {
     float4 *sums;
     uint32_t *counts;
@@ -50,7 +50,7 @@ PD_DEVICE once_share once_share_of(const pd_attention &a, const pd_keys_place &p
             turns.counts + share * 4 + threadIdx.x / 32 % 4, p.tile - first_key / KEYS, p.tile == tile * QUERIES / KEYS};
 }
 
-/* Waits for the turn and loads what the blocks before have left. */
+/* Waits for the turn and loads the sum of the blocks before. */
 PD_DEVICE void once_take(const once_share &share, float (&dq)[8][4])
 {
     pd_fragment_zero(dq);
@@ -117,7 +117,7 @@ PD_DEVICE void once_apply(float (&dq)[8][4], once_tiles<D> &t, uint32_t buffer, 
     pd_wgmma_pin(dq);
 }
 
-/* Of a tile, once this warpgroup's dS is in shared memory. */
+/* For a tile, once this warpgroup's dS is in shared memory. */
 template <enum pd_dtype T, int D>
 PD_DEVICE void once_queries(const pd_attention &a, const pd_keys_place &p, uint32_t tile, uint32_t first_key, uint32_t group,
                             once_tiles<D> &t, const once_turns &turns)

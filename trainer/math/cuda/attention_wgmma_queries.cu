@@ -1,6 +1,6 @@
-/* Causal attention, backward, dQ where the query is, for compute capability 9.0: the formulas of attention_pair.h. A
- * warpgroup has 64 queries; their rows of Q are in registers, so that a product reads shared memory for K or V alone.
- * dQ of a step is made while P and dS of the next are. */
+/* Causal attention, backward, dQ per query, for compute capability 9.0: the formulas of attention_pair.h. A warpgroup has 64
+ * queries with rows of Q in registers, so that a product reads only K or V from shared memory. dQ of a step runs while P and
+ * dS of the next are computed. */
 #include "trainer/math/cuda/attention_pair.h"
 #include "trainer/math/cuda/attention_wgmma_block.h"
 
@@ -8,7 +8,7 @@
 #define PIECES (KEYS / 8)
 #define STAGES 3u
 
-/* Rows of dO in registers too: with heads of 128 there is no room. */
+/* Keeps rows of dO in registers too; heads of 128 do not fit. */
 template <int D> constexpr bool queries_hold_dout = D == 64;
 
 template <int D> struct queries_tiles {
@@ -19,7 +19,7 @@ template <int D> struct queries_tiles {
 
 static_assert(sizeof(queries_tiles<128>) <= PD_WIDE_SHARED && sizeof(queries_tiles<64>) <= PD_WIDE_SHARED, "too much");
 
-/* The first K and V before what stays, whose place is free later. */
+/* The first K and V before the staying side, whose place is free later. */
 template <int D>
 PD_DEVICE void queries_produce(const pd_wide_maps &maps, const pd_wide_place &p, pd_wide_progress &done, queries_tiles<D> &t)
 {

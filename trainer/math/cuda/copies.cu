@@ -1,4 +1,4 @@
-/* By the CUDA runtime, or the one of tests/simt. */
+/* Uses the CUDA runtime, or the one of tests/simt. */
 #include "trainer/math/cuda/copies.h"
 
 #include "trainer/math/cuda/grid.h"

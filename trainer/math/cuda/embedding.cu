@@ -1,9 +1,7 @@
-/* Looking tokens up, and adding their gradients back, with the bits of cpu_embedding.c.
- *
- * Backward goes by rows of the table: a block takes up to TOKENS of them and 256 columns, lists the micro-batch's rows that
- * hold one of them, in ascending order and sorted by token, and writes each row of the table once. Where the list would be
- * too long, as for the commonest words of a large micro-batch, the micro-batch is taken in runs of rows that fit, and each
- * token's chain goes on from run to run. */
+/* Looks tokens up, and adds their gradients back, with the bits of cpu_embedding.c. Backward works by rows of the table. A
+ * block takes up to TOKENS of them and 256 columns, lists the micro-batch's rows with these tokens, sorted by token and then
+ * ascending, and writes each row of the table once. If the list would be too long, as for the commonest words of a large
+ * micro-batch, it takes the micro-batch in runs of rows that fit, and each token's chain continues from run to run. */
 #include "trainer/math/cuda/each.h"
 
 #define WIDE 8
@@ -61,8 +59,7 @@ struct lists {
     uint32_t of_warp[WARPS];
 };
 
-/* Lists those of rows [from, to) with an index in [begin, begin + count); returns how many there are, of which only
- * LISTED_MAX are listed. */
+/* Lists the rows of [from, to) with an index in [begin, begin + count). Returns their number; lists only LISTED_MAX. */
 PD_DEVICE uint32_t find_rows(const scatter &s, uint64_t from, uint64_t to, int64_t begin, uint32_t count, lists &l)
 {
     const unsigned warp = threadIdx.x / PD_WARP, lane = threadIdx.x % PD_WARP;
@@ -111,7 +108,7 @@ PD_DEVICE void sort_rows(uint32_t found, lists &l)
     __syncthreads();
 }
 
-/* A chain that goes on, four rows of which are fetched at once. */
+/* Continues a chain, loading four rows at once. */
 template <enum pd_dtype D>
 PD_DEVICE float sum_listed(const scatter &s, uint64_t column, const uint32_t *list, uint32_t count, float chain)
 {
@@ -135,7 +132,7 @@ PD_DEVICE void put_sum(const scatter &s, uint64_t element, uint64_t count, float
     s.table[element] = s.adds ? s.table[element] + sum : sum;
 }
 
-/* Runs of as many rows as can be listed. All threads of the block are in it, those beyond the columns too. */
+/* Runs of as many rows as can be listed. All threads of the block take part, even those beyond the columns. */
 template <enum pd_dtype D>
 PD_DEVICE void scatter_in_runs(const scatter &s, uint64_t first_row, uint32_t tokens, uint64_t column, lists &l)
 {

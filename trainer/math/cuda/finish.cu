@@ -1,15 +1,15 @@
-/* Partial sums of chunks or ranks become one; order and bits are those of cpu_finish.c. Which parts there are is known on
- * the host, so the tree is worked out there: after which part how many sums are closed. */
+/* Combines partial sums of chunks or ranks, with the order and bits of cpu_finish.c. The host knows which parts exist, so it
+ * works out the tree: how many sums are joined after each part. */
 #include "trainer/math/cuda/each.h"
 
 #define WIDE 4
-#define PARTS_MAX 256u /* that are there; the program is a kernel's parameter, of which there are 4 KiB */
+#define PARTS_MAX 256u /* existing parts; the program is a kernel parameter, limited to 4 KiB */
 #define DEPTH_MAX 33u  /* places are 32 bits */
 
 struct program {
     uint32_t count;
     const float *part[PARTS_MAX];
-    uint8_t joins[PARTS_MAX]; /* of the sums before a part, when it comes */
+    uint8_t joins[PARTS_MAX]; /* sums joined before a part, when it arrives */
 };
 
 struct finish {
@@ -72,7 +72,7 @@ struct finish {
     }
 };
 
-/* As in cpu_finish.c: of neighbours on the stack, the pair below meets higher up than the pair above. */
+/* As in cpu_finish.c: lower pairs on the stack meet higher up in the tree. */
 static bool make_program(const struct pd_finish *f, program *p)
 {
     uint32_t stack[DEPTH_MAX], depth = 0;

@@ -1,4 +1,4 @@
-/* GEMMs without cuBLASLt: all of them by our own kernel, which nobody needs to be told. */
+/* GEMMs without cuBLASLt: our own kernel does all, without warnings. */
 #include "trainer/math/cuda/gemm.h"
 
 pd_status pd_cuda_gemms_new(const struct pd_cuda_gemms_options *options, struct pd_cuda_gemms **ret_gemms,

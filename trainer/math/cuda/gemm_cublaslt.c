@@ -1,5 +1,4 @@
-/* A row-major GEMM is a column-major one with its operands exchanged: C^T (n,m) = B^T A^T. What cuBLASLt calls A is our
- * B. */
+/* A row-major GEMM is a column-major one with exchanged operands: C^T (n,m) = B^T A^T. cuBLASLt's A is our B. */
 #include "ckpt/base/checked.h"
 #include "ckpt/base/log.h"
 #include "trainer/math/cuda/cublaslt_load.h"
@@ -10,19 +9,19 @@
 
 #define SLOTS 512u /* a power of two; a model has some tens of shapes */
 #define CANDIDATES 16
-/* Where it splits k, cuBLASLt 12.8 and 13.1 leave out what is left over after whole steps (facebookexperimental/triton, pull
- * request 2767). Steps are 128 bytes; of fp8 these are 128 elements. */
+/* When splitting k, cuBLASLt 12.8 and 13.1 drop the remainder after whole steps (facebookexperimental/triton, pull request
+ * 2767). Steps are 128 bytes; in fp8 128 elements. */
 #define SPLIT_STEP 128u
 #define TILE 128u /* the side of a tile of C that is counted with; cuBLASLt's may be others */
 #define PARTS_MAX 4u
 #define PARTS_K 4096u /* the least k in parts: README.md, "What is expected" */
 
-/* All that the choice of an algorithm depends on. Compared as bytes: zeroed before it is filled. */
+/* All inputs to the choice of an algorithm. Compared bytewise: zeroed before it is filled. */
 struct key {
     uint64_t m, n, k, ld_a, ld_b, ld_c, ld_residual;
     uint32_t align_a, align_b, align_c, align_residual, align_bias;
-    uint16_t is_refused; /* not for cuBLASLt at all: operands of two types, alignment */
-    uint16_t parts;      /* 1, or products over that many parts of `k` each, behind each other in C */
+    uint16_t is_refused; /* unsuitable for cuBLASLt: operands of two types, alignment */
+    uint16_t parts;      /* 1, or products over this many parts of `k`, consecutive in C */
     uint8_t a, b, result, trans_a, trans_b, accumulate, bias, residual; /* a, b, result: cudaDataType_t */
 };
 _Static_assert(sizeof(struct key) == 88, "no bytes that nobody sets");
@@ -41,10 +40,10 @@ struct pd_cuda_gemms {
     uint32_t plain_shapes;
 };
 
-/* One GEMM as cuBLASLt wants it described: storage, no allocation. */
+/* One GEMM described for cuBLASLt: storage, no allocation. */
 struct description {
     cublasLtMatmulDescOpaque_t operation;
-    cublasLtMatrixLayoutOpaque_t a, b, c, d; /* a: our B; c: what is added; d: what is written */
+    cublasLtMatrixLayoutOpaque_t a, b, c, d; /* a: our B; c: addend; d: output */
 };
 
 static pd_status status_of(cublasStatus_t code)
@@ -84,13 +83,13 @@ void pd_cuda_gemms_free(struct pd_cuda_gemms *gemms)
 
 /* ---- which GEMM ---- */
 
-/* Of a matrix of one row ld may be anything. */
+/* With a single row ld may be anything. */
 static uint64_t row_of(const struct pd_matrix *matrix, uint64_t rows, uint64_t columns)
 {
     return rows > 1 ? matrix->ld : columns;
 }
 
-/* A residual that is C is no residual: a sum that goes on in C takes the algorithm of one that begins there. */
+/* A residual that is C does not count: a sum that continues in C uses the algorithm of one that starts there. */
 static bool has_residual(const struct pd_gemm *g)
 {
     return g->residual.data && g->residual.data != g->c.data;
@@ -116,7 +115,7 @@ static cudaDataType_t operand_type(enum pd_dtype dtype, enum pd_fp8 format)
     return format == PD_FP8_E4M3 ? CUDA_R_8F_E4M3 : format == PD_FP8_E5M2 ? CUDA_R_8F_E5M2 : type_of(dtype);
 }
 
-/* Largest power of two up to 16 that divides an address and what lies behind it: what vector loads depend on. */
+/* Largest power of two up to 16 that divides an address and its row bytes: limits vector loads. */
 static uint32_t alignment_at(const void *data, uint64_t row_bytes)
 {
     const uint64_t all = (uint64_t)(uintptr_t)data | row_bytes | 16;
@@ -136,7 +135,7 @@ static uint32_t operand_alignment(const struct pd_matrix *matrix, enum pd_fp8 fo
 static bool is_for_cublaslt(const struct pd_gemm *g)
 {
     if (g->a_format) {
-        /* Of codes it takes rows of multiples of 16 alone, and no bias of fp32. */
+        /* With codes, rows must be multiples of 16 and bias not fp32. */
         if (g->k == 0 || g->k % 16 || g->n % 16 || (g->bias && g->c.dtype == PD_F32)) return false;
         if (operand_alignment(&g->a, g->a_format) < 16 || operand_alignment(&g->b, g->b_format) < 16) return false;
         if (alignment_of(&g->c, pd_dtype_bytes(g->c.dtype)) < 16) return false;
@@ -187,8 +186,8 @@ static pd_status set(struct description *d, cublasLtMatmulDescAttributes_t attri
     return PD_OK;
 }
 
-/* Codes of a forward pass; those of a gradient are E5M2. Tensor cores of capability 9.0 then keep some 14 bits of a sum that
- * they otherwise hand on to fp32 now and then. */
+/* Codes of a forward pass; those of a gradient are E5M2. Tensor cores of capability 9.0 then keep some 14 bits of a sum,
+ * which they otherwise pass on to fp32 now and then. */
 static bool sums_fast(const struct pd_cuda_gemms *p, const struct key *key)
 {
     return !p->options.invariant && key->a == CUDA_R_8F_E4M3 && key->b == CUDA_R_8F_E4M3;
@@ -298,7 +297,7 @@ static pd_status prefer(cublasLtMatmulPreferenceOpaque_t *preference, const stru
     return PD_OK;
 }
 
-/* Whatever the preference said, an algorithm is taken by what it says of itself. */
+/* Checks an algorithm by its own properties, whatever the preference was. */
 static bool is_admitted(const struct pd_cuda_gemms *p, const struct key *key, const cublasLtMatmulAlgo_t *algorithm)
 {
     int32_t parts = 1;
@@ -350,7 +349,7 @@ static uint64_t hash_of(const struct key *key)
     return hash ^ hash >> 32;
 }
 
-/* When all places near are taken, the last one is given away; the heuristic would give its key the same answer again. */
+/* If all nearby places are taken, replaces the last one; the heuristic would give its key the same answer again. */
 static pd_status find(struct pd_cuda_gemms *p, const struct key *key, const struct pd_gemm *g, struct plan **ret_plan,
                       struct pd_error *err)
 {
@@ -383,7 +382,7 @@ static pd_status describe_gemm(const struct pd_cuda_gemms *p, struct description
     return point(d, g, err);
 }
 
-/* Whether the algorithm takes this shape, for which it was not chosen, in the workspace there is. */
+/* Whether the algorithm, chosen for another shape, accepts this one within the workspace. */
 static bool is_taken(struct pd_cuda_gemms *p, struct description *d, const struct plan *plan)
 {
     cublasLtMatmulHeuristicResult_t result;
@@ -436,7 +435,7 @@ static pd_status run_whole(struct pd_cuda_gemms *p, void *stream, const struct p
 
 /* ---- in parts of k ---- */
 
-/* By the shape alone: as many parts as keep a multiprocessor for each tile of each. Only where nothing cuts the shape. */
+/* Depends only on the shape: as many parts as give each tile of each a multiprocessor. Only if nothing cuts the shape. */
 static uint32_t parts_of(const struct pd_cuda_gemms *p, const struct pd_gemm *g)
 {
     const uint64_t tiles = (g->m + TILE - 1) / TILE * ((g->n + TILE - 1) / TILE);
@@ -449,8 +448,8 @@ static uint32_t parts_of(const struct pd_cuda_gemms *p, const struct pd_gemm *g)
     return parts;
 }
 
-/* Products over the parts as one call, so that they run beside each other; then their sum in the order of pd_finish, and what C
- * is added to. *ret_done false: the library has no algorithm for it. */
+/* Products over the parts in one call, so that they run concurrently; then their sum in the order of pd_finish, and the
+ * addend of C. *ret_done false: the library has no algorithm. */
 static pd_status run_parts(struct pd_cuda_gemms *p, void *stream, const struct pd_gemm *g, uint32_t parts, bool *ret_done,
                            struct pd_error *err)
 {

@@ -1,7 +1,7 @@
-/* Products without tensor cores: a block makes 64 x 64 of C, a thread 4 x 4 of them, sixteen places apart.
+/* Matrix products without tensor cores: a block computes 64 x 64 of C, each thread 4 x 4 of them, sixteen apart.
  *
- *   bits  the CPU's: an element is one chain of fused multiply-adds in ascending k, fp32, from 0 or from the old C; bias,
- *         residual and one rounding follow */
+ *   bits  the CPU's: an element is one chain of fused multiply-adds in ascending k, fp32, from 0 or from the old C; then
+ *         bias, residual and one rounding */
 #include "trainer/math/cuda/gemm.h"
 
 #include "trainer/math/cuda/element.h"

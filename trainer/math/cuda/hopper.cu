@@ -1,4 +1,4 @@
-/* Tensor maps are made by the driver, whose function is asked for where it is needed: perdure does not link libcuda. */
+/* The driver builds tensor maps; its function is looked up on first use, because perdure does not link libcuda. */
 #ifndef PD_SIMT
 #include "trainer/math/cuda/hopper.h"
 
@@ -13,7 +13,7 @@ using encoder = CUresult (*)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, voi
 
 static pd_status find_encoder(encoder *ret_encode, struct pd_error *err)
 {
-    static encoder found; /* whoever comes twice finds the same */
+    static encoder found; /* concurrent lookups find the same */
     encoder encode = __atomic_load_n(&found, __ATOMIC_RELAXED);
     if (!encode) {
         cudaDriverEntryPointQueryResult result;

@@ -58,7 +58,7 @@ PD_DEVICE void fill_tile(const float *x, uint64_t first, uint64_t n, float max, 
         tile[j * PD_THREADS + threadIdx.x] = pd_exp(v[j] - max);
 }
 
-/* Of one chunk; the first warp knows it. */
+/* For one chunk; only the first warp gets it. */
 PD_DEVICE float chunk_sum(const float *x, uint64_t n, float max)
 {
     PD_SHARED(float, tile, [TILE]);
@@ -148,7 +148,7 @@ PD_DEVICE struct running_sum whole_row_sum(const float *x, uint64_t n)
     return r;
 }
 
-/* Column of a row's target, or `vocab` when it lies elsewhere. */
+/* Column of a row's target, or `vocab` if it is elsewhere. */
 PD_DEVICE uint64_t target_column(const struct pd_cross_entropy &l, uint64_t row)
 {
     const uint64_t column = static_cast<uint64_t>(static_cast<int64_t>(l.targets[row])) - l.first_column;

@@ -15,12 +15,12 @@
 #define WIDE 8
 #define COLUMNS 16u
 
-/* What is fetched of an element; `other` is the weight or rstd. */
+/* Loaded data of an element; `other` is the weight or rstd. */
 struct terms {
     float dout, x, other;
 };
 
-/* Where a row of x, out, dout or dx begins, and which it is of `kept` and rstd; see struct pd_norm. */
+/* Offset of a row of x, out, dout or dx, and its index in `kept` and rstd; see struct pd_norm. */
 PD_DEVICE uint64_t row_at(const struct pd_norm &n, uint64_t row)
 {
     return n.heads ? row / n.heads * n.ld + row % n.heads * n.columns : row * n.columns;
@@ -44,7 +44,7 @@ PD_DEVICE norm_row row_of(const struct pd_norm &n, uint64_t *ret_row)
     return {row_at(n, row), row < n.rows ? n.columns : 0, threadIdx.x % PD_LANES};
 }
 
-/* Of the row from its mean on, in all of its lanes. */
+/* From the row's mean; the result is in all of its lanes. */
 template <enum pd_dtype D> PD_DEVICE float rstd_of(const struct pd_norm &n, const norm_row &r, float mean)
 {
     float sum = 0.0f;
@@ -135,7 +135,7 @@ template <enum pd_dtype D, int N> static __global__ void forward_heads(struct pd
 
 #define AT_ONCE_MAX 16u   /* rows in shared memory: a block has sixteen lanes for as many */
 #define SHARED_AIM 65536u /* so that three blocks share a multiprocessor of an H100 */
-#define PAD 16u           /* elements between rows, so that two rows' lanes lie in different banks */
+#define PAD 16u           /* elements between rows, so that two rows' lanes use different banks */
 #define EACH_MAX 64u      /* columns a thread adds up */
 #define BANDS_MAX 264u    /* of rows of 2,048 columns: two blocks a multiprocessor; of shorter ones up to four times */
 #define LINES_OF_BANDS 16u
@@ -146,7 +146,7 @@ struct bands {
     uint32_t shared_bytes;
 };
 
-/* Where a row is, and what its elements share. */
+/* A row's place, and values common to its elements. */
 struct staged_row {
     uint64_t at, kept;
     float mean, rstd, minus_mean_g, minus_mean_gx;
@@ -169,13 +169,13 @@ template <enum pd_dtype D> PD_DEVICE void stage(void *to, const void *from, uint
     }
 }
 
-/* What lies in shared memory, or of rows that are too long in the operands. */
+/* Data in shared memory, or for rows that are too long in the operands. */
 struct staged {
     unsigned char *dout, *x, *weight;
     uint32_t stride; /* elements from row to row */
 };
 
-/* Heads: the gradient of what was rotated becomes that of what the norm made, rounded. */
+/* Heads: converts the gradient of the rotated values to that of the norm's output, rounded. */
 template <enum pd_dtype D> PD_DEVICE void turn_back(const struct pd_norm &n, const staged &s, uint64_t first, uint32_t count)
 {
     const uint32_t half = static_cast<uint32_t>(n.columns) / 2;
@@ -266,9 +266,9 @@ PD_DEVICE void stage_rows(const struct pd_norm &n, const staged &s, const staged
     __syncthreads();
 }
 
-/* partials: (bands, 2, columns) with a bias, else (bands, columns). dx may be x, dout or dresidual: what reads all of a row comes
- * before any of it is written. A thread adds up K columns in registers, every PD_THREADS one of them; K 0: rows are too long for
- * shared memory, and sums go on in `partials`. */
+/* partials: (bands, 2, columns) with a bias, else (bands, columns). dx may be x, dout or dresidual: a row is read completely
+ * before any of it is written. A thread sums K columns in registers, every PD_THREADS-th; K 0: rows exceed shared memory,
+ * and sums continue in `partials`. */
 template <enum pd_dtype D, int K>
 static __global__ void __launch_bounds__(PD_THREADS)
     backward_bands(const struct pd_norm n, const bands b, float *partials, const bool wide)

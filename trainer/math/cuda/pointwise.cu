@@ -199,7 +199,7 @@ static pd_status cast_to(void *stream, uint64_t n, void *dst, enum pd_dtype from
     PD_WITH_DTYPE(from, From, return pd_each_launch<WIDE>(stream, n, aligned, cast<To, From>{dst, src}, err));
 }
 
-/* Of one type the bits as they are: NaN payloads too. */
+/* Same type: copies the bits, NaN payloads too. */
 pd_status pd_cuda_cast(void *stream, uint64_t n, enum pd_dtype dst_dtype, void *dst, enum pd_dtype src_dtype,
                        const void *src, struct pd_error *err)
 {

@@ -1,5 +1,5 @@
-/* Codes of fp8: the largest absolute value, then every element and, where asked for, its transposed place through a tile in
- * shared memory. A block has a tile of 64 x 64, a thread four columns of four of its rows. */
+/* fp8 codes: first the largest absolute value, then every element and, if requested, its transpose through a tile in shared
+ * memory. A block has a tile of 64 x 64, each thread four columns of four rows. */
 #include "trainer/math/cuda/element.h"
 
 #include "trainer/math/fp8.h"
@@ -12,7 +12,7 @@
 
 struct quantize_job {
     struct pd_quantize q;
-    uint32_t *largest;                      /* behind the scale; bits of an absolute value compare as integers */
+    uint32_t *largest;                      /* after the scale; bits of absolute values compare as integers */
     bool wide, wide_codes, wide_transposed; /* four at a time */
 };
 

@@ -1,4 +1,4 @@
-/* Sums down columns (as the gradients of norms: 64 lines of threads, every 64th row each, then a tree of lines), squares
+/* Sums down columns (like gradients of norms: 64 lines of threads, each with every 64th row, then a tree of lines), squares
  * along rows in fp64 (the CPU's sixteen lanes and bits), and exact sums. */
 #include "trainer/math/cuda/element.h"
 #include "trainer/math/cuda/functions.h"

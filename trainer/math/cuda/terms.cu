@@ -36,7 +36,7 @@ template <enum pd_term_source S> static __global__ void make_terms(struct batch 
     const struct pd_term_run &run = b.runs[blockIdx.y];
     const uint64_t threads = static_cast<uint64_t>(gridDim.x) * blockDim.x;
     word sum = 0;
-    uint32_t wrong = 0; /* bits: out of range; not finite. An array would lie on the stack */
+    uint32_t wrong = 0; /* bits: out of range; not finite. An array would be on the stack */
     if (threadIdx.x == 0) total[0] = 0;
     __syncthreads();
     for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < run.n; i += threads) {
@@ -80,7 +80,7 @@ PD_DEVICE void subtract(int64_t *check, word sum, word *total)
     if (threadIdx.x == 0 && *total) atomicAdd(reinterpret_cast<word *>(check), 0 - *total);
 }
 
-/* Elements [begin, end): where they are in place, none is written that another block still reads. */
+/* Elements [begin, end): in place, writes none that another block still reads. */
 static __global__ void some_sums(struct pd_term_sums s, uint64_t begin, uint64_t end)
 {
     PD_SHARED(word, total, [1]);
@@ -96,7 +96,7 @@ static __global__ void some_sums(struct pd_term_sums s, uint64_t begin, uint64_t
     subtract(s.check, sum, &total[0]);
 }
 
-/* In place the first elements' floats lie on their own integers: one block, which reads all that it overwrites first. */
+/* In place the first floats overwrite their own integers: one block, which reads all before writing. */
 static __global__ void first_sums(struct pd_term_sums s, uint64_t end)
 {
     PD_SHARED(word, total, [1]);
@@ -118,7 +118,7 @@ static __global__ void judge(struct pd_term_sums s)
     if (*s.check != 0) *s.damaged = s.mark;
 }
 
-/* In place the floats of elements b to 2b lie where integers before b were: ever longer runs, one after the other. */
+/* In place the floats of elements b to 2b overwrite integers before b: growing runs, one after another. */
 pd_status pd_cuda_term_sums(void *stream, const struct pd_term_sums *s, struct pd_error *err)
 {
     const bool in_place = static_cast<const void *>(s->out) == static_cast<const void *>(s->sums);
