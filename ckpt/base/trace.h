@@ -39,11 +39,11 @@ static inline uint64_t pd_trace_begin(void)
     return atomic_load_explicit(&pd_trace_is_on, memory_order_relaxed) ? pd_trace_now() : 0; /* 0: no span */
 }
 
-/* category and name are not copied: they must outlive the program. value: bytes, a step, a block. */
+/* category and name are not copied: they must live as long as the program. value: bytes, a step, a block. */
 void pd_trace_record(uint64_t begin, const char *category, const char *name, uint64_t value, bool is_async);
 
 /* Records a span of a device stream rather than a thread. It is shown in a lane of the rank with this name. All ranks
- * share PD_TRACE_LANES; the name must outlive the program. */
+ * share PD_TRACE_LANES; the name must live as long as the program. */
 #define PD_TRACE_LANES 256u
 void pd_trace_record_lane(const char *lane, uint64_t begin, uint64_t end, const char *category, const char *name,
                           uint64_t value);

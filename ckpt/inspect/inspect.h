@@ -55,7 +55,7 @@ struct pd_damage_list {
 };
 void pd_damage_list_deinit(struct pd_damage_list *list);
 
-/* Checks index.h5 against the digest in the record; without a digest, that it is complete. The index holds no state.
+/* Checks index.h5 against the digest in the record; PD_OK if that has none. The index holds no state.
  *   errors  PD_NOT_FOUND: it is absent; PD_CORRUPT: other bytes; PD_IO: it cannot be read */
 PD_MUST_USE pd_status pd_inspect_check_index(struct pd_inspect *inspect, struct pd_error *err);
 

@@ -175,7 +175,7 @@ pd_status store_dir_share(struct store_dir *dir, uint32_t host, struct pd_error 
 
 /* ---- what it supports ---- */
 
-/* Syncs each directory of the path, which holds the name of the next. Failures outside our own are ignored. */
+/* Syncs each directory of the path. Only a failure of the parent counts, and only if permissions did not cause it. */
 static pd_status sync_way(const struct store_dir *dir, struct pd_error *err)
 {
     char above[STORE_PATH_MAX];

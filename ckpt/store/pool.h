@@ -29,7 +29,7 @@ bool store_pool_is_gone(struct store_pool *pool);
 /* Collective: recreates and locks a removed directory. Check the lease afterwards: another launch may have begun
  * meanwhile, with a higher fence. */
 PD_MUST_USE pd_status store_pool_make_again(struct store_pool *pool, struct pd_error *err);
-/* Removes this rank's files, and the last rank the directory. Works without the group, which may be broken. */
+/* Removes this rank's files; the last rank also removes the directory. Works without the group, which may be broken. */
 void store_pool_close(struct store_pool *pool);
 /* "<root>/pool-<fence>/<name>"; NULL: the pool itself. */
 struct store_text store_pool_at(const struct store_pool *pool, const char *name);

@@ -45,7 +45,7 @@ struct rewriter {
 
 /* ---- feed.c ---- */
 
-/* Links what the request links, and creates the thread's state.   errors  of pd_import_check */
+/* Resolves the request's links, and prepares the thread that will read them.   errors  of pd_import_check */
 PD_MUST_USE pd_status feed_new(struct pd_vfs *vfs, const struct pd_import_request *request, uint32_t *ret_zeroed,
                                struct feed **ret_feed, struct pd_error *err);
 void feed_free(struct feed *feed);                 /* NULL is fine */

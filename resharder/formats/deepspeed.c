@@ -1,4 +1,4 @@
-/* DeepSpeed's ZeRO checkpoints, stages 1 to 3. `latest` names the directory of the newest; torch.save made in it
+/* DeepSpeed's ZeRO checkpoints, stages 1 to 3. `latest` names the directory of the newest. torch.save wrote there:
  *
  *   zero_pp_rank_<dp>_mp_rank_00_model_states.pt (stage 3), mp_rank_00_model_states.pt (1, 2)     names and shapes, counters
  *   [bf16_]zero_pp_rank_<dp>_mp_rank_00_optim_states.pt                                       flat fp32 parameters and moments

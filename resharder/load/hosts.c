@@ -87,7 +87,7 @@ pd_status load_blame(struct loader *l, uint32_t shard, pd_status st, const struc
     return st;
 }
 
-/* All hosts saw all shards, so the details were not exchanged. */
+/* All hosts saw all shards, so host_has was not exchanged; fills it. */
 static pd_status count_all_in(struct loader *l, struct pd_error *err)
 {
     const uint32_t shards = l->request->commit->shard_count;
@@ -105,7 +105,7 @@ static pd_status count_all_in(struct loader *l, struct pd_error *err)
     return st;
 }
 
-/* *ret_has: some unblamed host has every blamed shard. */
+/* Removes blamed shards from their hosts. Returns whether every blamed shard is on another host. */
 static bool strike_out(struct loader *l, const uint32_t *blamed)
 {
     const uint32_t shards = l->request->commit->shard_count;
