@@ -14,13 +14,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- what a changed key means on resume ---- */
+/* ---- the effect of a changed key on resume ---- */
 
-/* What a changed key means for a run that goes on; each key's effect stands in keys.c, the table of them in README.md. Files may
- * move: their contents are compared by fingerprint, not by path. */
+/* The effect of a changed key on a resumed run; keys.c has each key's effect, README.md the table. Files may move: their
+ * contents are compared by fingerprint, not by path. */
 
-/* Learned positions have a row of their table for each place, so there the context is a shape. Elsewhere it is a limit that
- * batch.context keeps anyway. */
+/* Learned positions have one table row per place, so there the context is a shape. Otherwise it is a limit that
+ * batch.context respects. */
 static enum pd_resume_effect effect_of(const struct pd_config *saved, const struct pd_key *key)
 {
     const struct pd_family *f = pd_family_at(saved->model.family);
@@ -63,7 +63,7 @@ uint32_t pd_config_compare(const struct pd_config *saved, const struct pd_config
 
 /* ---- tiers ---- */
 
-/* checkpoint.tiers: a list of directories with what is saved into each. */
+/* checkpoint.tiers: a list of directories with their save policies. */
 
 #define DIRECTORY_MAX 3000u
 
@@ -88,7 +88,7 @@ static pd_status check_compression(const char *key, const char *text, struct pd_
     return pd_error_context(err, pd_shard_codec_parse(text, &codec, err), "%s", key);
 }
 
-/* What can be said before there are hosts. */
+/* Checks that need no hosts. */
 static pd_status check_replicas(const struct pd_config_tier *tiers, uint32_t i, struct pd_error *err)
 {
     if (tiers[i].replicas > 1)
@@ -104,7 +104,7 @@ static pd_status check_replicas(const struct pd_config_tier *tiers, uint32_t i, 
     return PD_OK;
 }
 
-/* Number i of the tiers, and those before it. */
+/* Checks tier i against earlier ones. */
 static pd_status check_directory(const struct pd_config_tier *tiers, uint32_t i, struct pd_error *err)
 {
     const char *dir = tiers[i].dir;
@@ -134,7 +134,7 @@ static pd_status config_tiers_check(const struct pd_config *config, struct pd_er
     return PD_OK;
 }
 
-/* Was checked, but where it was saved by another version: then a compression that is gone is none. */
+/* Already checked, except in a record of another version: an unknown compression then means none. */
 static struct pd_shard_codec codec_of(const char *text)
 {
     struct pd_shard_codec codec;
@@ -188,7 +188,7 @@ pd_status pd_config_listen(const char *key, const char *text, struct pd_listen *
     return PD_OK;
 }
 
-/* ---- the whole ---- */
+/* ---- the configuration as a whole ---- */
 
 #define DEFAULT_MICRO_BATCHES_MAX 8u
 
@@ -213,7 +213,7 @@ static pd_status resolve_checkpoint_dir(struct pd_config *c, struct pd_error *er
     return PD_OK;
 }
 
-/* By the run's length; where the cosine ends before such a warm-up does, by the cosine's. */
+/* From the run's length; if the cosine ends before that warm-up, from the cosine's. */
 static void resolve_warmup(struct pd_config *c)
 {
     if (c->optimizer.warmup_steps != UINT64_MAX) return;
@@ -221,7 +221,7 @@ static void resolve_warmup(struct pd_config *c)
     if (c->optimizer.warmup_steps >= c->optimizer.decay_steps) c->optimizer.warmup_steps = c->optimizer.decay_steps / 10;
 }
 
-/* As people write it: 3e-05 of 0.0003, whose quotient is the double below. */
+/* As people write it: 3e-05 for 0.0003, where the quotient is one double lower. */
 static double tenth(double value)
 {
     char text[32];
@@ -359,7 +359,7 @@ static pd_status check_power_of_two(const char *key, uint32_t value, struct pd_e
     PD_FAIL(err, PD_INVALID, "%s %u is not a power of two; the nearest are %u and %u", key, value, below, 2 * below);
 }
 
-/* Keys that only fp16 reads are refused elsewhere once they were changed. */
+/* Rejects changed values of keys that only fp16 uses. */
 static pd_status check_left_alone(const struct pd_config *c, const char *name, struct pd_error *err)
 {
     char now[64], initial[64];
@@ -468,7 +468,7 @@ void pd_config_take_model(struct pd_config *config, const struct pd_model_config
     if (is_default && config->batch.context > model->context) config->batch.context = model->context;
 }
 
-/* A model that comes with init.from has the sizes that it has. */
+/* A model from init.from keeps its own sizes. */
 static pd_status check_context(const struct pd_config *c, struct pd_error *err)
 {
     char more[80] = "";

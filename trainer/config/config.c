@@ -1,5 +1,5 @@
-/* A configuration is made in five passes: defaults; the preset that is named last; values of the file, then of the command
- * line; sizes that follow from others; checks. One that was saved passes through the same, with tolerance. */
+/* Builds a configuration in five passes: defaults; the last named preset; values of the file, then of the command line;
+ * derived sizes; checks. A saved configuration takes the same passes, with tolerance. */
 #include "trainer/config/config.h"
 #include "ckpt/base/grow.h"
 #include "ckpt/base/heartbeat.h"
@@ -28,7 +28,7 @@
 
 #define COMMENT_COLUMN 38
 
-/* Double quotes hold anything; what YAML does not take as it is, is escaped. */
+/* Double quotes can hold anything; escapes what YAML does not accept as is. */
 static void print_quoted(FILE *out, const char *text)
 {
     fputc('"', out);
@@ -48,7 +48,7 @@ static void print_quoted(FILE *out, const char *text)
     fputc('"', out);
 }
 
-/* Zeros that nobody can write, or that stand for nothing, are left out. */
+/* Skips zeros that users cannot write or that have no meaning. */
 static void print_list(FILE *out, const struct pd_key_list *list, const char *items, uint32_t count)
 {
     char text[64];
@@ -155,7 +155,7 @@ struct pd_yaml_entry {
 };
 
 struct pd_yaml {
-    struct pd_yaml_entry *entries; /* in the order of the text, a section or list before what is in it */
+    struct pd_yaml_entry *entries; /* in text order, a section or list before its content */
     uint32_t count;
 };
 
@@ -185,7 +185,7 @@ static bool is_indented_by_tab(const char *text, size_t line)
     return text && memchr(text, '\t', strspn(text, " \t"));
 }
 
-/* The next document; its root is NULL behind the last one. */
+/* The next document; its root is NULL after the last. */
 static pd_status load_document(struct reader *r)
 {
     if (yaml_parser_load(&r->parser, &r->document)) return PD_OK;
@@ -212,7 +212,7 @@ static pd_status add_entry(struct reader *r, enum pd_yaml_node node, const char 
     return PD_OK;
 }
 
-/* What YAML calls null is as nothing there. */
+/* A YAML null counts as missing. */
 static bool is_null(const yaml_node_t *scalar)
 {
     const char *value = (const char *)scalar->data.scalar.value;
@@ -279,7 +279,7 @@ static void yaml_deinit(struct pd_yaml *yaml)
     *yaml = (struct pd_yaml){0};
 }
 
-/*   errors  PD_INVALID with "name:line:column": bad syntax, a key said twice, a second document, too deep, too many */
+/* errors PD_INVALID with "name:line:column": bad syntax, a duplicate key, a second document, too deep, too many */
 static pd_status yaml_read(const char *name, const char *text, struct pd_yaml *ret_yaml, struct pd_error *err)
 {
     struct reader r = {.name = name, .text = text, .err = err};
@@ -349,7 +349,7 @@ static bool is_empty_section(const struct pd_yaml_entry *entry)
     return entry->node == PD_YAML_VALUE && !entry->value[0] && pd_key_is_section(entry->path);
 }
 
-/* What another version saved, and this one does not know. A value that the bits depend on is never replaced by a default. */
+/* Saved by another version and unknown here. A value that affects the bits is never replaced by a default. */
 static bool is_passed_over(const struct source *source, const struct pd_yaml_entry *entry, pd_status status)
 {
     const struct pd_key *key = pd_key_of_path(entry->path);
@@ -406,7 +406,7 @@ static pd_status apply(const struct source *source, struct pd_config *config, st
     return PD_OK;
 }
 
-/* The last text given for a key, or NULL. ret_entry may be NULL: where the file gives it, or NULL for the command line. */
+/* The last text given for a key, or NULL. ret_entry (or NULL): its place in the file, NULL for the command line. */
 static const char *given_at(const struct source *source, const char *name, const struct pd_yaml_entry **ret_entry)
 {
     const char *last = NULL;
@@ -432,7 +432,7 @@ static const char *given(const struct source *source, const char *name)
     return given_at(source, name, NULL);
 }
 
-/* A preset's sizes that follow from others do so again when those are changed and they are not named themselves. */
+/* A preset's derived sizes are derived again when others change, unless given themselves. */
 static void forget_derived(const struct source *source, struct pd_model_config *model)
 {
     bool family = given(source, "model.family"), hidden = given(source, "model.hidden"),
@@ -455,7 +455,7 @@ static pd_status apply_preset(const struct source *source, struct pd_config *con
     return PD_OK;
 }
 
-/* Checks look at a whole configuration; whoever gave the key that a message begins with is to mend it. */
+/* Checks see the whole configuration; the fault is with whoever gave the key that begins the message. */
 static const char *blamed(const struct source *source, const char *message)
 {
     static const char key_characters[] = "abcdefghijklmnopqrstuvwxyz0123456789_.";
@@ -468,7 +468,7 @@ static const char *blamed(const struct source *source, const char *message)
     return source->name;
 }
 
-/* It has no key any more, and the bits of such a run are not today's. */
+/* The key was removed, and the bits of such a run differ from today's. */
 static bool rounded_gradients(const struct source *source)
 {
     const struct pd_yaml_entry *entry;
@@ -496,7 +496,7 @@ static pd_status build(const struct source *source, struct pd_config *config, st
     return status && err ? pd_error_context(err, status, "%s", blamed(source, err->message)) : status;
 }
 
-/* Old names become those of today; NULL stands for no memory. */
+/* Replaces old names by current ones; NULL: out of memory. */
 static pd_status translate(struct pd_yaml *yaml, struct pd_error *err)
 {
     for (uint32_t i = 0; i < yaml->count; i++) {
@@ -544,7 +544,7 @@ pd_status pd_config_parse_saved(const char *yaml, const char *const *overrides, 
 
 /* ---- the file ---- */
 
-/* A pipe may stay empty. Until a launch is under way, signals that ask to leave are blocked: they would not end a read. */
+/* A pipe may stay empty. Until a launch is running, signals that ask to leave are blocked, so they would not end a read. */
 static pd_status wait_for_text(int descriptor, const char *path, struct pd_error *err)
 {
     static const int asks_to_leave[] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
@@ -605,7 +605,7 @@ static pd_status read_all(int descriptor, const char *path, char **ret_text, str
 static pd_status load(const char *path, struct source *source, struct pd_config *ret_config, struct pd_error *err)
 {
     int descriptor = -1, number = 0;
-    if (source->is_saved) /* a user may give a pipe; what a run wrote is a file */
+    if (source->is_saved) /* a user may give a pipe; a run writes a file */
         number = pd_regular_open(path, O_RDONLY, &descriptor);
     else if ((descriptor = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC)) < 0)
         number = errno;

@@ -25,7 +25,7 @@ static const char *const update_words[] = {"auto", "host", "device", NULL};
 static const char *const recompute_words[] = {"none", "selective", "full", NULL};
 static const char *const format_words[] = {"auto", "text", "nanogpt", "llmc", "megatron", NULL};
 
-/* A key is called as its member is, but for two. What comes behind its meaning are further fields. */
+/* A key has its member's name, with two exceptions. Further fields follow the meaning. */
 #define KEY(NAME, TYPE, MEMBER, INITIAL, EFFECT, MEANING, ...)                                                        \
     {                                                                                                                 \
         .name = NAME, .type = TYPE, .offset = AT(MEMBER), .initial = INITIAL, EFFECT, .meaning = MEANING, __VA_ARGS__ \

@@ -12,7 +12,7 @@
 #define STAGES_MAX 256u
 #define NAMED_MAX 3u
 
-/* A record that knows no lanes has one a micro-batch. */
+/* Records without lanes have one per micro-batch. */
 static uint32_t lanes_of(const struct pd_config *c)
 {
     return c->numerics.lanes ? c->numerics.lanes : c->batch.sequences / c->batch.micro_batch;
@@ -51,7 +51,7 @@ void pd_degrees_text(const struct pd_degrees *d, char *ret, size_t bytes)
     }
 }
 
-/* ---- what is admitted ---- */
+/* ---- valid layouts ---- */
 
 static pd_status check_order(const struct pd_config *c, const struct pd_degrees *d, struct pd_error *err)
 {
@@ -62,7 +62,7 @@ static pd_status check_order(const struct pd_config *c, const struct pd_degrees 
             d->pp);
 }
 
-/* Sums that are elsewhere than the device travel once a step breadth first, and depth first once a micro-batch. */
+/* Sums off the device travel once a step breadth first, and once per micro-batch depth first. */
 static pd_status check_gradients(const struct pd_config *c, const struct pd_degrees *d, struct pd_error *err)
 {
     const bool nvme = c->offload.gradients == PD_PLACE_NVME,
@@ -81,13 +81,13 @@ static pd_status check_gradients(const struct pd_config *c, const struct pd_degr
     return PD_OK;
 }
 
-/* Every rule on which degrees and the rest of a configuration depend together: what a start asks, a restart and advice. */
+/* All rules that combine degrees with other settings, for starts, restarts and advice. */
 static pd_status check_rules(const struct pd_config *c, const struct pd_degrees *d, struct pd_error *err)
 {
     PD_TRY(check_order(c, d, err));
     PD_TRY(check_gradients(c, d, err));
-    /* State on nvme is one copy: no two ranks hold the same part. A zero_shard that does not divide what restarts leave of dp x
-     * sp gives way (laid_out.c). */
+    /* State on nvme is one copy: no two ranks hold the same part. If zero_shard does not divide the dp x sp left by a
+     * restart, it is reduced (laid_out.c). */
     const uint32_t shares = d->dp * d->sp, shard = c->layout.zero_shard;
     const bool stage_is_open = c->layout.automatic && !c->layout.zero_stage_given;
     if (c->offload.optimizer != PD_PLACE_NVME || shares == 1) return PD_OK;
@@ -162,7 +162,7 @@ static bool has_any(const struct pd_config *c, uint32_t world)
     return world > 0 && pd_degrees_list(c, world, &anything, NULL, 0) > 0;
 }
 
-/* The nearest number of ranks that some layout admits; the smaller of two. One rank is always admitted. */
+/* The nearest number of ranks with a valid layout; on a tie the smaller. One rank is always valid. */
 static uint32_t nearest_world(const struct pd_config *c, uint32_t world)
 {
     for (uint32_t by = 0; by < world; by++) {
@@ -232,7 +232,7 @@ static uint32_t stages_limit(const struct pd_config *c)
     return c->model.layers < STAGES_MAX ? c->model.layers : STAGES_MAX;
 }
 
-/* Every key that is advised is admitted as it is advised: nobody is sent in a circle. */
+/* Every key advised is valid as advised, so advice never leads in a circle. */
 static pd_status check_interleave(const struct pd_config *c, struct pd_error *err)
 {
     const uint32_t interleave = c->layout.interleave, pp = or_one(c->layout.pp), limit = stages_limit(c);
@@ -363,7 +363,7 @@ bool pd_degrees_fewer(const struct pd_config *c, uint32_t left, const struct pd_
 
 /* ---- stages ---- */
 
-/* How many stages it takes when none may cost over `limit`; blocks + 1 when a single block does. */
+/* Number of stages if none may cost more than `limit`; blocks + 1 if a single block does. */
 static uint32_t stages_needed(const double *costs, uint32_t blocks, double limit)
 {
     uint32_t stages = 1;
@@ -379,9 +379,9 @@ static uint32_t stages_needed(const double *costs, uint32_t blocks, double limit
     return stages;
 }
 
-/* The most even of the cuts whose stages cost `limit` at most: the sum of squared costs is the least, and of equal ones the
- * last stages have more, since the first keep activations of more micro-batches.   first (stages + 1, blocks + 1): where the
- * last of so many stages of the first so many blocks begins; sum (blocks + 1): of costs */
+/* The most even cut with stages of at most `limit`: least sum of squared costs; on a tie the last stages have more, since
+ * the first keep activations of more micro-batches. first (stages + 1, blocks + 1): start of the last stage, for that many
+ * stages and first blocks; sum (blocks + 1): of costs */
 static void cut_evenly(const double *sum, uint32_t blocks, uint32_t stages, double limit, double *best, uint16_t *first)
 {
     const uint32_t row = blocks + 1;
@@ -459,8 +459,8 @@ bool pd_is_breadth_first(const struct pd_config *c, const struct pd_layout *layo
 
 #define STEP_BYTES_MAX (8.0 * 1024 * 1024 * 1024)
 
-/* Once a step takes 8 bytes for every element that a rank computes: not unasked where these are many. Breadth first it takes two
- * blocks', as the other exchange does. */
+/* Exchanging once a step needs 8 bytes per element that a rank computes: not the default if these are many. Breadth first it
+ * needs two blocks', like the other exchange. */
 static bool is_by_lane(const struct pd_config *config, const struct pd_model *model, const struct pd_layout *l)
 {
     const double bytes = 8.0 * (double)model->parameter_count / l->tp / l->pp;

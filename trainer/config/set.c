@@ -1,4 +1,4 @@
-/* Reading and writing one key of the configuration by name. */
+/* Reads and writes one key of the configuration by name. */
 #include "ckpt/base/log.h"
 #include "ckpt/base/nearest.h"
 #include "ckpt/base/parse.h"
@@ -41,7 +41,7 @@ static const struct pd_renamed rows[] = {
     {"layout.schedule", NULL, NULL, "no longer exists, since 1F1B has gpipe's bubble in less memory; leave it out", false},
 };
 
-/* Equal, where "[]" stands for any index. */
+/* Equal, with "[]" for any index. */
 static bool matches(const char *key, const char *path)
 {
     const char *open = strchr(path, '[');
@@ -67,7 +67,7 @@ void pd_renamed_path(const struct pd_renamed *row, const char *path, char *ret, 
         snprintf(ret, bytes, "%s", row->now);
 }
 
-/* What a user wrote is refused with its new name.   errors  PD_INVALID */
+/* Refuses an old name in user input and names the new one. errors PD_INVALID */
 static pd_status renamed_refuse(const char *path, const char *value, struct pd_error *err)
 {
     const struct pd_renamed *row = pd_renamed_find(path, value);
@@ -81,7 +81,7 @@ static pd_status renamed_refuse(const char *path, const char *value, struct pd_e
 
 /* ---- one key from text and back ---- */
 
-/* A path taken apart: data.train[3].path is name, index and member. */
+/* A parsed path: data.train[3].path has name, index and member. */
 struct place {
     char name[96], member[32];
     bool has_index, well_formed;
@@ -181,7 +181,7 @@ static pd_status check_range(const struct pd_key *key, double value, const char 
             key->high_open ? "under" : "at most", high, text);
 }
 
-/* Digits, and where the key has suffixes also a fraction, an exponent or one of k, M and G. NAN: it is none. */
+/* Digits; with a suffix type also a fraction, an exponent, or one of k, M and G. NAN: not a number. */
 static long double number_of(const char *text, enum pd_key_suffix suffix)
 {
     static const char letters[] = "kmg";
@@ -229,7 +229,7 @@ static pd_status set_real(void *base, const struct pd_key *key, const char *text
 static void set_automatic(void *base, const struct pd_key *key)
 {
     void *member = member_of(base, key->offset);
-    const bool has_zero = key->initial[0] == 'a'; /* where 0 is a value, auto is another */
+    const bool has_zero = key->initial[0] == 'a'; /* if 0 is a valid value, auto is another */
     if (key->type == PD_KEY_U32)
         *(uint32_t *)member = has_zero ? UINT32_MAX : 0;
     else if (key->type == PD_KEY_U64)
@@ -345,7 +345,7 @@ static pd_status set_list(struct pd_config *config, const struct pd_key *key, co
     return PD_OK;
 }
 
-/* What layout.auto chooses unless a value is given. NULL: no such key. */
+/* The flag that a value was given instead of layout.auto. NULL: no such key. */
 static bool *given_of(struct pd_config *config, const struct pd_key *key)
 {
     return key->offset == offsetof(struct pd_config, layout.recompute)    ? &config->layout.recompute_given

@@ -1,4 +1,4 @@
-/* What somebody meant who wrote a key that there is not. */
+/* Guesses the key meant by an unknown one. */
 #include "ckpt/base/nearest.h"
 #include "trainer/config/keys.h"
 
@@ -130,8 +130,8 @@ static const struct meant *find_near_word(const char *last)
     return found;
 }
 
-/* What is written, as a whole, its last two parts, with the section that is meant, and its last part alone: first a key of
- * that spelling, then what others call so, then what is near. */
+/* Tries the full path, its last two parts, the last part in the meant section, and alone: first by exact key, then by other
+ * trainers' names, then by similarity. */
 struct pd_key_meaning pd_key_meant(const char *path)
 {
     const char *dot = strrchr(path, '.'), *before = dot ? memrchr(path, '.', (size_t)(dot - path)) : NULL;
@@ -152,7 +152,7 @@ struct pd_key_meaning pd_key_meant(const char *path)
     return row ? row->meaning : (struct pd_key_meaning){.key = key ? key->name : NULL};
 }
 
-/* ---- what is said ---- */
+/* ---- messages ---- */
 
 bool pd_key_is_section(const char *path)
 {

@@ -11,7 +11,7 @@
 #include <unistd.h>
 #include <zlib.h>
 
-/* ---- what a file is ---- */
+/* ---- detecting the kind of a file ---- */
 
 struct signature {
     size_t offset, bytes;
@@ -20,11 +20,11 @@ struct signature {
 };
 
 #define MAGIC(offset, text) (offset), sizeof(text) - 1, (text)
-/* The longer of two that begin alike comes first. */
+/* If two begin alike, the longer one comes first. */
 static const struct signature signatures[] = {
     {MAGIC(0, "\x1f\x8b\x08"), {PD_INPUT_GZIP, "compressed with gzip"}},
     {MAGIC(0, "\x28\xb5\x2f\xfd"), {PD_INPUT_ZSTD, "compressed with zstd"}},
-    {MAGIC(1, "\x2a\x4d\x18"), {PD_INPUT_ZSTD, "compressed with zstd"}}, /* a skippable frame comes first */
+    {MAGIC(1, "\x2a\x4d\x18"), {PD_INPUT_ZSTD, "compressed with zstd"}}, /* starts with a skippable frame */
     {MAGIC(0, "PAR1"), {PD_INPUT_OTHER, "a Parquet file"}},
     {MAGIC(0, "ARROW1"), {PD_INPUT_OTHER, "an Arrow file"}},
     {MAGIC(0, "\xff\xff\xff\xff"), {PD_INPUT_OTHER, "an Arrow stream"}},
@@ -52,7 +52,7 @@ static bool ends_with(const char *text, size_t length, const char *end)
     return length >= bytes && strncmp(text + length - bytes, end, bytes) == 0;
 }
 
-/* Without what a compressor added. */
+/* The name's length without a compressor's suffix. */
 static size_t bare_length(const char *path)
 {
     const size_t length = strlen(path);
@@ -67,7 +67,7 @@ static bool is_tokens(const char *path, const unsigned char *head, size_t bytes)
     return magic == PD_LLMC_MAGIC_U16 || magic == PD_LLMC_MAGIC_U32 || ends_with(path, strlen(path), ".bin");
 }
 
-/* { or [ and then what JSON goes on with: text that people write hardly ever begins so. */
+/* { or [ and then what JSON allows next: written text hardly ever begins so. */
 static struct pd_input_kind json_or_text(const char *path, size_t length, const unsigned char *head, size_t bytes)
 {
     static const struct pd_input_kind text = {PD_INPUT_TEXT, "text"}, lines = {PD_INPUT_JSON_LINES, "JSON lines"},
@@ -98,7 +98,7 @@ static size_t count_zeros(const unsigned char *head, size_t bytes)
     return zeros;
 }
 
-/* head (bytes): the first of the file, or of what is in it compressed; all of a file that has fewer than PD_INPUT_HEAD_BYTES. */
+/* head (bytes): the start of the file, or of its decompressed content; all of a file shorter than PD_INPUT_HEAD_BYTES. */
 static struct pd_input_kind input_kind_of(const char *path, const unsigned char *head, size_t bytes)
 {
     const size_t length = bare_length(path);
@@ -128,7 +128,7 @@ pd_status pd_input_refuse(const char *path, const char *what, struct pd_error *e
 /* ---- its bytes ---- */
 
 #define STORED_BYTES (256u << 10)
-#define FIRST_BYTES (16u << 10) /* enough to know what the file is: directories hold many */
+#define FIRST_BYTES (16u << 10) /* enough to detect the kind: a directory may hold many files */
 #define GZIP_WINDOW (15 + 16)   /* the largest window, and gzip's header */
 
 struct pd_byte_stream {
@@ -140,7 +140,7 @@ struct pd_byte_stream {
     struct pd_zstd *zstd;
     z_stream gzip;
     bool has_gzip;
-    bool frame_ended;      /* the stored bytes so far end with a whole member or frame */
+    bool frame_ended;      /* the stored bytes so far end with a complete member or frame */
     unsigned char *stored; /* (STORED_BYTES, or the file's) read and not yet decompressed: [stored_at, stored_end) */
     size_t stored_at, stored_end;
     unsigned char head[PD_INPUT_HEAD_BYTES]; /* decompressed and not yet given: [head_at, head_end) */
@@ -158,7 +158,7 @@ static pd_status refill(struct pd_byte_stream *s, struct pd_error *err)
     return PD_OK;
 }
 
-/* ---- decompression: takes of the stored bytes, makes up to *bytes; out: what it made ---- */
+/* ---- decompression: consumes stored bytes, produces up to *bytes; out: the number produced ---- */
 
 static pd_status take_gzip(struct pd_byte_stream *s, void *data, size_t *bytes, struct pd_error *err)
 {
@@ -187,7 +187,7 @@ static pd_status take_zstd(struct pd_byte_stream *s, void *data, size_t *bytes, 
     return PD_OK;
 }
 
-/* Zero bytes behind the last member fill up a tape's block; gzip passes over them too. */
+/* Zero bytes after the last member pad a tape block; gzip skips them too. */
 static bool is_padding(const struct pd_byte_stream *s)
 {
     if (!s->frame_ended || s->compression != PD_INPUT_GZIP) return false;

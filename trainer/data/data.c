@@ -14,14 +14,14 @@
 
 #define FINGERPRINT_LANES 7u /* bytes of the second word that stand for files; the 8th is their number */
 #define SCAN_THREADS_MAX 8
-#define SCAN_PARALLEL_BYTES (64ull << 20) /* below, starting threads takes longer than reading */
+#define SCAN_PARALLEL_BYTES (64ull << 20) /* below this, starting threads takes longer than reading */
 
 struct member {
     char *given; /* the path that the source has, owned */
     struct pd_token_file file;
     struct pd_token_scan scan;
     double weight;
-    uint64_t *document_starts; /* (document_count) token positions, where documents are kept apart and the format has them */
+    uint64_t *document_starts; /* (document_count) token positions, if documents are separate and the format has them */
     uint64_t document_count;
 };
 
@@ -30,7 +30,7 @@ struct range {
     const struct member *member;
     uint64_t first_token, token_count;
     uint64_t window_count;
-    uint64_t first_sample, sample_count; /* of the split's: an epoch of training takes every window, validation some */
+    uint64_t first_sample, sample_count; /* of the split: a training epoch uses every window, validation some */
 };
 
 struct part {
@@ -50,8 +50,8 @@ struct pd_data {
     uint64_t seed;
     uint64_t fingerprint[2];
     struct pd_token_origin origin;        /* the last that was read */
-    uint64_t tokenizer_digest;            /* 0: not known of any file */
-    const struct member *tokenizer_known; /* the first of which it is known */
+    uint64_t tokenizer_digest;            /* 0: unknown for all files */
+    const struct member *tokenizer_known; /* the first file with a known one */
 };
 
 /* ---- opening ---- */
@@ -87,7 +87,7 @@ static pd_status check_documents(const struct pd_data *data, struct member *memb
     return PD_OK;
 }
 
-/* All files whose tokenizer is known have one, and its tokens are tokens of the model. */
+/* Checks that all files with a known tokenizer have the same, with tokens of the model. */
 static pd_status check_origin(struct pd_data *data, const struct member *member, uint32_t vocab, struct pd_error *err)
 {
     const bool is_text = member->file.format == PD_DATA_TEXT;
@@ -137,7 +137,7 @@ static pd_status open_members(struct pd_data *data, const struct pd_data_options
     return PD_OK;
 }
 
-/* Threads for the one pass over all bytes, where it is worth it; without them it takes longer, no more. */
+/* Threads for the pass over all bytes, if worth it; optional, for speed only. */
 static struct pd_thread_pool *scan_pool(const struct pd_data *data)
 {
     uint64_t bytes = 0;
@@ -215,7 +215,7 @@ static double share_weight(const struct range *r)
     return r->member->weight > 0 ? r->member->weight : (double)r->window_count;
 }
 
-/* A file whose share of `wanted` would be more windows than it has gives all of them, and is done. Returns whether one was. */
+/* Files whose share of `wanted` exceeds their windows give all of them. Returns whether there was one. */
 static bool take_small_files(struct part *p, uint64_t *wanted, double *weight)
 {
     bool any = false;
@@ -254,7 +254,7 @@ static void take_shares(struct part *p, uint64_t wanted, double weight)
     }
 }
 
-/* A pass takes `wanted` windows, each once: from every file its share by weight, or by size where there are no weights. */
+/* Divides a pass of `wanted` windows, each used once, among files: by weight, or by size without weights. */
 static void share_validation(struct part *p, uint64_t wanted)
 {
     double weight = 0;
@@ -289,7 +289,7 @@ static pd_status blend_members(struct pd_data *data, struct pd_error *err)
     return PD_OK;
 }
 
-/* Where weights have no say in the order of training, 0 and 1 are the same: for one file, and for validation. */
+/* If weights do not affect the training order, 0 and 1 are equal: for a single file, and for validation. */
 static double fingerprint_weight(const struct pd_data *data, uint32_t i)
 {
     const double weight = data->members[i].weight;
@@ -315,7 +315,7 @@ static void fingerprint_members(struct pd_data *data)
     }
 }
 
-/* Everything but the tokens, so that what is wrong with sizes is said before hours of reading. */
+/* Everything except tokens, so that wrong sizes are reported before hours of reading. */
 static pd_status lay_out(struct pd_data *data, const struct pd_data_options *options, bool *ret_weighted,
                          struct pd_error *err)
 {

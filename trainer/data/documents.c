@@ -1,5 +1,5 @@
-/* Two batches of segments: a thread fills one while the caller has the other. Opening fills the first; what fits into it needs no
- * thread.
+/* Two batches of segments: a thread fills one while the caller has the other. Opening fills the first; a small input needs
+ * no thread.
  *
  *   free --reader--> full --pd_documents_next: parsed--> out --the next call--> free */
 #include "trainer/data/documents.h"
@@ -18,9 +18,9 @@
 
 /* ---- reading ---- */
 
-/* The serial half: files into segments, which are text cut into pieces, or whole lines of JSON that wait to be parsed. Bytes of
- * a file that belong to its next segment are carried over: the beginning of a line or of a separator. A carriage return at the
- * end waits apart, since what follows says whether it stays.
+/* The serial half: converts files to segments, which are text cut into pieces, or whole lines of JSON to be parsed. Bytes
+ * that belong to a file's next segment are carried over: the start of a line or of a separator. A carriage return at the end
+ * is held back until the next byte shows whether it stays.
  *   threads  one at a time */
 
 struct pd_segment {       /* zeroed: empty; its memory is used again */
@@ -87,7 +87,7 @@ static pd_status carry(struct pd_document_reader *r, const unsigned char *bytes,
     return PD_OK;
 }
 
-/* Reads behind the first *used bytes until there are `most` or the file ends. Room grows with what comes: files may be small and
+/* Reads after the first *used bytes up to `most` or the end of the file. The buffer grows as needed: files may be small and
  * many. */
 static pd_status read_up_to(struct pd_document_reader *r, struct pd_segment *segment, size_t most, size_t *used,
                             bool *ret_at_end, struct pd_error *err)
@@ -108,7 +108,7 @@ static pd_status read_up_to(struct pd_document_reader *r, struct pd_segment *seg
 
 /* ---- text ---- */
 
-/* CRLF becomes LF, in place. Returns how many bytes are left; a last CR stays. */
+/* Converts CRLF to LF in place. Returns the new length; a final CR stays. */
 static size_t drop_returns(unsigned char *bytes, size_t count)
 {
     unsigned char *from = memchr(bytes, '\r', count), *to = from, *end = bytes + count;
@@ -168,7 +168,7 @@ static pd_status document_line_too_long(const char *path, uint64_t line, struct 
             line, PD_DOCUMENTS_LINE_MAX >> 20);
 }
 
-/* Reads until whole lines are there, or the end of the file. */
+/* Reads until there are whole lines, or the file ends. */
 static pd_status read_lines(struct pd_document_reader *r, struct pd_segment *segment, bool *ret_at_end, size_t *ret_whole,
                             struct pd_error *err)
 {
@@ -273,7 +273,7 @@ struct batch {                                 /* written by the reader until it
     uint32_t count;
     bool full; /* under `lock` */
     bool last;
-    pd_status status; /* of the reader, behind the segments */
+    pd_status status; /* of the reader, after the segments */
     struct pd_error err;
     struct pd_documents_progress progress;
 };
@@ -342,7 +342,7 @@ static void *read_ahead(void *context)
 
 /* ---- parsing ---- */
 
-/* The string takes the place of its line, than which it is never longer. */
+/* The string replaces its line, which is never shorter. */
 static pd_status parse_line(struct pd_documents *d, struct pd_segment *segment, unsigned char *line, size_t bytes,
                             uint64_t number, struct pd_error *err)
 {
@@ -385,7 +385,7 @@ static void parse_segment(void *context, uint64_t index)
     }
 }
 
-/* All pieces of the batch, one behind the other. */
+/* All pieces of the batch, in order. */
 static pd_status gather(struct pd_documents *d, const struct batch *batch, uint32_t *ret_count, struct pd_error *err)
 {
     uint64_t count = 0, at = 0;
@@ -435,7 +435,7 @@ pd_status pd_documents_next(struct pd_documents *d, const struct pd_document_pie
         const struct batch *batch = await(d);
         d->is_out = true;
         pd_parallel(d->pool, batch->count, parse_segment, d);
-        /* Of the first that went wrong, in the order of the text. */
+        /* The first error in text order. */
         const struct pd_error *cause = &batch->err;
         pd_status status = batch->status;
         for (uint32_t i = batch->count; i-- > 0;)

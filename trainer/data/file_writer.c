@@ -14,8 +14,8 @@
 
 #define STREAM_BUFFER_BYTES (1u << 20)
 
-/* 0 or the errno. *ret_fd: the file that has this name, locked where the file system has locks. What nobody has locked a killed
- * process left: it is overwritten. */
+/* Returns 0 or the errno. *ret_fd: the file with this name, locked if the file system supports it. An unlocked file is left
+ * from a killed process and is overwritten. */
 static int open_locked(const char *path, int *ret_fd)
 {
     for (;;) {
@@ -24,7 +24,7 @@ static int open_locked(const char *path, int *ret_fd)
         if (fd < 0) return errno;
         int failed = flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK ? errno : 0;
         if (!failed && fstat(fd, &mine)) failed = errno;
-        /* Whoever had it locked may have renamed it since. */
+        /* The previous lock holder may have renamed it. */
         const bool is_it = !failed && stat(path, &named) == 0 && named.st_ino == mine.st_ino && named.st_dev == mine.st_dev;
         if (is_it && ftruncate(fd, 0)) failed = errno;
         if (is_it && !failed) {

@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* ---- what can be trained on ---- */
+/* ---- files for training ---- */
 
 static pd_status refuse_unpacked(const char *path, const char *what, struct pd_error *err)
 {
@@ -46,7 +46,7 @@ static pd_status check_kind(const struct pd_byte_stream *stream, const char *pat
     return kind.form == PD_INPUT_JSON_LINES ? refuse_unpacked(path, kind.what, err) : PD_OK;
 }
 
-/* What of its bytes is learned, or is not, where the user may not know. */
+/* Notes on how its bytes are used, which the user may not know. */
 static pd_status note_bytes(FILE *notes, struct pd_byte_stream *stream, const char *path, struct pd_error *err)
 {
     char head[PD_INPUT_HEAD_BYTES];
@@ -73,7 +73,7 @@ pd_status pd_source_check_text(const char *path, enum pd_data_format asked, FILE
 struct finding {
     const char *key;
     FILE *notes;
-    struct pd_data_source *sources; /* (count) what will be the list */
+    struct pd_data_source *sources; /* (count) the new list */
     uint32_t count;
 };
 
@@ -94,7 +94,7 @@ static pd_status check_file(const struct finding *f, const char *path, const str
     struct stat st;
     const bool may_be_text = entry->format == PD_DATA_TEXT || entry->format == PD_DATA_AUTO;
     if (!may_be_text || pd_megatron_is_pair(path)) return PD_OK;
-    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || !st.st_size) return PD_OK; /* whoever opens it says so */
+    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || !st.st_size) return PD_OK; /* opening it reports that */
     return pd_source_check_text(path, entry->format, f->notes, err);
 }
 
@@ -175,7 +175,7 @@ pd_status pd_sources_find(struct pd_data_source **sources, uint32_t *count, cons
 
 /* ---- lists of strings ---- */
 
-/* Takes `text` over; NULL stands for no memory. */
+/* Takes ownership of `text`; NULL: out of memory. */
 static pd_status push(char ***list, uint32_t *count, char *text, struct pd_error *err)
 {
     if (!text || !pd_grow(list, *count, sizeof **list)) {
@@ -220,7 +220,7 @@ struct taking {
     uint32_t left_count;
 };
 
-/* "a, b and 7 more", appended; of each name what follows `skipped` bytes. */
+/* Appends "a, b and 7 more"; skips `skipped` bytes of each name. */
 static void list_names(FILE *out, char *const *names, uint32_t count, size_t skipped)
 {
     size_t used = 0;
@@ -275,7 +275,7 @@ static pd_status take_path(struct taking *t, const char *path, struct pd_error *
 {
     const char *why = NULL;
     char *text = NULL;
-    /* What belongs to a token file beside it. */
+    /* A companion of a token file. */
     if (pd_ends_with(path, PD_TOKEN_ORIGIN_END) || (t->takes_tokens && pd_ends_with(path, ".idx"))) return PD_OK;
     PD_TRY(judge(path, t->takes_tokens, &why, err));
     if (!why) return push(&t->list->paths, &t->list->count, strdup(path), err);

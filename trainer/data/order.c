@@ -39,7 +39,7 @@ uint64_t pd_order_permute(uint64_t n, uint64_t seed, uint64_t stream, uint64_t e
     return i;
 }
 
-/* Largest remainders: shares are whole, at least one each, and sum to the cycle. */
+/* Largest remainders: shares are integers, at least one each, and sum to the cycle. */
 static void shares_from_weights(struct pd_blend *blend, const double *weights, uint32_t count)
 {
     static_assert(PD_BLEND_SOURCES_MAX < PD_BLEND_CYCLE, "each source has a slot");
@@ -80,7 +80,7 @@ void pd_blend_init(struct pd_blend *blend, const double *weights, uint32_t count
     shares_from_weights(blend, weights, count);
     uint32_t used[PD_BLEND_SOURCES_MAX] = {0};
     for (uint64_t slot = 0; slot < PD_BLEND_CYCLE; slot++) {
-        /* The source that is furthest behind its line, and has slots left (Bresenham for many lines; ties to the first). */
+        /* The source furthest behind its line with slots left (Bresenham for many lines; ties to the first). */
         uint32_t chosen = UINT32_MAX;
         int64_t best = 0;
         for (uint32_t s = 0; s < count; s++) {

@@ -19,7 +19,7 @@
 
 struct document {
     size_t start, bytes;       /* in the batch's text */
-    uint32_t worker;           /* who encoded it */
+    uint32_t worker;           /* that encoded it */
     size_t first, token_count; /* in that worker's tokens */
 };
 
@@ -40,7 +40,7 @@ struct pd_encoder {
     uint32_t document_count;
     size_t open_start; /* of the document that has not ended */
     struct pd_string text;
-    _Atomic uint32_t next; /* document that nobody has taken; workers count it up */
+    _Atomic uint32_t next; /* next document to take; workers increment it */
 };
 
 pd_status pd_encoder_new(const struct pd_tokenizer *tokenizer, struct pd_thread_pool *pool,
@@ -137,7 +137,7 @@ pd_status pd_encoder_add(struct pd_encoder *e, const char *text, size_t bytes, b
 #define COUNTED_TOKENS (1u << 22)
 #define CHUNK_TOKENS 8192u
 
-/* counts[token] for every token of the file, all of which lie below the array's length. */
+/* Fills counts[token] for every token of the file; all are below the array's length. */
 static pd_status count_tokens(const struct pd_token_file *file, uint64_t *counts, struct pd_error *err)
 {
     int32_t tokens[CHUNK_TOKENS];
@@ -458,7 +458,7 @@ static pd_status pack_all(struct packer *packer, struct pd_error *err)
     PD_TRY(pd_file_writer_seal(&packer->tokens, err));
     if (options->format == PD_DATA_MEGATRON) PD_TRY(put_index(packer, err));
     packer->result.output_bytes = packer->tokens.bytes + packer->index.bytes;
-    /* A .bin never stands beside an index of other contents: the old index goes first, the new one comes last. */
+    /* A .bin must never be beside an index of other content: remove the old index first, write the new one last. */
     bool paired = packer->options->format == PD_DATA_MEGATRON;
     if (paired && unlink(packer->index.path) != 0 && errno != ENOENT)
         PD_FAIL_ERRNO(err, errno, "removing %s", packer->index.path);

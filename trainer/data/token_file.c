@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- what scans found ---- */
+/* ---- cached scan results ---- */
 
 #define RECORDS_MAX 65536u
 #define SETTLED_NS UINT64_C(1000000000) /* a file that changed less long ago may change again within one tick of its times */
@@ -28,12 +28,12 @@
 struct record {
     uint64_t key[14];
     struct pd_token_scan scan;
-    uint64_t check; /* of all before it: a record that was torn is none */
+    uint64_t check; /* of everything before it, to detect a torn record */
 };
 
 struct pd_scan_cache {
     int fd;          /* -1: nothing is kept */
-    bool is_partial; /* a scan failed: what was known of the others stays */
+    bool is_partial; /* a scan failed: keep other files' records */
     struct record *known, *used;
     uint32_t known_count, used_count;
 };
@@ -70,7 +70,7 @@ static uint64_t nanoseconds(struct timespec t)
     return (uint64_t)t.tv_sec * UINT64_C(1000000000) + (uint64_t)t.tv_nsec;
 }
 
-/* False: it cannot be known again. */
+/* False: it cannot be recognised again. */
 static bool key_of(const struct pd_token_file *file, uint64_t key[14])
 {
     struct timespec now;
@@ -130,7 +130,7 @@ pd_status pd_scan_cache_scan(struct pd_scan_cache *cache, const struct pd_token_
     return PD_OK;
 }
 
-/* What fails here costs the next start a scan. */
+/* A failure here only costs the next start a scan. */
 void pd_scan_cache_close(struct pd_scan_cache *cache)
 {
     if (!cache) return;
@@ -338,7 +338,7 @@ static void scan_body(void *context, uint64_t index)
     scan->blocks[index].status = scan_block(scan->file, index, &scan->blocks[index], NULL);
 }
 
-/* The first token outside [0, vocab) in a block that is known to hold one. */
+/* The first token outside [0, vocab) in a block known to have one. */
 static pd_status name_bad_token(const struct pd_token_file *file, uint32_t vocab, uint64_t block, struct pd_error *err)
 {
     unsigned char piece[4096];
@@ -384,7 +384,7 @@ static pd_status combine_blocks(const struct pd_token_file *file, uint32_t vocab
     pd_digest_stream_init(&stream, file->file_bytes);
     for (uint64_t b = 0; b < count; b++) {
         if (blocks[b].status) {
-            PD_TRY(scan_block(file, b, &again, err)); /* once more, for the text of the error */
+            PD_TRY(scan_block(file, b, &again, err)); /* again, to describe the error */
             PD_FAIL(err, PD_IO, "%s: reading failed near byte %" PRIu64 " and then did not; check the disk", file->path,
                     (uint64_t)(b * SCAN_BLOCK_BYTES));
         }

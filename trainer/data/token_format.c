@@ -6,7 +6,7 @@
 #error "token files are little-endian and are read without swapping"
 #endif
 
-/* Where the compiler can, the loops also exist for AVX2 and the processor chooses at start. */
+/* If the compiler can, also builds the loops for AVX2; the processor selects at start. */
 #if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 #define CLONES __attribute__((target_clones("avx2", "default")))
 #else

@@ -9,7 +9,7 @@
 
 #define IO_BYTES (16ull << 20)
 
-/* One checkpoint is named as <root>/<name>: *ret_name is then inside `root`. */
+/* One checkpoint is given as <root>/<name>: *ret_name then points into `root`. */
 static void split_path(struct pd_inference *s, const char *path, char *root, const char **ret_name)
 {
     char commit[4200];
@@ -68,7 +68,7 @@ void pd_inference_close(struct pd_inference *s)
     free(s->offset);
 }
 
-/* One rank, tensors in the chunks that training sums by. Tokens stay whole: a short prompt has no pieces. */
+/* One rank, tensors in the chunks of training's sums. Tokens stay uncut: a short prompt has no pieces. */
 static struct pd_partition partition_of(const struct pd_inference *s)
 {
     struct pd_partition p = pd_partition_whole();
@@ -114,7 +114,7 @@ static pd_status build(struct pd_inference *s, unsigned threads, struct pd_error
     return PD_OK;
 }
 
-/* A tensor that is split on dimension 1 has one box a chunk, dense, one behind the other. */
+/* A tensor split on dimension 1 has one dense box per chunk, stored consecutively. */
 static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint32_t box)
 {
     struct pd_inference *s = context;

@@ -38,7 +38,7 @@ static pd_status forward(struct sampler *s, struct pd_error *err)
     struct pd_inference *m = &s->inference;
     struct pd_micro_batch_input *in = pd_transformer_input(m->transformer, 0);
     for (uint32_t t = 0; t < s->length; t++) {
-        in->tokens[t] = t < s->filled ? s->window[t] : 0; /* causal: what follows the last token is not seen */
+        in->tokens[t] = t < s->filled ? s->window[t] : 0; /* causal: later tokens are not seen */
         in->targets[t] = -1;
         in->positions[t] = (int32_t)t;
         in->first[t] = 0;

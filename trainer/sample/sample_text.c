@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#define BYTE_VOCAB_MAX 512 /* of a model over bytes with a document token: data pack gives that 256, and sizes are padded */
+#define BYTE_VOCAB_MAX 512 /* for a model over bytes with a document token: data pack gives it 256, and sizes are padded */
 
 struct pd_sample_text {
     struct pd_tokenizer *tokenizer;
@@ -110,7 +110,7 @@ pd_status pd_sample_text_begin(struct pd_sample_text *text, const int32_t *promp
     return PD_OK;
 }
 
-/* A string ends at a zero byte: those are left out. */
+/* A string ends at a zero byte, so these are dropped. */
 static pd_status keep(struct pd_sample_text *text, const char *piece, size_t bytes, struct pd_error *err)
 {
     for (size_t i = 0; i < bytes; i++)

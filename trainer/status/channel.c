@@ -21,14 +21,14 @@
 /* ---- a rank's end ---- */
 
 #define ANSWER_MS 3000 /* for one address, or one answer */
-#define OPEN_MS 30000  /* thousands of ranks may call at once */
+#define OPEN_MS 30000  /* thousands of ranks may connect at once */
 #define RETRY_NS UINT64_C(200000000)
 
 static struct {
     pthread_mutex_t lock; /* of fd and seal */
     int fd;               /* -1: none */
     struct pd_seal seal;
-    bool is_open, is_relay; /* these are set by pd_channel_open, before there are threads */
+    bool is_open, is_relay; /* pd_channel_open sets these before there are threads */
     char *config;
 } channel = {.lock = PTHREAD_MUTEX_INITIALIZER, .fd = -1};
 
@@ -118,7 +118,7 @@ static int connect_to(char *address, int *ret_error)
     return fd;
 }
 
-/* Somebody is between this host and the launcher, or in its place. */
+/* Someone is between this host and the launcher, or impersonates it. */
 static void warn(const char *what)
 {
     char host[PD_MESSAGE_HOST_BYTES] = "";
@@ -126,7 +126,7 @@ static void warn(const char *what)
     pd_log_warn("status", "host %s: %s: refused", host, what);
 }
 
-/* One message, malloc'ed; NULL: none came in time, or its MAC is wrong. seal NULL: it has no MAC. */
+/* One message, malloc'ed; NULL: none in time, or its MAC is wrong. seal NULL: it has no MAC. */
 static uint8_t *receive(int fd, struct pd_seal *seal, struct pd_message *ret_message)
 {
     uint8_t *data = NULL;
@@ -319,7 +319,7 @@ bool pd_channel_say(enum pd_message_kind kind, uint32_t rank, const void *data, 
 /* ---- the relay ---- */
 
 #define PERIOD_NS UINT64_C(500000000)
-#define STALLED_NS UINT64_C(1000000000) /* without a completion: the heartbeat says where it is in the kernel, too */
+#define STALLED_NS UINT64_C(1000000000) /* without progress: the heartbeat then includes the place in the kernel */
 #define SEND_MS 3000
 
 struct watched {
@@ -387,7 +387,7 @@ static void relay_watch(struct relay *r, const struct pd_message *m)
     r->watched[r->count++] = (struct watched){.rank = m->rank, .process = w.process, .heartbeat = heartbeat};
 }
 
-/* False: the connection is over, or somebody else speaks in it. */
+/* False: the connection is closed, or someone else sends on it. */
 static bool relay_hear(struct relay *r)
 {
     struct pd_message m;

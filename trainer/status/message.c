@@ -67,7 +67,7 @@ static struct lines lines_of(const struct pd_message *m)
     return (struct lines){m->data, m->data + m->bytes};
 }
 
-/* False: there is no further line. */
+/* False: no more lines. */
 static bool line_next(struct lines *l, char *ret_text, size_t bytes)
 {
     const uint8_t *end = l->at < l->end ? memchr(l->at, '\n', (size_t)(l->end - l->at)) : NULL;
@@ -108,7 +108,7 @@ bool pd_message_parse_begun(const struct pd_message *m, struct pd_begun *ret)
     return l.at == l.end;
 }
 
-/* ---- payloads of one build: structs as they lie in memory ---- */
+/* ---- payloads between equal builds: structs in memory layout ---- */
 
 static bool copied(const struct pd_message *m, void *ret, size_t bytes)
 {
@@ -159,7 +159,7 @@ bool pd_message_parse_watched(const struct pd_message *m, struct pd_watched *ret
     return copied(m, ret, sizeof *ret) && ret->process > 0 && ret->heartbeat >= 0;
 }
 
-/* ---- who this is ---- */
+/* ---- identity ---- */
 
 void pd_message_place(uint32_t rank, uint32_t size, char ret_text[PD_MESSAGE_PLACE_BYTES])
 {

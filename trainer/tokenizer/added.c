@@ -141,7 +141,7 @@ struct pd_added_match pd_added_next(const struct pd_added *added, const struct p
         if (token->lstrip) start = spaces_before(text, start);
         if (start < cursor->taken) start = cursor->taken < end ? cursor->taken : end;
         if (token->rstrip) end = spaces_behind(text, bytes, end);
-        if (token->lstrip && end <= cursor->taken) continue; /* nothing is left of it: the reference leaves it out */
+        if (token->lstrip && end <= cursor->taken) continue; /* nothing is left of it: the reference skips it */
         cursor->taken = end;
         return (struct pd_added_match){start, end, token->id};
     }

@@ -1,8 +1,7 @@
-/* Three things make it fast and change no token.
- * 1. A cache of words, one cache line each: key, count, tokens. A collision overwrites.
- * 2. Words of few symbols keep the ranks of their pairs in an array that is searched; longer ones a heap.
- * 3. Text that no pre-tokenizer has cut (SentencePiece's models join whole documents) is cut here, between two characters that no
- *    merge joins: merges on both sides never meet, so each side gives its tokens alone. */
+/* Three optimisations, which change no token. 1. A cache of words, one cache line each: key, count, tokens. A collision
+ * overwrites. 2. Short words keep the ranks of their pairs in an array that is searched; longer ones use a heap. 3. Text not
+ * cut by a pre-tokenizer (SentencePiece's models join whole documents) is cut here, between two characters that no merge
+ * joins: merges on both sides never meet, so each side can be encoded alone. */
 #include "trainer/tokenizer/bpe.h"
 #include "trainer/tokenizer/byte_level.h"
 #include "trainer/tokenizer/unicode.h"
@@ -18,7 +17,7 @@
 
 struct pd_joins {
     bool ascii[ASCII][ASCII];
-    struct pd_merge_table *pairs; /* of characters in place of tokens */
+    struct pd_merge_table *pairs; /* of characters instead of tokens */
 };
 
 static bool join_of(const struct pd_vocab *vocab, const struct pd_merge *merge, struct pd_merge *ret_pair)
@@ -58,7 +57,7 @@ static void joins_free(struct pd_joins *joins)
     free(joins);
 }
 
-/* Bytes up to the first place where valid UTF-8 may be cut; all where there is none. */
+/* Bytes up to the first place where valid UTF-8 may be cut; all if there is none. */
 static size_t joins_cut(const struct pd_joins *joins, const char *text, size_t bytes)
 {
     unsigned length;
@@ -98,7 +97,7 @@ struct pd_bpe {
 };
 
 struct pd_bpe_scratch {
-    struct cache_line *cache; /* (1 << CACHE_BITS) from the first word on: who only decodes needs none */
+    struct cache_line *cache; /* (1 << CACHE_BITS), allocated at the first word: decoding needs none */
     struct pd_merge_scratch merge;
     struct pd_string word; /* byte-level: a word as the vocabulary has it */
 };
@@ -137,8 +136,8 @@ static bool put_bytes(const struct pd_bpe *bpe, const char *text, unsigned bytes
     return true;
 }
 
-/* An unknown token waits until a known one follows, as fuse_unknown needs; bytes of a fallback do not wake it. The reference
- * does the same. */
+/* An unknown token waits for a known one, as fuse_unknown needs; fallback bytes do not end the wait. Same as the reference.
+ */
 static pd_status put_symbols(const struct pd_bpe *bpe, struct pd_bpe_scratch *scratch, const char *text, size_t bytes,
                              struct pd_error *err)
 {
@@ -239,7 +238,7 @@ pd_status pd_bpe_encode(const struct pd_bpe *bpe, struct pd_bpe_scratch *scratch
 
 /* ---- making one ---- */
 
-/* What is cut must not change where unknown characters fuse or, left out, let their neighbours meet, nor where a token of bytes
+/* A cut must not change where unknown characters fuse or, if dropped, let their neighbours meet, nor where a byte token
  * takes part in a merge. */
 static bool may_cut(const struct pd_bpe *bpe, const struct pd_merge *merges, uint32_t count)
 {

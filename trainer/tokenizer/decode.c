@@ -21,7 +21,7 @@ void pd_pieces_deinit(struct pd_pieces *pieces)
     *pieces = (struct pd_pieces){0};
 }
 
-/* What was added to the text since the last piece is the next one. */
+/* The text added since the last piece becomes the next one. */
 static pd_status end_piece(struct pd_pieces *pieces, struct pd_error *err)
 {
     if (pieces->count == pieces->capacity) {
@@ -90,7 +90,7 @@ static int hex_digit(char letter)
     return found ? (int)(found - digits) : -1;
 }
 
-/* The byte of <0xHH>; -1: the piece is none. */
+/* The byte of <0xHH>; -1: not of this form. */
 static int byte_of(struct piece piece)
 {
     if (piece.bytes != 6 || memcmp(piece.text, "<0x", 3) != 0 || piece.text[5] != '>') return -1;
@@ -99,7 +99,7 @@ static int byte_of(struct piece piece)
     return high < 0 || low < 0 ? -1 : 16 * high + low;
 }
 
-/* Bytes in a row are text where they are UTF-8, else one U+FFFD each. */
+/* Consecutive bytes are text if they are UTF-8, else one U+FFFD each. */
 static pd_status end_bytes(struct pd_string *bytes, struct pd_pieces *out, struct pd_error *err)
 {
     if (!bytes->count) return PD_OK;

@@ -48,7 +48,7 @@ static bool is_named_token(const char *key)
 static const char *const lists[] = {"additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens"};
 #define LISTS (sizeof lists / sizeof *lists)
 
-/* Named tokens and lists of them, but for those that `over` has. */
+/* Named tokens and lists of them, except those in `over`. */
 static void put_named(struct pd_json_writer *w, const struct pd_json_value *from, const struct pd_json_value *over)
 {
     const struct pd_json_value *value;
@@ -89,7 +89,7 @@ static const char keys_used[] =
     " added_tokens_decoder additional_special_tokens extra_special_tokens model_specific_special_tokens"
     " add_bos_token add_eos_token add_prefix_space tokenizer_class ";
 
-/* Of chats, of batches, of decoding, of tokenizers that are no tokenizer.json, and of the program. */
+/* For chats, batches, decoding, tokenizers without a tokenizer.json, and the program. */
 static const char keys_harmless[] =
     " _commit_hash backend chat_control_tokens chat_template clean_up_tokenization_spaces"
     " clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output device_map do_basic_tokenize errors"
@@ -142,8 +142,8 @@ static pd_status check_keys(const struct pd_json_value *config, struct pd_error 
     return PD_OK;
 }
 
-/* What contradicts tokenizer.json is refused there. Classes of these names make the template anew of the two; others ignore
- * them. */
+/* Contradictions to tokenizer.json are refused there. Classes with these names rebuild the template from the two; others
+ * ignore them. */
 static void put_template(struct pd_json_writer *w, const struct pd_json_value *config)
 {
     static const char *const keys[] = {"add_bos_token", "add_eos_token"};
@@ -158,7 +158,7 @@ static void put_template(struct pd_json_writer *w, const struct pd_json_value *c
         if (member(config, keys[i]) && pd_json_is_bool(member(config, keys[i]), &is_on)) pd_json_bool(w, keys[i], is_on);
 }
 
-/* Transformers takes all of its keys as tokenizer_config.json's. */
+/* transformers treats all of its keys like those of tokenizer_config.json. */
 static pd_status check_map(const struct pd_json_value *map, struct pd_error *err)
 {
     const struct pd_json_value *value;
@@ -223,7 +223,7 @@ pd_status pd_tokenizer_parse_with(const char *name, const struct pd_tokenizer_te
                                   struct pd_tokenizer **ret_tokenizer, struct pd_error *err)
 {
     struct pd_json_document *documents[PD_TOKENIZER_BESIDE] = {NULL};
-    bool is_alone = json->text[strspn(json->text, " \t\r\n")] != '{'; /* what is no object is refused by the loader */
+    bool is_alone = json->text[strspn(json->text, " \t\r\n")] != '{'; /* the loader refuses what is not an object */
     pd_status st = PD_OK;
     for (uint32_t i = 0; i < PD_TOKENIZER_BESIDE && !st; i++)
         if (beside[i].text) st = pd_json_parse(pd_tokenizer_beside[i], beside[i].text, beside[i].bytes, &documents[i], err);
@@ -267,7 +267,7 @@ static bool has_file(const char *directory, const char *name)
     return length > 0 && (size_t)length < sizeof path && access(path, F_OK) == 0;
 }
 
-/* Its tokenizer.json where there is none at all: the message names that. */
+/* Its tokenizer.json even if absent, for the message. */
 static const char *file_in(const char *directory)
 {
     const bool is_gguf = !has_file(directory, PD_TOKENIZER_FILE) && has_file(directory, PD_TOKENIZER_GGUF_FILE);
@@ -294,7 +294,7 @@ pd_status pd_tokenizer_open_as(const char *path, const char *name, struct pd_tok
     const int length =
         snprintf(inside, sizeof inside, "%s%s%s", path, is_directory ? "/" : "", is_directory ? file_in(path) : "");
     if (length < 0 || (size_t)length >= sizeof inside) PD_FAIL(err, PD_INVALID, "%.80s...: the path is too long", path);
-    /* A tokenizer.json with the files that may lie beside it, or another file alone. */
+    /* A tokenizer.json with the files beside it, or another single file. */
     struct pd_tokenizer_text texts[1 + PD_TOKENIZER_BESIDE] = {{0}};
     const char *slash = strrchr(inside, '/');
     const bool is_json = strcmp(slash ? slash + 1 : inside, PD_TOKENIZER_FILE) == 0;

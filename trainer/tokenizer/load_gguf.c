@@ -12,9 +12,9 @@
 
 /* A pre-tokenizer of GGUF: tokenizer.ggml.pre. */
 struct gguf_pre {
-    const char *names;                 /* with a blank before and behind each */
+    const char *names;                 /* with a blank on both sides of each */
     const char *words[7];              /* NULL-terminated; none: GPT-2's own */
-    bool nfc, ignore_merges, adds_bos; /* adds_bos: where the file does not say */
+    bool nfc, ignore_merges, adds_bos; /* adds_bos: the default */
 };
 
 /* Pre-tokenizers that llama.cpp knows by name (llama-vocab.cpp, llm_tokenizer_bpe): expressions that cut a text one after the
@@ -65,7 +65,7 @@ static const struct gguf_pre gguf_pres[] = {
     {.names = " gpt-4o llama4 ", .words = {CASES(ENDINGS) "|\\p{N}{1,3}|" REST}},
 };
 
-/* NULL: not known here */
+/* NULL: unknown */
 static const struct gguf_pre *gguf_pre(const char *name)
 {
     const size_t bytes = strlen(name);
@@ -99,7 +99,7 @@ static const char *text_of(const struct gguf *g, uint32_t id)
     return pd_json_text(pd_json_at(g->tokens, id));
 }
 
-/* Of an array that was checked. */
+/* Element of a checked array. */
 static double number_of(const struct pd_json_value *array, uint32_t id)
 {
     double number = 0;
@@ -144,7 +144,7 @@ static pd_status check_keys(const struct pd_json_value *root, struct pd_error *e
     return PD_OK;
 }
 
-/* Numbers are there for every token, or not at all. */
+/* Numbers for every token, or none. */
 static pd_status take_numbers(const struct gguf *g, const char *key, const struct pd_json_value **ret, struct pd_error *err)
 {
     const struct pd_json_value *array = *ret = pd_json_member(g->root, key);
@@ -197,7 +197,7 @@ static pd_status fill_gpt2(struct gguf *g, const char *pre, const struct gguf_pr
 
 /* ---- llama ---- */
 
-/* Every way to cut a token into two tokens is a merge of its score's rank. */
+/* Every split of a token into two tokens is a merge with its score's rank. */
 static pd_status add_cuts(struct gguf *g, uint32_t id, uint32_t rank, struct pd_error *err)
 {
     const char *text = text_of(g, id);
@@ -287,7 +287,7 @@ static pd_status add_to_template(const struct gguf *g, bool wanted, const char *
     return wanted ? pd_tokens_add(tokens, &token, 1, err) : PD_OK;
 }
 
-/* Control tokens are special; those that a user defined are found in text too. */
+/* Control tokens are special; user-defined tokens are found in text too. */
 static pd_status fill_added(const struct gguf *g, struct pd_error *err)
 {
     struct pd_added *added = &g->tokenizer->added;

@@ -24,7 +24,7 @@ static pd_status normalize_added(const struct pd_loader *l, struct pd_added_toke
     return status;
 }
 
-/* Adds what `value` says, with the id that the vocabulary has for it, else `id`. */
+/* Adds the token in `value`, with its id in the vocabulary, else `id`. */
 static pd_status add_token(const struct pd_loader *l, const struct pd_json_value *value, const char *path, bool is_special,
                            int64_t id, struct pd_error *err)
 {
@@ -80,7 +80,7 @@ static pd_status load_added_token(const struct pd_loader *l, const struct pd_jso
     return PD_OK;
 }
 
-/* One that stands beside tokenizer.json alone (load_beside.c). A named one that is not in the vocabulary has no id. */
+/* A token found only beside tokenizer.json (load_beside.c). A named one not in the vocabulary has no id. */
 static pd_status load_beside_token(const struct pd_loader *l, const struct pd_json_value *value, const char *path,
                                    struct pd_error *err)
 {
@@ -201,7 +201,7 @@ static pd_status check_beside(const struct pd_loader *l, const struct pd_json_va
     return PD_OK;
 }
 
-/* A member that says what perdure does not know may change which tokens a text has. */
+/* A member that we do not know may change the tokens of a text. */
 static pd_status check_members(const struct pd_loader *l, const struct pd_json_value *object, const char *path,
                                const char *known, struct pd_error *err)
 {

@@ -93,7 +93,7 @@ static pd_status refuse(const struct pd_loader *l, const char *path, const char 
     PD_FAIL(err, PD_UNSUPPORTED, "%s: %s: %.40s is not supported; known are %s", l->name, path, type, known);
 }
 
-/* One character, as a literal to look for. */
+/* Loads one character as a literal matcher. */
 static pd_status load_mark(const struct pd_loader *l, const struct pd_json_value *value, const char *path, const char *key,
                            struct pd_matcher *ret_matcher, struct pd_error *err)
 {
@@ -188,8 +188,8 @@ static pd_status load_digits(const struct pd_loader *l, const struct pd_json_val
     return pd_matcher_init(PD_MATCH_NUMERIC, "", &step->matcher, err);
 }
 
-/* Of ASCII and of Unicode 8 (category P): `tokenizers`, pre_tokenizers/punctuation.rs. Two have become symbols since, and the
- * ranges hold what was assigned since. */
+/* ASCII and Unicode 8 (category P): `tokenizers`, pre_tokenizers/punctuation.rs. Two have since become symbols, and the
+ * ranges include later assignments. */
 #define PUNCTUATION                                                                                             \
     "(?![\\x{61d}\\x{9fd}-\\x{a76}\\x{c77}-\\x{c84}\\x{1b4e}-\\x{1b4f}\\x{1b7d}-\\x{1b7f}\\x{2e43}-\\x{2e5d}"   \
     "\\x{10d6e}-\\x{10f89}\\x{113d4}-\\x{113d8}\\x{1144b}-\\x{1145d}\\x{11660}-\\x{116b9}\\x{1183b}-\\x{11fff}" \

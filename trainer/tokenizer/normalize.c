@@ -33,7 +33,7 @@ static pd_status put_form(enum pd_normal_form form, struct pd_stretch *stretch, 
     return PD_OK;
 }
 
-/* What takes the place of a match comes from the match's last character. */
+/* The replacement of a match counts as its last character's origin. */
 static size_t origin_behind(const struct pd_stretch *stretch, size_t start, size_t end, size_t content_bytes)
 {
     if (start > 0 || !stretch->origin_bytes) return stretch->origin_bytes;

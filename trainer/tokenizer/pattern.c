@@ -5,8 +5,8 @@
 
 /* ---- Oniguruma's dialect ---- */
 
-/* Oniguruma's dialect, as PCRE2 writes it. Classes become lists of what they hold there, for two reasons: PCRE2's \s has
- * U+180E and its \w no marks, and code points newer than its Unicode are listed by number. */
+/* Oniguruma's dialect in PCRE2 syntax. Classes become lists of their members there, for two reasons: PCRE2's \s has U+180E
+ * and its \w no marks, and code points newer than its Unicode are listed by number. */
 
 #define SPACES "\\t-\\r\\x20\\x85\\xa0\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
 #define NO_SPACES                                                                                                          \
@@ -56,7 +56,7 @@ static const char *short_category(const char *name)
     return strlen(name) <= 2 ? name : NULL;
 }
 
-/* \p{..} at d->at, which stands behind the p. In a class brackets are there already; a negation is PCRE2's own. */
+/* \p{..} at d->at, just after the p. Inside a class there are brackets already; PCRE2 handles negation. */
 static pd_status put_property(struct dialect *d, bool negated, bool in_class)
 {
     char name[32];
@@ -199,7 +199,7 @@ static pd_status put_count(struct dialect *d)
     return PD_OK;
 }
 
-/* Appends `source` as PCRE2 reads it, terminated. `added`: with what Unicode 15 and 16 assigned. */
+/* Appends `source` translated for PCRE2, terminated. `added`: includes assignments of Unicode 15 and 16. */
 static pd_status pattern_translate(const char *source, bool added, struct pd_string *out, struct pd_error *err)
 {
     struct dialect d = {source, source, added, out, err};
@@ -226,7 +226,7 @@ static pd_status pattern_translate(const char *source, bool added, struct pd_str
 #define MATCH_LIMIT 10000000u /* steps */
 #define HEAP_LIMIT_KIB (64u << 10)
 #define JIT_STACK_BYTES (1u << 20)
-#define UNICODE_KNOWN 16 /* what pd_unicode_added reaches up to */
+#define UNICODE_KNOWN 16 /* the latest version covered by pd_unicode_added */
 
 struct pd_pattern {
     pcre2_code *code;

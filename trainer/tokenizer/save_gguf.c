@@ -1,6 +1,6 @@
-/* A tokenizer as GGUF metadata, in the JSON of tokenizer.gguf. Which of GGUF's kinds it is shows by comparison: a small tokenizer
- * is loaded as each kind, and the one with the same steps is taken. What was written is then loaded and compared, so a tokenizer
- * either comes out with the tokens it has, or is refused with the part that GGUF has no words for. */
+/* Converts a tokenizer to GGUF metadata, in the JSON of tokenizer.gguf. It finds GGUF's kind by comparison: it loads a small
+ * tokenizer as each kind and takes the one with the same steps. Then it loads the result and compares, so a tokenizer is
+ * either written with the same tokens, or refused with the part that GGUF cannot express. */
 #include "trainer/tokenizer/byte_level.h"
 #include "trainer/tokenizer/load.h"
 #include "trainer/tokenizer/tokenizer.h"
@@ -24,12 +24,12 @@ static const struct kind kinds[] = {
 struct saving {
     const struct pd_tokenizer *tokenizer;
     const struct kind *kind;
-    struct pd_tokenizer *model; /* vocabulary once more, which loading merges wants */
+    struct pd_tokenizer *model; /* the vocabulary again, needed to load merges */
     struct pd_merge *merges;    /* (merge_count) */
     uint32_t merge_count, vocab;
     int64_t bos, eos;
     struct pd_json_writer json;
-    struct pd_string text; /* room for one token */
+    struct pd_string text; /* buffer for one token */
 };
 
 /* ---- which kind it is ---- */
@@ -181,7 +181,7 @@ static pd_status put_scores(struct saving *s, struct pd_error *err)
     return st;
 }
 
-/* ---- the whole ---- */
+/* ---- everything ---- */
 
 static pd_status put_all(struct saving *s, struct pd_error *err)
 {
@@ -237,7 +237,7 @@ static uint64_t count_cuts(struct saving *s, const struct pd_vocab *vocab)
     return cuts;
 }
 
-/* Loads what was written. A loader that joins any two tokens that make a third must have no more to join than we had. */
+/* Loads the result. A loader that joins any two tokens that form a third must find no more merges than we had. */
 static pd_status check_written(struct saving *s, const char *text, size_t bytes, struct pd_error *err)
 {
     struct pd_tokenizer *again = NULL;

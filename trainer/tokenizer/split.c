@@ -1,4 +1,4 @@
-/* Steps run depth first: a piece goes through all later steps before the next one is looked for, so nothing is listed. */
+/* Steps run depth first: a piece goes through all later steps before the next one is found, so no list is needed. */
 #include "trainer/tokenizer/parts.h"
 
 struct run {
@@ -9,7 +9,7 @@ struct run {
     struct pd_error *err;
 };
 
-/* Pieces of one step: matches and what lies between them go in, what the behaviour makes of them comes out. */
+/* Pieces of one step: takes matches and the text between them, emits pieces by the behaviour. */
 struct pieces {
     struct run *run;
     uint32_t step;
@@ -107,12 +107,12 @@ static pd_status split_at_matches(struct run *run, uint32_t index, struct pd_str
     return flush(&pieces);
 }
 
-/* A mark of a space stands before the stretch unless one does already. */
+/* Puts a space mark before the text, unless it has one. */
 static pd_status prepend(struct run *run, struct pd_string *out, const char *mark, size_t mark_bytes,
                          struct pd_stretch *stretch)
 {
     if (stretch->bytes >= mark_bytes && !memcmp(stretch->text, mark, mark_bytes)) return PD_OK;
-    const bool inside = stretch->text == out->bytes; /* replaced spaces lie there */
+    const bool inside = stretch->text == out->bytes; /* it holds replaced spaces */
     PD_TRY(pd_string_reserve(out, mark_bytes + (inside ? 0 : stretch->bytes), run->err));
     memmove(out->bytes + mark_bytes, inside ? out->bytes : stretch->text, stretch->bytes);
     memcpy(out->bytes, mark, mark_bytes);

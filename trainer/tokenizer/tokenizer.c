@@ -1,5 +1,5 @@
-/* Encoding: added tokens that are found in the raw text, then the normalizer on what lies between them, added tokens that are
- * found in normalized text, then pre-tokenizers, then the model on each word. */
+/* Encoding: added tokens found in the raw text; then, on the text between them, the normalizer, added tokens found in
+ * normalized text, pre-tokenizers, and the model on each word. */
 #include "trainer/tokenizer/tokenizer.h"
 #include "trainer/tokenizer/parts.h"
 #include "trainer/tokenizer/unicode.h"
@@ -9,17 +9,17 @@ uint64_t pd_tokenizer_digest_of_bytes(void)
     return pd_digest64("byte", 4, 1);
 }
 
-/* ---- text as it comes ---- */
+/* ---- streaming text ---- */
 
-/* Decoders look at neighbours (bytes that make one character, the first piece that loses its space), so a stream decodes the
- * tokens of its last piece of text again together with what is new, and gives what that adds. */
+/* Decoders look at neighbours (bytes of one character, the first piece that loses its space). So a stream decodes the tokens
+ * of its last text again together with new ones, and returns the added text. */
 
 #define REPLACEMENT "\xef\xbf\xbd"
 
 struct pd_decode_stream {
     const struct pd_tokenizer *tokenizer;
     struct pd_tokenizer_scratch *scratch;
-    struct pd_tokens held;   /* tokens of the last text that was given, then those that wait */
+    struct pd_tokens held;   /* tokens of the last returned text, then pending ones */
     size_t given;            /* of them */
     struct pd_string prefix; /* text of the given ones */
     struct pd_string now;    /* text of all held */
@@ -59,7 +59,7 @@ static pd_status decode_held(struct pd_decode_stream *s, size_t first, struct pd
                                err);
 }
 
-/* Ends in the middle of a character: of bytes that are not all there, or of U+FFFD that stands for such. */
+/* Whether the text does not end inside a character: with incomplete bytes, or a U+FFFD that stands for them. */
 static bool is_whole(const struct pd_decode_stream *s)
 {
     const struct pd_string *now = &s->now;

@@ -2,9 +2,8 @@
 #include "ckpt/base/utf8.h"
 #include <utf8proc.h>
 
-/* Code points assigned by Unicode 15.0, 15.1 and 16.0, with their general category (DerivedGeneralCategory.txt).
- * Debian 12's PCRE2 knows Unicode 14 and its utf8proc 15; the reference knows 16, and a letter that one of them takes for a
- * symbol would be split elsewhere. */
+/* Code points assigned by Unicode 15.0, 15.1 and 16.0, with their general category (DerivedGeneralCategory.txt). Debian 12's
+ * PCRE2 has Unicode 14, its utf8proc 15, the reference 16: a letter that one takes for a symbol would be split elsewhere. */
 
 /* clang-format off */
 static const struct pd_unicode_range unicode_added[] = {
@@ -233,7 +232,8 @@ pd_status pd_unicode_normalize(enum pd_normal_form form, const char *text, size_
 {
     while (bytes) {
         size_t same = run_bytes(form, text, bytes, true);
-        if (same < bytes && same) same -= pd_unicode_last_bytes(text, same); /* what follows may join the last one */
+        if (same < bytes && same)
+            same -= pd_unicode_last_bytes(text, same); /* the next character may combine with the last one */
         PD_TRY(pd_string_add(out, text, same, err));
         text += same;
         bytes -= same;

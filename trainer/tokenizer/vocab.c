@@ -47,7 +47,7 @@ pd_status pd_vocab_add(struct pd_vocab *vocab, const char *text, size_t bytes, u
     PD_TRY(grow_ids(vocab, (uint32_t)id, err));
     if (vocab->tokens[id].bytes != UINT32_MAX) PD_FAIL(err, PD_INVALID, "two tokens have the id %u", (unsigned)id);
     PD_TRY(grow_table(vocab, err));
-    PD_TRY(pd_string_reserve(&vocab->text, bytes + 1, err)); /* so that there is a place, also of an empty first token */
+    PD_TRY(pd_string_reserve(&vocab->text, bytes + 1, err)); /* allocates even for an empty first token */
     vocab->tokens[id].offset = (uint32_t)vocab->text.count;
     PD_TRY(pd_string_add(&vocab->text, text, bytes, err));
     vocab->tokens[id].bytes = (uint32_t)bytes;
