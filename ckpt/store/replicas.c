@@ -13,8 +13,7 @@
 
 /* ---- assignment ---- */
 
-/* The ring goes through shares in ascending order. The keeper of a share's rank i is rank i mod n of the next share, of
- * size n. */
+/* The ring goes through shares in ascending order. Rank i of a share is kept by rank i mod n of the next share of n. */
 static uint32_t keeper_of(const struct store_dir *root, uint32_t rank)
 {
     const uint32_t size = root->group->size, here = root->share_of[rank];

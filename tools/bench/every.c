@@ -336,7 +336,7 @@ static pd_status choose_dir(struct every_bench *b, struct pd_error *err)
     return PD_OK;
 }
 
-/* Call before checking free memory: without the device the bench fails anyway. */
+/* Call before checking free space: without the device the bench fails anyway. */
 static pd_status look_for_device(enum pd_device_choice choice, struct pd_error *err)
 {
     struct pd_rank_device device;
