@@ -93,7 +93,7 @@ static struct walk walk_of(struct pd_progress *engine, const struct pd_comm_op *
 
 /* ---- agreement ---- */
 
-/* Each rank is with one on each other host, both ways, and has a lane to all of them: ranks of its own host take none. */
+/* Each rank pairs with one rank on each other host, both ways, and has a lane for each; ranks of its own host need none. */
 static bool claims_go_ahead(const struct pd_progress *engine)
 {
     const struct pd_hosts *hosts = &engine->hosts;

@@ -91,7 +91,7 @@ struct pd_comm_ops {
     pd_status (*split)(struct pd_comm *, const struct pd_comm_part *, struct pd_comm **ret_comm, struct pd_error *);
     pd_status (*look)(struct pd_comm *, struct pd_error *);
     void (*abort)(struct pd_comm *);
-    void (*unlock)(struct pd_comm *);                                 /* what it has locked by its memory */
+    void (*unlock)(struct pd_comm *);                                 /* unpins what it pinned through its memory */
     void (*will_use)(struct pd_comm *, void *memory, uint64_t bytes); /* NULL: it makes no difference */
     void (*traffic)(struct pd_comm *, struct pd_comm_traffic *ret_traffic);
     void (*free)(struct pd_comm *);

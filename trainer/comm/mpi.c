@@ -61,7 +61,7 @@ struct remote {
     struct lane lanes[2 * PD_STAGING_UNITS_MAX];
     struct chunk chunks[CHUNKS_MAX];
     MPI_Request requests[CHUNKS_MAX]; /* of chunks; MPI_REQUEST_NULL: not busy */
-    uint8_t *staging;                 /* a unit a lane and its opposite, in pages of its own: they may be locked */
+    uint8_t *staging;                 /* two units per lane, in its own pages because they may be pinned */
 };
 
 /* MPI is one to a process. */

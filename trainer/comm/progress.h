@@ -46,7 +46,7 @@ struct pd_remote_ops {
     void (*end)(struct pd_progress *);
 };
 
-/* What differs between threads and processes. */
+/* The differences between threads and processes. */
 struct pd_comm_transport {
     const struct pd_comm_ops *ops;
     const struct pd_remote_ops *remote; /* NULL: all ranks share memory */

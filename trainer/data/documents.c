@@ -29,7 +29,7 @@ struct pd_segment {       /* zeroed: empty; its memory is used again */
     uint32_t file;
     bool is_json;
     uint64_t first_line;              /* of JSON */
-    struct pd_document_piece *pieces; /* (piece_count) owned; their text lies in `bytes` */
+    struct pd_document_piece *pieces; /* (piece_count) owned; their text is in `bytes` */
     uint32_t piece_count;
     pd_status status; /* of parsing */
     struct pd_error err;

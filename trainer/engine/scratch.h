@@ -1,7 +1,7 @@
 /* A rank's scratch files: what offload.parameters, gradients and activations put on a drive during a step.
  *
- * They lie in the pool of the first tier's store, unnamed (offload/spill.h): the next launch reclaims what a killed process
- * leaves, and the drive that holds the state holds them too. On a GPU, data that these keys put on cpu lies in host memory
+ * They are in the pool of the first tier's store, unnamed (offload/spill.h): the next launch reclaims what a killed process
+ * leaves, and the drive that holds the state holds them too. On a GPU, data that these keys put on cpu is in host memory
  * instead of files.
  *   threads  one caller
  */

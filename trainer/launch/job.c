@@ -61,7 +61,7 @@ struct run_dir {
 };
 
 struct job {
-    pthread_t signals; /* a thread of its own, from the starter's begin to its end */
+    pthread_t signals; /* runs from the starter's begin to its end */
     bool has_signals;
     atomic_bool signals_end;
     /* The main thread writes `workers`, `seen`'s process numbers and ends, has_joined and has_starter_ended; the signal

@@ -1,18 +1,18 @@
-/* How a product is cut for the caches; kernels are in cpu_gemm_kernel.c.
+/* Blocking of a matrix product for the caches; kernels are in cpu_gemm_kernel.c.
  *
- * The shorter operand is shared: all threads pack a superblock of it (all its rows, if they fit) once. The longer one is
- * streamed: a task packs a few of its panels into memory of its own and multiplies them with the whole superblock. So each
- * element is usually packed once, and one thread packs while another multiplies.
+ * The shorter operand is shared: all threads together pack a superblock of it (all its rows, if they fit) once. The longer
+ * one is streamed: a task packs a few of its panels into its own memory and multiplies them with the whole superblock. So
+ * each element is usually packed once, and one thread packs while another multiplies.
  *
  *   for s: superblocks of the shared side          (at most SHARED_FLOATS)
  *     for t: ranges of the streamed side           (one range, unless partial sums need the workspace)
- *       for k: blocks of at most K_BLOCK           (partial sums wait in C when it is fp32 and not the residual, else in
+ *       for k: blocks of at most K_BLOCK           (partial sums wait in C if it is fp32 and not the residual, else in
  *                                                   `sums`)
  *         all threads: pack the shared side        | barrier
  *         all threads: tasks                       | barrier
- *           pack own panels; for blocks of the tile that fit into the second-level cache: for kc: multiply; finish
+ *           pack own panels; for blocks of the tile that fit into the L2 cache: for kc: multiply; finish
  *
- *   invariants  1. kc ascends inside k, k ascends: a tile is continued in the order of its chain, by whichever thread
+ *   invariants  1. kc ascends inside k, k ascends: a tile continues in the order of its chain, on any thread
  *               2. within one (s, t, k) every element of C belongs to exactly one task
  */
 #include "trainer/math/cpu_gemm.h"

@@ -12,7 +12,7 @@
 #include "ckpt/base/checked.h"
 #include "trainer/model/transformer_internal.h"
 
-/* Of one attention. */
+/* State of one attention. */
 struct heads {
     struct pd_transformer *t;
     const struct pd_micro_batch_input *input;

@@ -131,8 +131,8 @@ static struct search search_of(const struct pd_model *model, const struct pd_dia
     return (struct search){model, d, &model->tensors.tensors[tensor], init->role, init->is_bias, prefix};
 }
 
-/* What stands before the token embedding. Two of them are two models, of which the catalog's prefix names one: with or without
- * what the dialect itself puts before names.
+/* Finds the prefix before the token embedding. Two prefixes are two models; the catalog's prefix selects one, with or
+ * without the dialect's own prefix.
  *   *ret_is_there  whether there is any
  *   errors  PD_INVALID: several */
 static pd_status find_prefix(const struct pd_model *model, const struct pd_dialect *d, const struct pd_catalog *catalog,

@@ -19,7 +19,8 @@
  * tensor parallelism a rank keeps its share of these rows of every residual stream, but every tp rank has whole gradients of
  * streams; all ranks make the same calls.
  *
- * sources GPT-2: Radford et al. 2019; Llama: Touvron et al. 2023; recomputation: Chen et al. 2016 threads one caller
+ * sources  GPT-2: Radford et al. 2019; Llama: Touvron et al. 2023; recomputation: Chen et al. 2016
+ * threads  one caller
  */
 #pragma once
 

@@ -14,7 +14,7 @@
 #define PD_NOT_HELD UINT32_MAX
 #define PD_CHUNK_TERMS 5 /* q, k, v; in fp8 heads of k and v may come in two parts */
 
-/* What the operations of one block read again in backward; act dtype unless said otherwise. */
+/* Activations that a block's backward reads again; act dtype unless noted. */
 struct pd_block_activations {
     float *mean1, *rstd1; /* (R) fp32; means only for layer norm */
     void *norm1;          /* (R,C); if ranks share rows, both norms use pd_shared_rows' */

@@ -1,6 +1,6 @@
-/* Parameters out: what this rank holds of a set is packed as its part, an all-gather brings the parts of its group, and they
- * are put where the set is read. What other tensor-parallel ranks hold (norms, key-value heads that are shared) comes from
- * the one that has the same place among their data ranks: it has gathered all of it, too. */
+/* Gathers parameters: packs this rank's held boxes of a set as its part, all-gathers the parts of its group, and copies them
+ * to where the set is read. Data held by other tensor-parallel ranks (norms, shared key-value heads) comes from the one at
+ * the same place among their data ranks, which has gathered all of it too. */
 #include "ckpt/base/trace.h"
 #include "trainer/parallel/zero_internal.h"
 

@@ -56,9 +56,9 @@ struct pd_step_cost {
     /* The same, sent by a host to others. */
     uint64_t parameter_bytes_host, gradient_bytes_host, gradient_bytes_step_host, gradient_bytes_lane_host;
     uint64_t padding_bytes; /* part of parameter_bytes gathered for padding micro-batches, on a rank that has one */
-    double nvme_seconds; /* drives are busy with what offload.* puts there; beside computation, and part of what is exposed
-                           * or of the optimizer where they are slower */
-    double bus_seconds;  /* likewise the bus to a GPU's host, the busier way */
+    double nvme_seconds;    /* drives busy with offload.*; concurrent with compute; counted in exposed or optimizer time if
+                          * slower */
+    double bus_seconds;     /* likewise the bus to a GPU's host, the busier way */
 };
 
 /* With offload.update auto: whether GPUs, streaming the host's state, update it faster than the host, whose memory they

@@ -232,7 +232,7 @@ static int append(const char *run_dir, const char *text, size_t bytes)
     return number;
 }
 
-/* A missing run.dir has its own message. The launcher, which writes first, reports a run.dir that is not a directory. */
+/* A missing run.dir has its own error. If the file is not regular, the launcher, which writes first, has reported it. */
 static void say_once(const char *run_dir, int number)
 {
     static atomic_bool is_said;

@@ -1,12 +1,13 @@
-/* Event files for TensorBoard in <run.dir>/tensorboard, one a start, read in the order of their names.
+/* Event files for TensorBoard in <run.dir>/tensorboard, one per start, read in name order.
  *
  *   record   u64 length, u32 masked crc32c of it, the event, u32 masked crc32c of the event; little-endian
  *   event    protobuf: 1 wall_time (double), 2 step (int64), 3 file_version (string), 5 summary, 7 session_log
  *   summary  repeated 1 value: 1 tag (string), 2 simple_value (float)
- *   session_log  1 status; START at step S tells a reader to forget what it has of S and later steps: they are computed again
+ *   session_log  1 status; START at step S makes readers discard step S and later ones: they are recomputed
  *   source   TensorFlow: tensorflow/core/lib/io/record_writer.h, core/util/event.proto, core/framework/summary.proto
  *
- * A record is one write: what a killed process leaves is whole, but for a cut last record, which readers pass over. */
+ * A record is one write: a killed process leaves whole records, except a cut last one, which readers skip.
+ */
 #include "trainer/run/metrics_sink.h"
 
 #include "ckpt/base/clock.h"

@@ -173,7 +173,7 @@ static void log_other_run(const struct pd_resume_report *report, const char *dir
                     (unsigned long long)step, report->other_run, dir);
 }
 
-/* Another precision begins with the loss scale of its own. */
+/* Another precision starts with its own loss scale. */
 static pd_status compare_configs(const struct pd_engine *e, struct pd_commit *commit, struct change *ret_change,
                                  struct pd_resume_report *report, struct pd_error *err)
 {

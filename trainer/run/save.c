@@ -147,14 +147,14 @@ struct pd_saver {
     struct pd_owner state;
 };
 
-/* ---- where the bytes of a save come from ----
+/* ---- sources of a save's bytes ----
  *
  *   begin    the caller's thread (pd_state_save_begin), right after an update: the state stays until on_copied
  *   wait     the saver's thread (pd_state_save_wait), before ranks meet: for what the shard needs
- *   write    the saver's thread, once for each tier that is tried: this rank's shard, into `store`
+ *   write    the saver's thread, once per tier tried: writes this rank's shard into `store`
  *
  *              state in memory                             state in files
- *   begin      on a GPU the copy to the mirror starts      what is still in memory is written
+ *   begin      on a GPU the copy to the mirror starts      writes what is still in memory
  *   wait       it has arrived                              tables and one sync
  *   write      the boxes are copied                        the file gets one more name
  */

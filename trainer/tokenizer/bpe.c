@@ -1,7 +1,8 @@
-/* Three optimisations, which change no token. 1. A cache of words, one cache line each: key, count, tokens. A collision
- * overwrites. 2. Short words keep the ranks of their pairs in an array that is searched; longer ones use a heap. 3. Text not
- * cut by a pre-tokenizer (SentencePiece's models join whole documents) is cut here, between two characters that no merge
- * joins: merges on both sides never meet, so each side can be encoded alone. */
+/* Three optimisations, which change no token.
+ * 1. A cache of words, one cache line each: key, count, tokens. A collision overwrites.
+ * 2. Short words keep the ranks of their pairs in an array that is searched; longer ones use a heap.
+ * 3. Text not cut by a pre-tokenizer (SentencePiece's models join whole documents) is cut here, between two characters that
+ *    no merge joins: merges on both sides never meet, so each side can be encoded alone. */
 #include "trainer/tokenizer/bpe.h"
 #include "trainer/tokenizer/byte_level.h"
 #include "trainer/tokenizer/unicode.h"

@@ -38,7 +38,7 @@ static void put_token(struct pd_json_writer *w, const struct pd_json_value *toke
     pd_json_object_end(w);
 }
 
-/* "bos_token", and "image_token" of a model of its own. */
+/* "bos_token", and model-specific ones such as "image_token". */
 static bool is_named_token(const char *key)
 {
     const size_t bytes = strlen(key), ending = strlen("_token");

@@ -17,8 +17,8 @@ struct gguf_pre {
     bool nfc, ignore_merges, adds_bos; /* adds_bos: the default */
 };
 
-/* Pre-tokenizers that llama.cpp knows by name (llama-vocab.cpp, llm_tokenizer_bpe): expressions that cut a text one after the
- * other, what none of them matches being a piece too. What is not here needs its tokenizer.json. */
+/* Pre-tokenizers that llama.cpp knows by name (llama-vocab.cpp, llm_tokenizer_bpe): expressions that cut a text one after
+ * another; text that none matches is a piece too. Other models need their tokenizer.json. */
 
 #define GPT2 "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)"
 #define WORDS(digits)                                                                                           \
@@ -79,8 +79,8 @@ static const struct gguf_pre *gguf_pre(const char *name)
 
 /* ---- tokenizer.gguf ---- */
 
-/* GGUF metadata as an import lays it beside a checkpoint (tokenizer.gguf): keys without "tokenizer.", as one JSON object. What
- * is absent is what llama.cpp takes then (llama-vocab.cpp): llama and llama-bpe begin with bos, llama puts a space before. */
+/* GGUF metadata as written by an import beside a checkpoint (tokenizer.gguf): keys without "tokenizer.", as one JSON object.
+ * Defaults are those of llama.cpp (llama-vocab.cpp): llama and llama-bpe begin with bos, llama puts a space before. */
 
 #define MARK "\xe2\x96\x81"
 enum { UNKNOWN = 2, CONTROL = 3, USER = 4, BYTE = 6 }; /* token types */

@@ -13,7 +13,7 @@ struct pd_attention_item {
  * read once. */
 #define PD_ATTENTION_CACHED (24u << 20)
 
-/* Query tiles of a query head; key tiles for a query head; the latter, where the previous tile has its turn first. */
+/* Query tiles of a query head; key tiles of a query head; key tiles that each wait for the previous tile's turn. */
 enum pd_attention_items { PD_ITEMS_OF_QUERIES, PD_ITEMS_OF_KEYS, PD_ITEMS_OF_TURNS };
 
 /* Least number of key tiles of concurrent heads: three per multiprocessor of an H100, so that the long items of the last

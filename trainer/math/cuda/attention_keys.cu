@@ -1,4 +1,4 @@
-/* Causal attention, backward, on tensor cores: dK and dV where the key is, see attention_pair.h. */
+/* Causal attention, backward, on tensor cores: dK and dV per key, see attention_pair.h. */
 #include "trainer/math/cuda/attention_pair.h"
 #include "trainer/math/cuda/attention_sums.h"
 

@@ -1,10 +1,10 @@
-/* Causal attention without tensor cores: any head size up to 256, any dtype, fp32 throughout. Element by element these are
- * the sums of the CPU backend (cpu_attention.c, cpu_attention_backward.c), in the same order and with the same functions, so
- * the bits are its bits; forward goes by the same steps of 64 keys. It is what fp32 runs on, and what the tensor core
- * kernels are held against.
+/* Causal attention without tensor cores: any head size up to 256, any dtype, fp32 throughout. Each element is the same sum
+ * as in the CPU backend (cpu_attention.c, cpu_attention_backward.c), with the same order and functions, so the bits are
+ * equal; forward uses the same steps of 64 keys. fp32 uses these kernels, and tests compare the tensor core kernels with
+ * them.
  *
- * A block of threads has ROWS queries of one head in shared memory as fp32, all operands (rows, D + 1); elements of what
- * it makes are dealt out to threads, each a chain of its own. */
+ * A block has ROWS queries of one head in shared memory as fp32, all operands (rows, D + 1). Each thread computes some of
+ * the output elements, each as one chain. */
 #include "trainer/math/cuda/attention_plain.h"
 
 #include <float.h>

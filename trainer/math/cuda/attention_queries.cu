@@ -1,4 +1,4 @@
-/* Causal attention, backward, on tensor cores: dQ where the query is. See attention_pair.h. */
+/* Causal attention, backward, on tensor cores: dQ per query. See attention_pair.h. */
 #include "trainer/math/cuda/attention_pair.h"
 #include "trainer/math/cuda/attention_rows.h"
 

@@ -229,5 +229,5 @@ PD_DEVICE void pd_wgmma(float (&c)[N][4], const uint32_t (&a)[4], uint64_t b)
 pd_status pd_tensor_map_make(pd_tensor_map *map, const void *data, uint64_t columns, uint64_t ld, uint64_t rows,
                              uint64_t sequences, struct pd_error *err);
 
-/* Of the current device. */
+/* Number of multiprocessors of the current device. */
 pd_status pd_multiprocessors(uint32_t *ret_count, struct pd_error *err);

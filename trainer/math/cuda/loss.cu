@@ -1,10 +1,10 @@
-/* Cross-entropy of rows of logits and its gradient: a block takes a row, in tiles of TILE columns.
+/* Cross-entropy of rows of logits and its gradient: a block handles a row, in tiles of TILE columns.
  *
- * A vocabulary in one chunk is read twice: for the maximum and the sum together, each thread those of its columns, then a tree
- * over threads (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"); and for the gradient. Its sums are
- * the kernel's own. One in several chunks (virtual_tp above 1), of which other ranks may have some, is read three times, with
- * the bits of cpu_loss.c: the sum needs everybody's maximum. All threads make exponentials; sixteen of them, the lanes, add
- * them up in the order of the CPU. */
+ * A vocabulary in one chunk is read twice: for the maximum and the sum together, each thread its columns, then a tree over
+ * threads (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax"); and for the gradient. Its sums are
+ * this kernel's own. A vocabulary in several chunks (virtual_tp above 1), some perhaps on other ranks, is read three times,
+ * with the bits of cpu_loss.c, because the sum needs the maximum of all ranks. All threads compute exponentials; sixteen of
+ * them, the lanes, add them up in the CPU's order. */
 #include "trainer/math/cuda/element.h"
 #include "trainer/math/cuda/functions.h"
 

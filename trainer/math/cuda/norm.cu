@@ -1,12 +1,12 @@
-/* RMS norm and layer norm; formulas in cpu_norm.c. Sixteen threads take a row and are its sixteen lanes, so that sums along
- * rows have the CPU's bits. Gradients of weights are sums over rows, whose order follows from the sizes and is not the CPU's
- * ascending one.
+/* RMS norm and layer norm; formulas in cpu_norm.c. Sixteen threads handle a row and are its sixteen lanes, so that sums
+ * along rows have the CPU's bits. Gradients of weights are sums over rows; their order depends on the sizes and is not the
+ * CPU's ascending one.
  *
- * Backward reads x and dout once: a block takes a band of rows, some of them at a time in shared memory. From there it makes
- * their dx and adds them to the weights' gradients of the band, a chain a column; the bands are added up by `join`. Rows too
- * long for shared memory are read where they are.
+ * Backward reads x and dout once. A block takes a band of rows, some at a time in shared memory. From there it computes
+ * their dx and adds them to the band's weight gradients, one chain per column; `join` adds up the bands. Rows too long for
+ * shared memory are read in place.
  *
- * Heads are rotated between the norm and memory: forward_heads has both halves of a pair in one thread, backward turns dout
+ * Heads are rotated between the norm and memory: in forward_heads a thread has both halves of a pair; backward rotates dout
  * back in shared memory. */
 #include "trainer/math/cuda/element.h"
 #include "trainer/math/cuda/functions.h"
