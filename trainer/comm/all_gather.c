@@ -51,7 +51,7 @@ static void gather_outside(struct walk *w, const struct round *r)
     }
 }
 
-/* The parts of a host that are here already go to the other ranks of this one; theirs come from the ranks of their columns. */
+/* Passes the parts of a host that have arrived to the other ranks here, and receives theirs. */
 static void pass_on(struct walk *w, uint32_t host, const struct round *r)
 {
     const struct pd_hosts *hosts = &w->engine->hosts;

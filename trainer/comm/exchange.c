@@ -15,7 +15,7 @@
 
 #include <sched.h>
 
-#define LOOK_NS UINT64_C(50000000) /* between two looks at the other processes */
+#define LOOK_NS UINT64_C(50000000) /* between two checks of the other processes */
 #define SPINS 64u
 /* Data from other hosts rings no bell: poll at once, then with doubling delays. */
 #define REMOTE_LOOKS 16u
@@ -85,7 +85,7 @@ static void links_set(struct pd_progress *engine, const struct pd_messages *m)
         pd_cursor_add(&link_of(x, &m->sends[i])->send, m->sends, m->send_count, i);
     for (uint32_t i = 0; i < m->recv_count; i++)
         pd_cursor_add(&link_of(x, &m->recvs[i])->recv, m->recvs, m->recv_count, i);
-    /* Each rank begins with another peer, the one after it; without memory, which qsort would take. */
+    /* Each rank begins with the peer after it. Sorts without qsort, which would allocate memory. */
     uint32_t rank = engine->comm.rank;
     uint32_t size = engine->comm.size;
     uint32_t *peers = x->peers;
@@ -206,7 +206,7 @@ pd_status pd_exchange_look(struct pd_progress *engine, struct pd_error *err)
     return PD_OK;
 }
 
-/* idle: looks in vain so far. */
+/* idle: polls so far without progress. */
 static void wait_for_bell(struct pd_progress *engine, uint32_t seen, bool has_remote, uint32_t idle)
 {
     const struct pd_member *me = &engine->segment->members[engine->slot];

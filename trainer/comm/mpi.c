@@ -42,7 +42,7 @@ struct chunk {
 
 struct lane {
     bool is_used;
-    bool has_claim;  /* to be sent, or to come, before all else */
+    bool has_claim;  /* must be sent, or arrive, before all else */
     uint64_t posted; /* chunks posted after it */
     uint32_t peer;
     struct pd_cursor walk; /* what MPI has not been given yet */
@@ -64,7 +64,7 @@ struct remote {
     uint8_t *staging;                 /* two units per lane, in its own pages because they may be pinned */
 };
 
-/* MPI is one to a process. */
+/* One MPI per process. */
 static pthread_mutex_t mpi_lock = PTHREAD_MUTEX_INITIALIZER;
 static MPI_Comm mpi_world = MPI_COMM_NULL;
 static int mpi_tag_max;
@@ -487,7 +487,7 @@ static pd_status world_open(struct place *places, struct pd_member_info *members
         PD_FAIL(err, PD_PEER_LOST, "another rank could not join");
     }
     MPI_Allgather(&mine, sizeof mine, MPI_BYTE, places, sizeof mine, MPI_BYTE, mpi_world);
-    /* A host is called by its first rank. */
+    /* A host is identified by its first rank. */
     const struct place **sorted = calloc(size, sizeof *sorted);
     if (!sorted) PD_FAIL(err, PD_NO_MEMORY, "a job of %u ranks", size);
     for (uint32_t r = 0; r < size; r++)

@@ -66,11 +66,11 @@ uint64_t pd_comm_nccl_bytes(uint32_t size, bool is_link)
 
 /* ---- failure ---- */
 
-/* Results of NCCL's own: 2 a system call, mostly of a connection; 6 a peer. */
+/* NCCL's result codes: 2 is a system call, mostly of a connection; 6 a peer. */
 static pd_status fail_nccl(const struct nccl_comm *c, int code, const char *what, struct pd_error *err)
 {
     const pd_status st = code == 2 || code == 6 ? PD_PEER_LOST : PD_DEVICE_LOST;
-    const char *said = c->family->nccl->GetErrorString(code); /* some of them give the advice themselves */
+    const char *said = c->family->nccl->GetErrorString(code); /* some messages include the advice */
     const bool is_said = st == PD_PEER_LOST || strstr(said, "NCCL_DEBUG");
     pd_error_set(err, st, PD_WHERE, 0, "NCCL, rank %u of %u: %s: %s%s", c->comm.rank, c->comm.size, what, said,
                  is_said ? "" : "; with NCCL_DEBUG=WARN in the environment it says why");
@@ -415,7 +415,7 @@ static pd_status never_copied(void *context, void *dst, const void *src, uint64_
     PD_FAIL(err, PD_BUG, "pieces of NCCL are not copied by the host");
 }
 
-/* A rank of a grid is in ten at most (trainer/parallel/grid.c). */
+/* A rank of a grid is in at most ten (trainer/parallel/grid.c). */
 static const char lane_of_rest[] = "NCCL others";
 
 static const char *next_lane(struct family *f)
@@ -457,7 +457,7 @@ static pd_status take_handle(struct nccl_comm *c, struct pd_error *err)
     return nccl_poll_until_done(c, code, "joining", err);
 }
 
-/* Whether all went well with all, whatever went wrong here. */
+/* Whether all ranks succeeded, even if this one failed. */
 static pd_status join_agreed(struct nccl_comm *c, pd_status st, struct pd_error *err)
 {
     struct pd_error other;

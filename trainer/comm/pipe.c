@@ -92,7 +92,7 @@ static pd_status ring_take(struct ring *ring, struct pd_cursor *target, uint64_t
     return PD_OK;
 }
 
-/* A head is walked like any message of one piece. */
+/* A header is walked like any message of one piece. */
 static struct pd_cursor head_cursor(const struct pd_comm_piece *piece)
 {
     return (struct pd_cursor){.pieces = piece, .count = 1, .left = piece->bytes};

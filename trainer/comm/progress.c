@@ -113,7 +113,7 @@ static uint64_t mailbox_bytes(const struct pd_progress *engine)
 static const char the_operation[] = "an operation";
 const char *const pd_comm_kind_names[] = {"exchange", "reduce-scatter", "all-gather"};
 
-/* Mailboxes of all: a device fills this rank's and empties the others'. */
+/* Pins the mailboxes of all: a device fills this rank's and empties the others'. */
 static void lock_staging(struct pd_progress *engine, const struct pd_comm_memory *memory)
 {
     if (engine->locker.lock) return;
@@ -191,7 +191,7 @@ const struct pd_comm_op *pd_progress_begin_next(struct pd_progress *engine, cons
     return next;
 }
 
-/* Called with the lock, which is open while the operation runs. */
+/* Called with the lock held; releases it while the operation runs. */
 static void execute(struct pd_progress *engine, struct pd_comm_op *op, bool is_own_thread)
 {
     struct pd_error error;
@@ -342,18 +342,18 @@ static void engine_break(struct pd_progress *engine, enum pd_member_state state)
         engine->broken = pd_error_set(&engine->broken_error, PD_PEER_LOST, PD_WHERE, 0, "this rank left the communicator");
     uint32_t blamed = atomic_load(&engine->root->blamed) - 1;
     if (blamed != PD_NOBODY && state == PD_MEMBER_DEAD) state = PD_MEMBER_BROKEN;
-    /* Told before the operation in flight ends, which does not know whom to name. */
+    /* Tell peers before the running operation ends, which does not know whom to blame. */
     if (engine->segment) pd_segment_depart(engine->segment, engine->slot, state, blamed);
     atomic_store(&engine->is_aborted, 1);
     pthread_mutex_unlock(&engine->lock);
 }
 
-/* With the communicators split from it when it is the outermost. */
+/* Includes its splits if it is the outermost communicator. */
 static void family_break(struct pd_progress *engine, enum pd_member_state state)
 {
     engine_break(engine, state);
     if (engine->root != engine) return;
-    pthread_mutex_lock(&engine->lock); /* children leave under it */
+    pthread_mutex_lock(&engine->lock); /* splits leave the list under it */
     for (struct pd_progress *child = engine->child; child; child = child->sibling)
         engine_break(child, state);
     pthread_mutex_unlock(&engine->lock);

@@ -17,7 +17,7 @@
 
 #include <string.h>
 
-/* Few, so that ranks seldom wait for one another, and enough that inside and outside overlap. */
+/* Few, so that ranks seldom wait for each other, but enough to overlap inside and outside. */
 #define CHUNKS 8u
 #define CHUNK_COUNT_MIN (UINT64_C(1) << 14)
 #define CHUNK_COUNT_MAX (UINT64_C(1) << 19)
@@ -31,7 +31,7 @@ struct walk {
     uint64_t chunk;   /* of them; equal on all ranks, as the two below */
     uint32_t hosts;   /* other hosts in a round */
     uint64_t rounds;  /* of a chunk */
-    uint32_t columns; /* parts of another host that are this rank's to add, at most */
+    uint32_t columns; /* most parts of another host that this rank sums */
     uint64_t half;    /* elements in half of the room */
     struct pd_messages messages;
 };
@@ -53,7 +53,7 @@ static struct walk walk_of(struct pd_progress *engine, const struct pd_comm_op *
 {
     const struct pd_hosts *hosts = &engine->hosts;
     const uint32_t others = hosts->count - 1;
-    /* Equal on all ranks: by the host that has the most to do. */
+    /* Equal on all ranks: sized for the busiest host. */
     const uint64_t columns = pd_divide_up(hosts->largest, hosts->smallest);
     const uint64_t half = engine->room_bytes / 2 / sizeof(uint64_t);
     struct walk w = {.engine = engine, .op = op, .count = op->part_bytes / sizeof(uint64_t)};

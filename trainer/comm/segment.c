@@ -61,10 +61,10 @@ static pd_status segment_new(uint8_t *base, const struct pd_segment_shape *shape
 
 static pd_status map_processes(uint64_t bytes, int *ret_descriptor, uint8_t **ret_base, struct pd_error *err)
 {
-    PD_TRY(pd_file_limit_check("memory shared between the ranks of a host", bytes, err)); /* SIGXFSZ would say nothing */
+    PD_TRY(pd_file_limit_check("memory shared between the ranks of a host", bytes, err)); /* SIGXFSZ explains nothing */
     int fd = pd_memory_file("perdure-comm");
     if (fd < 0) PD_FAIL_ERRNO(err, errno, "memory shared between the ranks of this host");
-    /* Allocated now: a page that cannot be had must be an error here and not a SIGBUS in the middle of a step. */
+    /* Allocate now: a missing page must be an error here, not a SIGBUS in the middle of a step. */
     if (ftruncate(fd, (off_t)bytes) || fallocate(fd, 0, 0, (off_t)bytes)) {
         int number = errno;
         close(fd);
@@ -91,7 +91,7 @@ pd_status pd_segment_make(const struct pd_segment_shape *shape, struct pd_segmen
     uint8_t *base = NULL;
     if (shape->is_processes)
         PD_TRY(map_processes(bytes, &descriptor, &base, err));
-    else /* pipes touch their pages one after the other, over hundreds of messages: a run's memory would seem to grow */
+    else /* pipes touch pages one by one over hundreds of messages: memory would seem to grow */
         base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     if (base == MAP_FAILED) PD_FAIL_ERRNO(err, errno, "mapping %llu bytes for communication", (unsigned long long)bytes);
     struct pd_segment *segment = NULL;

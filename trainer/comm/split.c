@@ -31,8 +31,8 @@ static void plan_make(const struct pd_progress *parent, const struct split_reque
     }
 }
 
-/* Makes it or finds the one that the leader has made. All of the parent take part, whatever went wrong here; *ret_peers: how
- * that went. */
+/* Creates the segment, or attaches to the leader's. All ranks of the parent take part, even after an error; *ret_peers: the
+ * common result. */
 static pd_status segment_share(struct pd_progress *parent, const struct split_plan *plan, struct pd_segment_ticket *tickets,
                                struct pd_segment **ret_segment, pd_status *ret_peers, struct pd_error *err)
 {

@@ -340,7 +340,7 @@ static pd_status check_optimizer(const struct pd_config *c, struct pd_error *err
         PD_FAIL(err, PD_INVALID,
                 "optimizer.min_lr %g is above optimizer.lr %g; the cosine goes down from lr to min_lr; lower min_lr",
                 c->optimizer.min_lr, c->optimizer.lr);
-    /* A run that ends within its warm-up never falls. */
+    /* A run that ends during its warm-up never decays. */
     const uint64_t warmup = c->optimizer.warmup_steps, decay = c->optimizer.decay_steps;
     if (warmup < decay || warmup >= c->run.steps || c->optimizer.min_lr == c->optimizer.lr) return PD_OK;
     PD_FAIL(err, PD_INVALID,
@@ -418,7 +418,7 @@ static pd_status check_restarts(const struct pd_config *c, struct pd_error *err)
     return PD_OK;
 }
 
-/* The checkpoint that a run goes back to is not pruned before. */
+/* Pruning must keep the checkpoint that a rollback needs. */
 static pd_status check_guard(const struct pd_config *c, struct pd_error *err)
 {
     struct pd_tier_options tiers[PD_TIERS_MAX];
@@ -496,7 +496,7 @@ pd_status pd_config_check(const struct pd_config *c, struct pd_error *err)
 {
     PD_TRY(pd_model_config_check(&c->model, err));
     if (!c->init.from[0]) PD_TRY(pd_config_check_model(c, err)); /* else once the model is read */
-    /* No string of a configuration is anything else that begins so. */
+    /* No other string in a configuration begins like this. */
     char key[64];
     for (uint32_t i = 0; i < pd_key_count; i++) {
         const char *text = *(char *const *)((const char *)c + pd_keys[i].offset);

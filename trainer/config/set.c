@@ -21,7 +21,7 @@
 #define PROMETHEUS \
     "no longer exists; let Prometheus read metrics.prometheus_listen, or save it: curl HOST:PORT/metrics > DIR/run.prom"
 
-/* A row stays for as long as checkpoints with its name may exist. */
+/* Keep a row as long as checkpoints with its name may exist. */
 static const struct pd_renamed rows[] = {
     {"restart.peer_timeout", NULL, "restart.begin_seconds", NULL, true},
     {"batch.leaf", NULL, "batch.micro_batch", NULL, false},
@@ -129,8 +129,7 @@ static pd_status replace_string(char **target, const char *text, struct pd_error
     for (const char *at = text; *at;)
         if (pd_utf8_next(&at) == UINT32_MAX)
             PD_FAIL(err, PD_INVALID, "byte %td is not UTF-8, which a YAML text must be; rename the file", at - text);
-    const char *home =
-        text[0] == '~' && (!text[1] || text[1] == '/') ? getenv("HOME") : NULL; /* no shell has looked at it */
+    const char *home = text[0] == '~' && (!text[1] || text[1] == '/') ? getenv("HOME") : NULL; /* no shell has expanded it */
     char *copy = NULL;
     if (asprintf(&copy, "%s%s", home ? home : "", home ? text + 1 : text) < 0)
         PD_FAIL(err, PD_NO_MEMORY, "no memory for a string of the configuration");
@@ -154,7 +153,7 @@ static pd_status set_word(int *target, const char *const *words, const char *tex
     PD_FAIL(err, PD_INVALID, "expected %s, found \"%s\"%s", list, text, hint ? hint : "");
 }
 
-/* Formats of eight bits are not activations' anywhere. */
+/* 8-bit formats are never a type of activations. */
 static const char *word_hint(const struct pd_key *key, const char *text)
 {
     const bool is_fp8 = !strcmp(key->name, "numerics.precision") && !strncmp(text, "fp8", 3);
@@ -284,7 +283,7 @@ void pd_key_clear_list(struct pd_config *config, const struct pd_key *key)
     *count = 0;
 }
 
-/* Element `index` of a list, which is there already or the next. */
+/* Element `index` of a list: an existing one, or the next. */
 static pd_status reach(struct pd_config *config, const struct pd_key *key, uint64_t index, void **ret_item,
                        struct pd_error *err)
 {

@@ -6,9 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { NAME_BYTES = 64, MISSPELT_MIN = 5 /* letters: shorter words are near too much */ };
+enum { NAME_BYTES = 64, MISSPELT_MIN = 5 /* letters: shorter words have too many neighbours */ };
 
-/* Sections and keys as other trainers call them: words.txt. */
+/* Other trainers' names of sections and keys: words.txt. */
 static const struct alias {
     const char *words, *section;
 } aliases[] = {
@@ -31,7 +31,7 @@ static const struct meant {
 #include "trainer/config/words.inc"
 };
 
-/* "Warmup-Steps", "warmup_steps" and "warmupSteps" are the same: without marks, in small letters. */
+/* "Warmup-Steps", "warmup_steps" and "warmupSteps" are equal: no separators, lower case. */
 struct plain {
     char text[NAME_BYTES];
 };
@@ -61,7 +61,7 @@ static struct plain section_of(const char *path)
     return plain_of(path, (size_t)(last_part(path) - path));
 }
 
-/* The words of a row, one after the other; NULL: that was the last. */
+/* The words of a row, one by one; NULL: no more. */
 static const char *next_word(const char *words, struct plain *ret_word)
 {
     words += strspn(words, " ");
@@ -77,7 +77,7 @@ static bool has_word(const char *words, const char *name)
     return false;
 }
 
-/* By spelling, or as others call it. */
+/* By spelling, or by other trainers' names. */
 static struct plain find_section(struct plain name)
 {
     struct plain nearest = name;
@@ -91,13 +91,13 @@ static struct plain find_section(struct plain name)
     return nearest;
 }
 
-/* Edits from one to the other; UINT32_MAX: it is not near. */
+/* Edits from one to the other; UINT32_MAX: too far. */
 static uint32_t edits(const char *name, const char *given)
 {
     return pd_is_near(name, given) || !strcmp(name, given) ? pd_edit_distance(name, given) : UINT32_MAX;
 }
 
-/* The nearest key, one of the section before others, unless several others are as near. */
+/* The nearest key, preferably in the section, unless several are equally near. */
 static const struct pd_key *find_near_key(const char *section, const char *last)
 {
     const struct pd_key *found = NULL;

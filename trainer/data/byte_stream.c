@@ -102,7 +102,7 @@ static size_t count_zeros(const unsigned char *head, size_t bytes)
 static struct pd_input_kind input_kind_of(const char *path, const unsigned char *head, size_t bytes)
 {
     const size_t length = bare_length(path);
-    /* First: tokens may begin like anything. */
+    /* First, because tokens may begin like anything. */
     if (is_tokens(path, head, bytes)) return (struct pd_input_kind){PD_INPUT_TOKENS, "a token file"};
     for (size_t i = 0; i < sizeof signatures / sizeof signatures[0]; i++) {
         const struct signature *s = &signatures[i];

@@ -173,7 +173,7 @@ static pd_status check_length(const struct pd_data *data, const struct member *m
             member->file.path, pd_counted(tokens, "token").text, what, data->context + 1, data->context);
 }
 
-/* The tail of a train file that is kept for validation; none when it would not hold a sample. */
+/* The tail of a train file reserved for validation; none if it would not hold a sample. */
 static uint64_t tail_tokens(const struct pd_data *data, const struct pd_data_options *options, uint64_t tokens)
 {
     if (options->validation_count) return 0;

@@ -1,8 +1,7 @@
-/* Megatron's .idx beside a .bin (format: ../../README of NVIDIA/Megatron-LM, indexed_dataset): little-endian, nothing
- * aligned.
+/* Megatron's .idx beside a .bin (format: ../../README of NVIDIA/Megatron-LM, indexed_dataset): little-endian, unaligned.
  *
  *   "MMIDIDX\0\0", u64 version 1, u8 type, u64 S, u64 D, i32[S] lengths in tokens, i64[S] byte offsets, i64[D] first
- * sequence of each document and S, optional i8[S] modes */
+ *   sequence of each document and S, optional i8[S] modes */
 #pragma once
 
 #include "trainer/data/token_file.h"

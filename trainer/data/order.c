@@ -55,7 +55,7 @@ static void shares_from_weights(struct pd_blend *blend, const double *weights, u
         blend->share[s] = share ? share : 1;
         given += blend->share[s];
     }
-    while (given != PD_BLEND_CYCLE) { /* one more to whom most is missing, or one less from whom has most too many */
+    while (given != PD_BLEND_CYCLE) { /* one more for the source most below its share, or one less for the most above */
         bool more = given < PD_BLEND_CYCLE;
         uint32_t chosen = UINT32_MAX;
         double best = 0;

@@ -177,7 +177,7 @@ static pd_status inspect_file(int64_t document_token, struct pd_data_inspection 
     x->first_count = x->file.token_count < PD_INSPECT_FIRST ? (uint32_t)x->file.token_count : PD_INSPECT_FIRST;
     PD_TRY(pd_token_file_read(&x->file, 0, x->first_count, x->first, err));
     if (x->scan.min < 0 || x->scan.max >= (int64_t)COUNTED_TOKENS) return PD_OK;
-    uint64_t *counts = calloc(COUNTED_TOKENS, sizeof *counts); /* pages that are not counted in are never touched */
+    uint64_t *counts = calloc(COUNTED_TOKENS, sizeof *counts); /* untouched pages of it are never allocated */
     if (!counts) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory to count tokens", x->file.path);
     pd_status status = count_tokens(&x->file, counts, err);
     for (int64_t token = x->scan.min; !status && token <= x->scan.max; token++) {

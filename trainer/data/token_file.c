@@ -23,7 +23,7 @@
 /* ---- cached scan results ---- */
 
 #define RECORDS_MAX 65536u
-#define SETTLED_NS UINT64_C(1000000000) /* a file that changed less long ago may change again within one tick of its times */
+#define SETTLED_NS UINT64_C(1000000000) /* a file changed more recently may change again within one tick of its timestamps */
 
 struct record {
     uint64_t key[14];
@@ -102,7 +102,7 @@ static const struct record *find(const struct pd_scan_cache *cache, const uint64
     return NULL;
 }
 
-/* Tokens outside of the vocabulary are looked for again, for the error that names the first. */
+/* Searches again for tokens outside the vocabulary, to name the first in the error. */
 static bool serves(const struct record *record, uint32_t vocab)
 {
     return record && (!vocab || (record->scan.min >= 0 && record->scan.max < (int64_t)vocab));

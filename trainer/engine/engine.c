@@ -6,8 +6,8 @@
 
 #include <stdlib.h>
 
-/* Staging for saves and loads: enough for the disk's depth, and no more than a small model needs. From the layout alone,
- * since a load goes in rounds of windows that are equal on all ranks, and ranks may own very different shares. */
+/* Staging for saves and loads: enough for the disk's depth, but no more than a small model needs. Depends on the layout
+ * only: a load runs in rounds of windows that are equal on all ranks, while ranks may own very different shares. */
 #define STAGING_BYTES_MIN (4ull << 20)
 #define STAGING_BYTES_MAX (64ull << 20)
 
@@ -188,7 +188,7 @@ static pd_status build_math(struct pd_engine *e, struct pd_arena *arena, struct 
     return pd_math_cuda_new(&options, arena, &e->math, err);
 }
 
-/* Sums that leave a GPU for the host, of which the configuration alone does not tell. */
+/* Checks sums that leave a GPU for the host, which the configuration alone does not show. */
 static pd_status check_order(const struct pd_engine *e, struct pd_error *err)
 {
     if (!pd_leaves_device(&e->options, e->options.config->offload.gradients) || e->is_breadth_first) return PD_OK;
@@ -241,8 +241,8 @@ static void take_count(struct pd_engine *e, struct pd_arena *arena)
     if (e->options.is_gpu) c->host_copy = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, sizeof *c->sum);
 }
 
-/* Memory that communicators take outside of the arena: of the step, of background saves, of tiers filled from others, of
- * copies on other hosts. */
+/* Memory of communicators outside the arena: for the step, background saves, tiers filled from others, copies on other
+ * hosts. */
 static void note_communicators(struct pd_engine *e, struct pd_arena *arena)
 {
     const struct pd_config *c = e->options.config;

@@ -32,7 +32,7 @@ uint64_t pd_optimizer_norm_rows(const struct pd_engine *e)
     return e->options.is_gpu ? 1u << 20 : 4096;
 }
 
-/* Squares of `rows` rows are made and not yet in the sum. */
+/* Adds the squares of `rows` rows, already computed, to the sum. */
 static pd_status add_rows(struct pd_engine *e, uint64_t *rows, struct pd_error *err)
 {
     const uint64_t count = *rows;
@@ -119,7 +119,7 @@ static double loss_scale_of(const struct pd_engine *e)
     return pd_zero_held(e->zero)->makes_terms ? 1 : e->loss_scale;
 }
 
-/* Sums of blocks in files were counted when they were complete. */
+/* Sums of blocks in files were counted when complete. */
 pd_status pd_optimizer_norm(struct pd_engine *e, uint64_t tokens, double *ret_norm, struct pd_found *ret_found,
                             struct pd_error *err)
 {
@@ -138,8 +138,8 @@ pd_status pd_optimizer_norm(struct pd_engine *e, uint64_t tokens, double *ret_no
     return PD_OK;
 }
 
-/* Factor on every summed gradient: mean over tokens, and clip to the configured norm. The loss scale, a power of two, goes
- * out as exactly as it came in. */
+/* Factor for every summed gradient: mean over tokens, and clip to the configured norm. Dividing by the loss scale, a power
+ * of two, is exact. */
 static double scale_of(const struct pd_engine *e, uint64_t tokens, double norm)
 {
     const struct pd_config *c = e->options.config;

@@ -7,10 +7,10 @@
  *   saves         the state for a checkpoint
  *   gathers       copies of the parameter communicator, if it cannot reach device memory; exchanges: of the others
  *
- * A stream except compute is created on first use, so no stream waits behind unrelated work. Events order the streams.
+ * Each stream except compute is created on first use, so no stream waits for unrelated work. Events order the streams.
  *
- *   threads  the rank's thread opens, enters and closes the device and requests streams; each stream belongs to the user its
- *            line names
+ *   threads  the rank's thread opens, enters and closes the device and requests streams; each stream belongs to the user
+ *            named above
  */
 #pragma once
 

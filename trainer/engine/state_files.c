@@ -17,8 +17,8 @@
 #include <string.h>
 
 struct in_files {
-    /* (ring_bytes) the store's ring, and the windows of a load. Init, load and updates have it in turn, all from the
-     * rank's thread: an update from begin until end. */
+    /* (ring_bytes) the store's ring, and windows of a load. Used by init, load and updates in turn, all on the rank's
+     * thread; an update from begin until end. */
     void *ring;
     uint64_t ring_bytes;
     struct pd_owner ring_owner;
@@ -492,7 +492,7 @@ static void *box(struct pd_state *s, enum pd_kind kind, const struct pd_zero_box
     return NULL;
 }
 
-/* A step that was skipped has the state of the one before under its own identity. */
+/* A skipped step keeps the previous state under its own identity. */
 static pd_status complete(struct pd_state *s, const struct pd_identity *identity, struct pd_error *err)
 {
     struct pd_optimizer_store *store = own(s)->store;

@@ -12,8 +12,8 @@
 
 #define WINDOWS 3u
 
-/* Memory of the device. The stream of copies in has it from the first copy until is_in, compute until is_updated, the stream
- * of copies out until is_out, and copies in again: each waits for the event of the one before, on the device. */
+/* Device memory. Owners in turn: the stream of copies in, from the first copy until is_in; compute until is_updated; the
+ * stream of copies out until is_out. On the device each waits for the event of the one before. */
 struct window {
     void *state[PD_KIND_COUNT]; /* (elements) each */
     struct pd_event *is_in, *is_updated, *is_out;

@@ -19,13 +19,13 @@ struct step {
     const struct pd_schedule *schedule;
     enum pd_split split;
     bool learns;         /* false: forward only */
-    bool compares;       /* gradients of one micro-batch are made for comparing, and added to nothing */
+    bool compares;       /* computes gradients of one micro-batch only to compare them */
     uint32_t compared;   /* that one */
     uint32_t first_slot; /* of this pass, if a validation needs several */
     uint64_t first_sample;
-    uint32_t coarser; /* than usual is the quantum of terms, by 2^16 each */
+    uint32_t coarser; /* factors of 2^16 by which the quantum of terms is larger than usual */
     struct pd_lanes lanes;
-    uint64_t sequences;               /* that count, of all ranks */
+    uint64_t sequences;               /* to be counted, of all ranks */
     const struct pd_set_order *order; /* in which it reads parameters */
     uint32_t next;                    /* position in it */
     bool has_losses;                  /* in the sum: the head is here */
@@ -35,7 +35,7 @@ struct step {
 
 const char *const pd_step_stage_names[PD_STEP_STAGES] = {"forward", "backward", "sums", "update"};
 
-/* The time since *since_ns is the stage's; the next one begins now. */
+/* Adds the time since *since_ns to the stage, and starts the next one. */
 static void end_stage(struct step *s, enum pd_step_stage stage, uint64_t *since_ns)
 {
     const uint64_t now_ns = pd_clock_monotonic_ns(NULL);
@@ -113,7 +113,7 @@ static pd_status begin_loss(struct pd_engine *e, struct pd_error *err)
     return l->sum == l->host_copy ? PD_OK : pd_math_copy(e->math, l->sum, l->host_copy, sizeof *l->sum, err);
 }
 
-/* Token losses into the exact sum; all tensor-parallel ranks have them, the first counts them. The host does not wait. */
+/* Adds the token losses to the exact sum: only on the first tp rank, as all have the same. The host does not wait. */
 static pd_status account(struct step *s, uint32_t slot, struct pd_error *err)
 {
     const int32_t *targets = pd_transformer_input(s->e->transformer, slot)->targets;
@@ -354,7 +354,7 @@ static pd_status backward(struct step *s, const struct pd_action *a, bool paddin
 
 /* ---- the schedule ---- */
 
-/* All ranks leave together or none does, and so do they save. */
+/* All ranks leave together or not at all; likewise for saves. */
 static pd_status check_wishes(const struct step *s, struct pd_error *err)
 {
     enum { LEAVE = 1, SAVE = 2 };
@@ -382,7 +382,7 @@ static pd_status begin_transfers(struct step *s, struct pd_error *err)
     return pd_pipeline_begin(s->e->own->pipeline, streams, gradients, err);
 }
 
-/* With one stage all ranks come to every slot together; stages meet at the beginning only. */
+/* With one stage all ranks reach every slot together; stages meet only at the beginning. */
 static pd_status run_schedule(struct step *s, struct pd_error *err)
 {
     const bool is_one_stage = s->e->grid.layout.pp == 1;
@@ -421,7 +421,7 @@ static pd_status reduce_loss(struct step *s, double *ret_mean, struct pd_error *
     return PD_OK;
 }
 
-/* Finite gradients that terms cannot hold: the sums mean nothing, and the step is computed again with a coarser quantum. */
+/* Finite gradients that terms cannot hold: the sums are meaningless, so the step is recomputed with a coarser quantum. */
 static bool needs_coarser(const struct pd_step_result *result, const struct pd_found *found)
 {
     return found->out_of_range < UINT32_MAX && found->not_finite == UINT32_MAX && isfinite(result->loss);
@@ -523,7 +523,7 @@ static pd_status judge_damage(const struct step *s, const struct pd_found *befor
     return PD_OK;
 }
 
-/* The range of a mean gradient grows with the quantum. A run whose gradients stay large is warned less and less often. */
+/* The range of a mean gradient grows with the quantum. If gradients stay large, warnings become rarer. */
 static void log_coarser(const struct step *s, const struct pd_found *found)
 {
     struct pd_engine *e = s->e;
@@ -591,7 +591,7 @@ pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t up
     return PD_OK;
 }
 
-/* A schedule that is not the step's: made for it, and gone with it. */
+/* Runs a schedule other than the step's, built only for this. */
 static pd_status run_apart(struct step *s, const struct pd_schedule_options *options, struct pd_error *err)
 {
     struct pd_schedule schedule;
@@ -607,7 +607,7 @@ static pd_status run_apart(struct step *s, const struct pd_schedule_options *opt
     return st;
 }
 
-/* A schedule of one micro-batch, every data group with its own; all join the gathers of all. */
+/* A schedule of one micro-batch, one per data group; all ranks join all gathers. */
 pd_status pd_step_compare(struct pd_engine *e, uint64_t first_sample, uint32_t micro_batch, struct pd_error *err)
 {
     const uint32_t pp = e->grid.layout.pp;

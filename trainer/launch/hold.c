@@ -2,7 +2,7 @@
 
 #include <stddef.h>
 
-/* By nohup, or by a shell that puts a job into the background. A blocked signal would be kept although it is ignored. */
+/* By nohup, or by a shell for background jobs. A blocked signal stays pending even if it is ignored. */
 static bool is_ignored(int number)
 {
     struct sigaction now;

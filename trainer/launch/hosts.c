@@ -223,7 +223,7 @@ static void tell(int results, const struct pd_launch_host_seen *hosts, uint32_t 
     (void)!write(results, &f, sizeof f);
 }
 
-/* A file that is no program is read; everything else is a command. */
+/* A file that is not executable is read; everything else is a command. */
 static bool is_list(const char *source)
 {
     struct stat found;
@@ -250,8 +250,8 @@ static char *source_read(const char *source, int results)
     return text;
 }
 
-/* Whether this program is there too, which only a host that answers can say, which machine that is, and whether `links`,
- * addresses with spaces before them, answer it. */
+/* The question: is this program there too (only a host that answers can say), which machine is it, and do `links`
+ * (addresses, each after a space) answer it? */
 static void set_question(const struct question *q, const char *links, char *ret_text, size_t bytes)
 {
     char self[4096];
@@ -289,7 +289,7 @@ struct asked {
     char said[SAID_BYTES]; /* the last of it */
 };
 
-/* A host that prints much must not wait for its reader. */
+/* A host with much output must not wait for its reader. */
 static void hear(struct asked *a)
 {
     const size_t keep = SAID_BYTES / 2;
@@ -312,7 +312,7 @@ static void take_machine(struct asked *a, char ret_machine[PD_LAUNCH_MACHINE_BYT
     if (found) (void)sscanf(found + strlen(MACHINE), "%127s", ret_machine);
 }
 
-/* `AGENT NAME test ...`, with its words in `output`. ssh must not ask for a password, nor wait for longer than we do. */
+/* `AGENT NAME test ...`, with its words in `output`. ssh must neither ask for a password nor wait longer than we do. */
 static pid_t ask(const struct question *q, const char *name, const char *links, int input, int output)
 {
     static char question[QUESTION_BYTES];
@@ -402,7 +402,7 @@ struct links {
     uint32_t count;
 };
 
-/* A packet filter that drops all probes is no sign of anything. */
+/* A packet filter that drops all probes proves nothing. */
 static bool answers_somebody(const struct links *l, uint32_t to)
 {
     for (uint32_t i = 0; i < l->count; i++)
@@ -607,7 +607,7 @@ pd_status pd_launch_look_begin(const char *source, const char *agent, uint32_t s
         sigset_t none;
         sigemptyset(&none);
         sigprocmask(SIG_SETMASK, &none, NULL);
-        setpgid(0, 0); /* an interrupt at the terminal is the launcher's */
+        setpgid(0, 0); /* the launcher handles an interrupt from the terminal */
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (getppid() == launcher) look(source, &q, slots, results[1]);
         _exit(1);
@@ -660,7 +660,7 @@ void pd_launch_look_cancel(struct pd_launch_look *l)
         .results = -1, .slowest_ms = l->slowest_ms, .secret = l->secret, .secret_dir = l->secret_dir};
 }
 
-/* The first name of a machine has its ranks. */
+/* The first name of a machine gets its ranks. */
 static void find_same(struct pd_launch_host_seen *hosts, uint32_t count, struct hsearch_data *machines)
 {
     for (uint32_t i = 0; i < count; i++) {

@@ -215,7 +215,7 @@ static void lost_tell(struct job *job, uint32_t rank)
     job->is_loss_told = true;
 }
 
-/* The kernel of another host ends the connection of a process when that process ends, before its starter can end others. */
+/* When a process ends, the kernel of its host closes the connection, before its starter can kill others. */
 static void connection_ends(void *context, uint32_t rank)
 {
     struct job *job = context;
@@ -316,7 +316,7 @@ static void run_dir_end(struct job *job)
     if (job->run_dir.is_running) pthread_join(job->run_dir.thread, NULL);
 }
 
-/* Ranks read the secret and the configuration there before they are heard of. */
+/* Ranks read the secret and the configuration there before they report. */
 static void run_dir_wait(struct job *job)
 {
     const uint64_t now = pd_clock_monotonic_ns(NULL), asked = atomic_load(&job->run_dir.asked_ns);
@@ -396,7 +396,7 @@ static void *signals_main(void *context)
     return NULL;
 }
 
-/* Meanwhile the main thread hears SIGCHLD alone. Without the thread it hears all of them, as between two starts. */
+/* Meanwhile the main thread handles only SIGCHLD. Without the thread it handles all of them, as between starts. */
 static void signals_begin(struct job *job)
 {
     sigset_t mask;
@@ -500,7 +500,7 @@ static void grace_look(struct job *job)
     job_kill(job);
 }
 
-/* PERDURE_GRACE_S is the batch system's, not the run's: it is no key of the configuration. */
+/* PERDURE_GRACE_S belongs to the batch system, not to the run, so it is not a configuration key. */
 static pd_status read_grace(double *ret_seconds, struct pd_error *err)
 {
     const char *given = getenv(PD_LAUNCH_ENV_GRACE), *text = given ? given : PD_LAUNCH_GRACE_SECONDS;
@@ -510,7 +510,7 @@ static pd_status read_grace(double *ret_seconds, struct pd_error *err)
             text);
 }
 
-/* A relay sends heartbeats of processes that live: of one that seemed to have ended a while ago the connection alone was cut. */
+/* A relay sends heartbeats only for live processes: if one seemed to have ended, only its connection was lost. */
 static void heartbeat_hear(void *context, uint32_t rank, const struct pd_remote_heartbeat *beat)
 {
     struct job *job = context;
@@ -519,7 +519,7 @@ static void heartbeat_hear(void *context, uint32_t rank, const struct pd_remote_
     pd_launch_watch_hear(job->watch, rank, beat, HEARTBEAT_NS, now);
 }
 
-/* A rank that holds up the others is ended, and the start with it. */
+/* Kills a rank that holds up the others, and with it the start. */
 static void hang_look(struct job *job)
 {
     struct pd_launch_hang hang;
@@ -528,7 +528,7 @@ static void hang_look(struct job *job)
     job->watched_ns = now;
     stopped_discover(job);
     if (!pd_launch_watch_look(job->watch, now, &hang)) return;
-    /* Once run.dir answers again, ranks have as long as ever to go on. */
+    /* Once run.dir answers again, ranks get the full time again. */
     const bool is_run_dir_stuck =
         job->stuck_last_ns && (double)(now - job->stuck_last_ns) < job->end.start->hang_seconds * 1e9;
     if (hang.is_storage || is_run_dir_stuck) {

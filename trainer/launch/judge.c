@@ -60,7 +60,7 @@ static bool is_without_a_word(const struct facts *f, uint32_t rank)
     return p->is_gone && !p->was_ended && !said(f, rank);
 }
 
-/* The first rank that ended without a word; count: none did. */
+/* The first rank that ended without a report; count: none. */
 static uint32_t first_lost(const struct facts *f)
 {
     const struct pd_launch_end *end = f->end;
@@ -71,7 +71,7 @@ static uint32_t first_lost(const struct facts *f)
     return first;
 }
 
-/* Ranks that ended without a word about when the first of them did; the starter ended later ones. */
+/* Ranks that ended without a report about when the first did; the starter killed later ones. */
 static void count_lost(const struct facts *f)
 {
     const struct pd_launch_end *end = f->end;
@@ -151,7 +151,7 @@ static bool needs_hosts(struct facts *f)
     return find_ended(f, is_away);
 }
 
-/* By a limit of the address space that the ranks inherit: they would run out again. */
+/* The ranks inherit a limit of the address space: they would exceed it again. */
 static bool is_memory_limited(void)
 {
     struct rlimit space;
@@ -195,13 +195,13 @@ static bool is_left_late(struct facts *f)
 
 static bool is_begin_overdue(struct facts *f)
 {
-    if (f->end->is_begin_overdue) f->verdict->was_cut_off = false; /* by this launcher alone */
+    if (f->end->is_begin_overdue) f->verdict->was_cut_off = false; /* only by this launcher */
     return f->verdict->is_overdue = f->end->is_begin_overdue;
 }
 
 static bool is_join_overdue(struct facts *f)
 {
-    if (f->end->is_join_overdue) f->verdict->was_cut_off = false; /* by this launcher alone */
+    if (f->end->is_join_overdue) f->verdict->was_cut_off = false; /* only by this launcher */
     return f->verdict->may_be_network = f->end->is_join_overdue;
 }
 
@@ -290,13 +290,13 @@ static bool is_peer_missed(struct facts *f)
     return f->verdict->lost;
 }
 
-/* A rank was stopped for a while, a link cut: everybody may be well. */
+/* A rank was stopped for a while, or a link was cut: all may be well again. */
 static bool has_silent_peer(struct facts *f)
 {
     return find_ended(f, is_peer_lost);
 }
 
-/* The kernel's choice: another start would be killed as this one was. Ranks of other hosts have limits of their own. */
+/* The kernel's choice: the next start would be killed too. Ranks on other hosts have other limits. */
 static bool is_out_of_memory(struct facts *f)
 {
     const struct pd_launch_verdict *v = f->verdict;
@@ -353,7 +353,7 @@ enum { SAID = -1 };
 enum blame { NOBODY, RANKS };
 static const struct row {
     bool (*holds)(struct facts *);
-    int status; /* SAID: that of the rank */
+    int status; /* SAID: the rank's own */
     enum blame blame;
     enum pd_launch_next next;
     const char *sentence;
@@ -388,7 +388,7 @@ static const struct row {
 
 /* ---- sentences ---- */
 
-/* Ranks that agreed upon a failure, and threads of one process, have put the rank in front themselves. */
+/* Ranks that agreed on a failure, and threads of one process, have put the rank in front already. */
 static void add_said(const struct facts *f, FILE *out)
 {
     if (is_mpi(f) && !pd_error_names_rank(f->ended->message)) fprintf(out, "rank %u: ", f->rank);

@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #define MODULE "launch"
-#define PAUSE_MS 200 /* before the second restart that brings nothing; doubled with every one */
+#define PAUSE_MS 200 /* before the second restart without progress; doubled for each further one */
 #define PAUSE_MS_MAX 5000
 
 struct launch_state {
@@ -437,7 +437,7 @@ static pd_status signals_block(struct launch_state *state, sigset_t *ret_before,
     return PD_OK;
 }
 
-/* Signals that came too late to matter must not end the process when they are let in again. */
+/* Signals that arrived too late to matter must not kill the process once unblocked. */
 static void signals_restore(struct launch_state *state, const sigset_t *before)
 {
     pd_launch_requests_poll(&state->requests, 0);
@@ -445,7 +445,7 @@ static void signals_restore(struct launch_state *state, const sigset_t *before)
     sigprocmask(SIG_SETMASK, before, NULL);
 }
 
-/* A list of hosts means ranks that are processes, of whichever number. */
+/* A list of hosts requires ranks as processes, whatever their number. */
 static pd_status choose_starter(struct launch_state *state, struct pd_error *err)
 {
     enum pd_transport transport = state->launch->transport;

@@ -176,7 +176,7 @@ static pd_status host_bytes(struct pd_launch_chooser *c, const struct pd_config 
     return PD_OK;
 }
 
-/* The most ranks below `ranks` that fit on one host; 0: none do. More ranks of a host make its sum larger, not smaller. */
+/* The most ranks below `ranks` that fit on one host; 0: none. More ranks on a host need more memory in total. */
 static uint32_t fewer_that_fit(struct pd_launch_chooser *c, const struct pd_config *config, uint32_t ranks, double most)
 {
     const struct pd_degrees any = {0};
@@ -191,7 +191,7 @@ static uint32_t fewer_that_fit(struct pd_launch_chooser *c, const struct pd_conf
     return 0;
 }
 
-/* Ranks that together take more than there can ever be would be killed by the kernel, start after start. GPUs see to theirs. */
+/* If ranks together need more memory than exists, the kernel would kill every start. GPUs check their own. */
 static pd_status check_memory(struct pd_launch_chooser *c, const struct pd_laid_out *laid_out, struct pd_error *err)
 {
     const uint32_t ranks = pd_layout_world(&laid_out->layout), here = pd_launch_ranks_of_a_host(c->config, ranks);

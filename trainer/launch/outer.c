@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #define MODULE "launch"
-#define LEVELS_MAX 256 /* of parents; more would be a circle of process numbers that were used again */
+#define LEVELS_MAX 256 /* parents; more would be a cycle of reused process numbers */
 
 extern char **environ;
 
@@ -27,7 +27,7 @@ static const struct outer {
     {"WORLD_SIZE", " torchrun accelerate deepspeed "},
 };
 
-/* A shell that `srun --pty` starts is one of several tasks, too, and the only one that a user types into. */
+/* A shell started by `srun --pty` may be one of several tasks, but the only one with the user's terminal. */
 static uint64_t outer_size(const struct outer *outer)
 {
     uint64_t size;
@@ -51,7 +51,7 @@ static bool runs_module(int process)
     return false;
 }
 
-/* The nearest process above this one that has one of the names (each between spaces); 0: none has. */
+/* The nearest ancestor with one of these names (separated by spaces); 0: none. */
 static int outer_find(const char *names, char ret_name[32])
 {
     char name[32], between[40];

@@ -109,7 +109,7 @@ static bool has_other(const struct pd_launch_placement *p)
     return !away[0] || pd_launch_account_has_other(&p->account, pd_clock_monotonic_ns(NULL));
 }
 
-/* Says why, and waits until it is enough. A list that cannot be had now may be had later. */
+/* Logs why, and waits until is_enough. A list that cannot be read now may be readable later. */
 static pd_status wait_for_hosts(struct pd_launch_placement *p, bool (*is_enough)(const struct pd_launch_placement *),
                                 const char *why, struct pd_launch_requests *requests, struct pd_error *err)
 {
@@ -204,7 +204,7 @@ static bool is_in_doubt(struct pd_launch_placement *p)
     return is_any;
 }
 
-/* A host that answers the agent, and not the probes, has a packet filter by now. */
+/* A host that answers the agent but not probes has a new packet filter. */
 static bool is_silent(struct pd_launch_reach_host *h, const struct pd_launch_host_seen *seen, uint32_t count)
 {
     if (!h->is_silent || h->is_ignored) return false;

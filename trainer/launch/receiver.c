@@ -102,7 +102,7 @@ static void address_add(struct pd_launch_receiver *r, const char *text)
         snprintf(r->addresses + used, sizeof r->addresses - used, "%s%s", used ? "," : "", text);
 }
 
-/* A name in no file system: nothing to clean up, and no directory has to be writable. */
+/* An abstract name: nothing to clean up, and no directory needs to be writable. */
 static bool listen_here(struct pd_launch_receiver *r)
 {
     uint8_t random[8];
@@ -239,7 +239,7 @@ static void stranger_unlink(struct pd_launch_receiver *r, struct connection *c)
     r->strangers--;
 }
 
-/* A process that was forked to look for hosts has the socket too, so closing it does not take it out of epoll. */
+/* A process forked to look for hosts has the socket too, so closing it does not remove it from epoll. */
 static void connection_free(const struct pd_launch_receiver *r, struct connection *c)
 {
     (void)epoll_ctl(r->epoll, EPOLL_CTL_DEL, c->fd, NULL);
@@ -407,7 +407,7 @@ static void place_add(struct pd_launch_receiver *r, struct place *place, uint32_
     if (place->relay) relay_tell(r, place->relay, rank);
 }
 
-/* The first rank of another host begins its relay, too. */
+/* The first rank on another host also starts its relay. */
 static void take_begun(struct pd_launch_receiver *r, struct connection *c, const struct pd_message *m)
 {
     char refused[512];
@@ -449,7 +449,7 @@ static void take_relay(struct pd_launch_receiver *r, struct connection *c, const
         relay_tell(r, c, rank);
 }
 
-/* A relay speaks for its own host alone. */
+/* A relay may report only on its own host. */
 static void take_heartbeat(struct pd_launch_receiver *r, struct connection *c, const struct pd_message *m)
 {
     struct pd_remote_heartbeat heartbeat;

@@ -89,7 +89,7 @@ static void no_words(const struct pd_start *start, char ret_words[64])
     ret_words[0] = 0;
 }
 
-/* mpirun needs no words but the count: the rest is environment, which other MPIs do not mind. */
+/* mpirun needs only the count as argument: the rest is environment, which other MPIs ignore. */
 static const struct starter {
     const char *name;
     bool (*applies)(void);
@@ -301,12 +301,12 @@ static void home_set(const char *dir)
     if (!is_writable(temporary && *temporary ? temporary : "/tmp")) setenv("TMPDIR", dir, 1);
 }
 
-/* Open MPI reads its settings from here. Its single-copy path is often forbidden in containers and not used by us; binding
- * would put the threads of a rank on one core; its own banners would bury our one line. */
+/* Settings that Open MPI reads. Its single-copy path is often forbidden in containers and unused here; binding would put a
+ * rank's threads on one core; its banners would bury our message. */
 static void mpi_environment_set(const struct pd_start *start)
 {
     static const char *const settings[][2] = {
-        /* A host that vanishes is noticed in 4 + 3 * 2 s, and not in eight minutes. */
+        /* Notices a vanished host in 4 + 3 * 2 s instead of eight minutes. */
         {"OMPI_MCA_oob_tcp_keepalive_time", "4"},
         {"OMPI_MCA_oob_tcp_keepalive_intvl", "2"},
         {"OMPI_MCA_oob_tcp_keepalive_probes", "3"},
@@ -361,7 +361,7 @@ static void child_fail(int report, int number)
     _exit(127);
 }
 
-/* Own process group, so that a terminal's interrupt reaches the launcher alone; no terminal input, which would stop it. */
+/* Own process group: a terminal's interrupt reaches only the launcher; no terminal input, which would stop it. */
 static void child_main(const struct pd_start *start, const struct pd_starter_command *command, const char *addresses,
                        pid_t launcher, int report)
 {

@@ -116,7 +116,7 @@ static bool is_process_known(const struct rank *r)
     return r->process || (r->heard && r->heard->process);
 }
 
-/* A word is due, and may come. */
+/* A heartbeat is due, and could arrive. */
 static bool is_any_late(const struct pd_launch_watch *w)
 {
     for (uint32_t r = 0; r < w->count; r++) {
@@ -240,8 +240,7 @@ static void describe_place(const struct pd_heartbeat *p, char *ret_text, size_t 
                  place == PD_HEARTBEAT_SAVING ? storage : "");
 }
 
-/* A rank in one of these waits for a file system, and a restart would wait for it too. While a rank opens all its threads
- * count. */
+/* A rank in one of these waits for a file system, and so would a restart. While a rank opens, all its threads count. */
 static bool is_storage(const struct pd_heartbeat *p)
 {
     const uint32_t place = GET(p, place);
@@ -375,7 +374,7 @@ bool pd_launch_watch_look(struct pd_launch_watch *w, uint64_t now_ns, struct pd_
     if (!w->counts && finds_stopped_at_start(w, ret_hang)) return true;
     if (!w->counts && !w->open_ns) return false;
     const uint64_t waited_ns = now_ns - w->moved_ns, limit = limit_ns(w);
-    if (!w->is_cpu_known && waited_ns > limit / 2) { /* not at every completion: reading it costs */
+    if (!w->is_cpu_known && waited_ns > limit / 2) { /* not at every completion, because reading it is slow */
         w->is_cpu_known = true;
         w->cpu_ns = now_ns;
         for (struct rank *r = w->ranks; r < w->ranks + w->count; r++) {

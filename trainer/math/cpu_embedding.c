@@ -30,7 +30,7 @@ V16_INLINE void look_up(enum pd_dtype dtype, const struct pd_embedding *e, uint6
 
 PD_DTYPE_BODY(forward_body, struct pd_embedding, dtype, look_up)
 
-/* Before anything is added: backward would skip a position outside of the table without a word. */
+/* Checked before anything is added, because backward would silently skip a position outside the table. */
 static void check_positions(const struct pd_embedding *e)
 {
     for (uint64_t row = 0; row < e->rows; row++)
@@ -56,7 +56,7 @@ struct scatter_job {
     struct pd_cpu_queue queue;
 };
 
-/* Rows of the micro-batch in ascending order: listed, or all that hold `index`. */
+/* Rows of the micro-batch in ascending order: listed, or all rows with `index`. */
 struct rows_of_index {
     const uint32_t *list; /* NULL: look through all rows */
     uint64_t count;
@@ -159,7 +159,7 @@ static void scatter_body(void *context, uint64_t slot)
     }
 }
 
-/* Every thread gets several ranges; with more of them, looking for their rows would cost more than it saves. */
+/* Every thread gets several ranges; with more, searching for their rows would cost more than it saves. */
 static void scatter(struct pd_math *math, struct scatter_job *job)
 {
     const struct pd_math_cpu *cpu = pd_math_cpu_of(math);

@@ -12,9 +12,9 @@ struct finish_job {
     uint64_t ld, rows_per_task;
 };
 
-/* An aligned binary tree over places, some of which hold no part: a node with one child is that child. Parts come by ascending
- * place and wait on a stack. Before the next is pushed, pairs that it cannot come between are added, so of neighbours on the
- * stack the pair below meets higher up in the tree than the pair above.   `n` vectors of `w` columns each */
+/* An aligned binary tree over places, some empty; a node with one child is that child. Parts arrive by ascending place and
+ * wait on a stack. Before a push, adds the pairs that the new part cannot come between; so of neighbours on the stack, lower
+ * pairs meet higher up in the tree. `n` vectors of `w` columns each */
 V16_INLINE void tree_of_parts(const struct pd_finish *f, uint64_t at, unsigned n, unsigned w, v16 *ret_sum)
 {
     v16 stack[DEPTH_MAX][GROUP];

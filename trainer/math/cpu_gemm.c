@@ -214,7 +214,7 @@ static void run_tasks(void *context, uint64_t slot)
         run_task(job, index, private, &packed);
 }
 
-/* Enough tasks that threads end together, and enough panels in each that packing them pays. */
+/* Enough tasks for threads to end together, and enough panels in each to make packing pay. */
 static void cut_tasks(struct gemm_job *job, unsigned threads)
 {
     uint64_t panels = pd_divide_up(job->t_count, job->streamed_width);
@@ -258,7 +258,7 @@ static void run_k_blocks(struct gemm_job *job, struct pd_thread_pool *pool)
     } while (job->k0 < gemm->k);
 }
 
-/* Tasks flush subnormal numbers to zero. None is made here, since a scale is at least 2^-63. */
+/* Tasks flush subnormals to zero. None occurs here, since a scale is at least 2^-63. */
 static const float *values_of(enum pd_fp8 format, const float *scale, float values[256])
 {
     if (!format) return NULL;

@@ -1,8 +1,8 @@
-/* Compiled once for each instruction set; only the vector layer below differs.
+/* Compiled once per instruction set; only the vector layer below differs.
  *
  *   invariants  1. an element's chain is fma(a[k], b[k], sum) for k ascending, in one lane, never split and never reordered
- *               2. packing and blocking move values and change none
- *               3. an element outside the matrix is read from no memory and written to none
+ *               2. packing and blocking move values without changing them
+ *               3. memory outside the matrix is neither read nor written
  */
 #include "trainer/math/cpu_gemm_kernel.h"
 #include "trainer/math/simd.h"
@@ -45,7 +45,7 @@ static void pack_codes(const struct pd_gemm_operand *source, uint64_t first, uin
     }
 }
 
-/* Any width, any arrangement; panels at the edge of the matrix and k remainders come here. */
+/* Any width and layout; used for panels at the edge of the matrix and for k remainders. */
 static void pack_slow(const struct pd_gemm_operand *source, uint64_t first, uint64_t valid, uint64_t k0, uint64_t kc,
                       float *panel, uint64_t width)
 {
@@ -96,7 +96,7 @@ V16_INLINE void transpose8(__m256 r[8])
     }
 }
 
-/* Strides of a matrix defeat the hardware's own prefetching; beyond the end of the matrix a hint does nothing. */
+/* Matrix strides defeat hardware prefetching; hints beyond the end of the matrix have no effect. */
 #define AHEAD_K 32u   /* elements along a vector */
 #define AHEAD_ROWS 8u /* rows to prefetch when walking down the source */
 

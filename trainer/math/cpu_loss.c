@@ -74,7 +74,7 @@ V16_INLINE void put_gradient(enum pd_dtype dtype, const float *x, uint64_t i, un
     v16_put_part(dtype, out, at + i, w, v16_mul(exp_part(x, i, w, max), factor));
 }
 
-/* May overlay x: an element is at most as wide as a logit, and is written after the 16 logits it belongs to were read. */
+/* May overlay x: an element is no wider than a logit, and is written after its 16 logits were read. */
 V16_INLINE void write_gradient(enum pd_dtype dtype, const struct pd_cross_entropy *l, uint64_t row, float max, float sum,
                                float target_logit)
 {

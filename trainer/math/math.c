@@ -113,7 +113,7 @@ static void check_attention_query_gradient(const struct pd_attention *a)
     PD_CHECK(a->dq && (a->ld_dq ? a->ld_dq : a->ld_qkv) >= (uint64_t)a->heads * a->head_size);
 }
 
-/* A rank of more chunks than heads may have none; a part of a short sequence may have no positions. */
+/* A rank with more chunks than heads may have none; a part of a short sequence may have no positions. */
 static bool attention_is_empty(const struct pd_attention *a, uint32_t positions)
 {
     return a->heads == 0 || a->sequences == 0 || positions == 0;

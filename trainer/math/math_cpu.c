@@ -49,7 +49,7 @@ pd_status pd_cpu_copy_slot(struct pd_math *math, void *dst, const void *src, uin
     return PD_OK;
 }
 
-/* Whatever was called has happened. */
+/* A CPU operation is done when its call returns. */
 pd_status pd_cpu_sync_slot(struct pd_math *math, struct pd_error *err)
 {
     return PD_OK;

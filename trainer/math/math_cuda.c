@@ -12,12 +12,12 @@
 #include <string.h>
 
 struct pd_math_cuda {
-    struct pd_math base; /* first: a struct pd_math of this backend is one of these */
+    struct pd_math base; /* must be first: the table casts to this */
     void *stream;
     struct pd_cuda_gemms *gemms;
     struct pd_cuda_workspace attention;
-    struct pd_cuda_workspace scratch; /* of one operation at a time: GEMMs, and backward of norms */
-    struct pd_cuda_event *events;     /* of marks, all that were ever set */
+    struct pd_cuda_workspace scratch; /* used by one operation at a time: GEMMs, and backward of norms */
+    struct pd_cuda_event *events;     /* of all marks ever set */
     struct pd_device_spans *spans;    /* NULL: time is not recorded */
     struct pd_stream *lane;           /* the same stream, for spans */
 };

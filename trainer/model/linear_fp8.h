@@ -17,7 +17,7 @@ struct pd_linear_part {
     const float *scales; /* and their scales, one per piece */
 };
 
-/* Linears of a block. */
+/* Linear layers of a block. */
 enum pd_fp8_linear { PD_FP8_QKV, PD_FP8_OUT, PD_FP8_UP, PD_FP8_DOWN, PD_FP8_LINEARS };
 
 /* Codes of a weight, kept for a whole step: in its own layout for forward, transposed for backward. */
@@ -34,7 +34,7 @@ struct pd_fp8_linears {
     struct pd_linear_part *parts;               /* of the current call */
     uint32_t part_count, part_capacity;
     struct pd_range *heads;  /* (part_capacity) */
-    uint8_t *x;              /* codes of (R, inputs of a linear) */
+    uint8_t *x;              /* codes of (R, inputs of a linear layer) */
     uint8_t *w;              /* of a weight */
     uint8_t *dy, *dy_across; /* codes of (R, outputs), and transposed */
     float *scales;           /* (scales_capacity, PD_FP8_SCALE_FLOATS), reused by each call */

@@ -87,7 +87,7 @@ static __global__ void __launch_bounds__(THREADS) gemm_kernel(struct pd_gemm g)
 
 #define ROW_BLOCKS 65535u
 
-/* More rows than a grid has are done in several. */
+/* Rows beyond the grid's limit are done in several launches. */
 pd_status pd_cuda_gemm_plain(void *stream, const struct pd_gemm *gemm, struct pd_error *err)
 {
     const uint64_t columns = (gemm->n + SIDE - 1) / SIDE, rows_most = uint64_t(ROW_BLOCKS) * SIDE;

@@ -194,8 +194,8 @@ static __global__ void rescale_kernel(uint64_t rows, const float *part_max, cons
     if (row < rows) sum[row] = sum[row] * pd_exp(part_max[row] - max[row]);
 }
 
-/* The output may overlay the row it is made of: an element is at most as wide as a logit, and a tile of logits is read by
- * all before any of its gradients is written. */
+/* The output may overlay its own row: an element is no wider than a logit, and all threads read a tile of logits before any
+ * of its gradients is written. */
 template <enum pd_dtype D>
 PD_DEVICE void write_gradient(const struct pd_cross_entropy &l, uint64_t row, float max, float factor, float target_gradient)
 {

@@ -106,7 +106,7 @@ template <enum pd_dtype D, int N> PD_DEVICE void put_halves(void *data, uint64_t
     pd_put_n<D, N>(data, at + half, x[1]);
 }
 
-/* out may be x: all lanes of a row have read it before one of them writes. */
+/* out may be x: all lanes read a row before one of them writes. */
 template <enum pd_dtype D, int N> static __global__ void forward_heads(struct pd_norm n)
 {
     uint64_t row;

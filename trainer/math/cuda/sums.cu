@@ -126,7 +126,7 @@ pd_status pd_cuda_superaccumulate(void *stream, uint64_t n, const double *terms,
     return accumulate_launch(stream, n, terms, sum, err);
 }
 
-/* A term that is subnormal as fp32 is flushed as everywhere else. */
+/* Terms that are subnormal in fp32 are flushed, as everywhere. */
 pd_status pd_cuda_superaccumulate_floats(void *stream, uint64_t n, const float *terms, struct pd_superaccumulator *sum,
                                          struct pd_error *err)
 {
