@@ -279,7 +279,7 @@ static void yaml_deinit(struct pd_yaml *yaml)
     *yaml = (struct pd_yaml){0};
 }
 
-/* errors PD_INVALID with "name:line:column": bad syntax, a duplicate key, a second document, too deep, too many */
+/*   errors  PD_INVALID with "name:line:column": bad syntax, a duplicate key, a second document, too deep, too many */
 static pd_status yaml_read(const char *name, const char *text, struct pd_yaml *ret_yaml, struct pd_error *err)
 {
     struct reader r = {.name = name, .text = text, .err = err};

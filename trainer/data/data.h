@@ -41,7 +41,7 @@ struct pd_data_options {
 
 struct pd_data;
 
-/* errors PD_INVALID also if files are of different tokenizers, or of one with more tokens than the model's vocabulary */
+/*   errors  PD_INVALID also if files are of different tokenizers, or of one with more tokens than the model's vocabulary */
 PD_MUST_USE pd_status pd_data_open(const struct pd_data_options *options, struct pd_data **ret_data, struct pd_error *err);
 void pd_data_close(struct pd_data *data);
 /* The errors of pd_data_open that need no reading of tokens: file absent, too short, different tokenizers. */

@@ -12,7 +12,7 @@ struct pd_file_writer {
     uint64_t bytes; /* written so far */
 };
 
-/* errors PD_BUSY: another process is writing it */
+/*   errors  PD_BUSY: another process is writing it */
 PD_MUST_USE pd_status pd_file_writer_begin(const char *path, struct pd_file_writer *ret_writer, struct pd_error *err);
 PD_MUST_USE pd_status pd_file_writer_add(struct pd_file_writer *writer, const void *data, size_t bytes,
                                          struct pd_error *err);

@@ -84,7 +84,7 @@ PD_MUST_USE pd_status pd_encoder_new(const struct pd_tokenizer *tokenizer, struc
                                      const struct pd_encoder_sink *sink, struct pd_encoder **ret_encoder,
                                      struct pd_error *err);
 void pd_encoder_free(struct pd_encoder *encoder); /* NULL is fine */
-/* errors PD_INVALID: as in pd_tokenizer_encode */
+/*   errors  PD_INVALID: as in pd_tokenizer_encode */
 PD_MUST_USE pd_status pd_encoder_add(struct pd_encoder *encoder, const char *text, size_t bytes, bool ends,
                                      struct pd_error *err);
 PD_MUST_USE pd_status pd_encoder_flush(struct pd_encoder *encoder, struct pd_error *err);

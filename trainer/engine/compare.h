@@ -12,6 +12,6 @@
 #include "trainer/engine/engine.h"
 
 PD_MUST_USE pd_status pd_compare_begin(struct pd_engine *engine, struct pd_error *err);
-/* errors PD_DEVICE_LOST: the gradients differ; engine->disagreement has the verdict */
+/*   errors  PD_DEVICE_LOST: the gradients differ; engine->disagreement has the verdict */
 PD_MUST_USE pd_status pd_compare_end(struct pd_engine *engine, uint64_t first_sample, bool *ret_compared,
                                      struct pd_error *err);

@@ -33,8 +33,7 @@ PD_MUST_USE pd_status pd_state_new(struct pd_engine *engine, uint64_t staging_by
                                    struct pd_state **ret_state, struct pd_error *err);
 void pd_state_free(struct pd_state *state); /* closes; NULL is fine */
 const struct pd_update_rule *pd_state_rule(const struct pd_state *state);
-bool pd_state_is_in_files(
-    const struct pd_state *state); /* checkpoints link the newest generation; other placements write boxes */
+bool pd_state_is_in_files(const struct pd_state *state); /* a checkpoint links the newest generation; others write boxes */
 bool pd_state_is_streamed(const struct pd_state *state); /* in host memory, streamed through the GPU that updates it */
 bool pd_state_is_mirrored(const struct pd_state *state); /* an update may run while boxes are read */
 

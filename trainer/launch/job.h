@@ -11,7 +11,7 @@
 #include "trainer/launch/judge.h"
 #include "trainer/launch/requests.h"
 
-/* ret_said the ranks' reports; the caller frees it, also after an error
+/*   ret_said  the ranks' reports; the caller frees it, also after an error
  *   errors    only of the launcher itself; the verdict says how the ranks ended */
 PD_MUST_USE pd_status pd_launch_job_run(const struct pd_start *start, struct pd_launch_requests *requests,
                                         struct pd_rank_table *ret_said, struct pd_launch_verdict *ret_verdict,

@@ -36,6 +36,6 @@ struct pd_launch {
 /* Sets all fields that the configuration determines; keeps the rest. */
 void pd_launch_configure(struct pd_launch *launch, const struct pd_config *config);
 
-/* errors the end of the run as above, with the first cause and its rank; PD_INVALID if the rank count is not possible, with
- * the nearest that is. pd_status_exit_code gives the command's exit code */
+/*   errors  the end of the run as above, with the first cause and its rank; PD_INVALID if the rank count is not possible,
+ *           with the nearest that is. pd_status_exit_code gives the command's exit code */
 PD_MUST_USE pd_status pd_launch_run(const struct pd_launch *launch, struct pd_error *err);

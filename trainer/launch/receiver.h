@@ -30,7 +30,7 @@ struct pd_launch_receiver_options {
     void *context;
 };
 
-/* errors PD_IO: no free port; PD_NO_MEMORY */
+/*   errors  PD_IO: no free port; PD_NO_MEMORY */
 PD_MUST_USE pd_status pd_launch_receiver_open(const struct pd_launch_receiver_options *options,
                                               struct pd_launch_receiver **ret_receiver, struct pd_error *err);
 /* Where ranks reach it: PD_CHANNEL_ENV_ADDRESSES. */

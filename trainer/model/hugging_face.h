@@ -47,6 +47,6 @@ PD_MUST_USE pd_status pd_hugging_face_write(const struct pd_model_config *config
 const struct pd_model_class *pd_model_class_of(const struct pd_model_config *config);
 
 struct pd_json_value;
-/* errors PD_UNSUPPORTED: names the first key of `root` that we refuse */
+/*   errors  PD_UNSUPPORTED: names the first key of `root` that we refuse */
 PD_MUST_USE pd_status pd_hugging_face_check_keys(const char *name, const struct pd_json_value *root,
                                                  const struct pd_family *family, struct pd_error *err);

@@ -20,5 +20,5 @@ struct pd_replayed {
     uint64_t state_digest; /* of parameters and both moments after `last` (ckpt/FORMAT.md) */
 };
 
-/* errors from loading, data and steps */
+/*   errors  from loading, data and steps */
 PD_MUST_USE pd_status pd_replay(const struct pd_replay *replay, struct pd_replayed *ret_replayed, struct pd_error *err);

@@ -27,7 +27,7 @@ struct pd_decode_stream;
 /* path: a tokenizer.json or tokenizer.gguf, a directory with one, or "byte".
  *   errors  PD_NOT_FOUND, PD_IO; PD_CORRUPT: not JSON, or not in the format; PD_UNSUPPORTED: a part we do not know */
 PD_MUST_USE pd_status pd_tokenizer_open(const char *path, struct pd_tokenizer **ret_tokenizer, struct pd_error *err);
-/* name for messages; NULL: the path */
+/*   name  for messages; NULL: the path */
 PD_MUST_USE pd_status pd_tokenizer_open_as(const char *path, const char *name, struct pd_tokenizer **ret_tokenizer,
                                            struct pd_error *err);
 /* `name` is for messages. */

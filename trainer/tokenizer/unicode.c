@@ -232,8 +232,7 @@ pd_status pd_unicode_normalize(enum pd_normal_form form, const char *text, size_
 {
     while (bytes) {
         size_t same = run_bytes(form, text, bytes, true);
-        if (same < bytes && same)
-            same -= pd_unicode_last_bytes(text, same); /* the next character may combine with the last one */
+        if (same < bytes && same) same -= pd_unicode_last_bytes(text, same); /* the next may combine with the last one */
         PD_TRY(pd_string_add(out, text, same, err));
         text += same;
         bytes -= same;
