@@ -122,7 +122,7 @@ static uint32_t turn_count(const struct pd_transformer *t)
     return count;
 }
 
-/* Blocks of a chunk follow each other, and so do the turns of its micro-batches. */
+/* Blocks of a chunk are consecutive, as are the turns of its micro-batches. */
 static uint32_t turn_of(const struct pd_transformer *t, uint32_t slot, uint32_t block)
 {
     uint32_t before = 0;

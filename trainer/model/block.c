@@ -195,7 +195,7 @@ static pd_status qkv_input(const struct pass *p, const struct pd_qkv *d, const s
         terms[1] = term(t, d->k, d->ld_kv, column, w, row, k);
         terms[2] = term(t, d->v, d->ld_kv, column, w, row + s->k_columns, k);
     }
-    if (t->partition.virtual_tp == 1 && !t->sp.by_parts) { /* neighbours in memory: one product */
+    if (t->partition.virtual_tp == 1 && !t->sp.by_parts) { /* contiguous in memory: one product */
         t->tp.terms[0].k = s->q_columns + 2 * s->dk_columns;
         t->tp.terms[1].k = t->tp.terms[2].k = 0;
     }
@@ -252,7 +252,7 @@ static struct pd_fp8_rows codes_of(const struct pass *p, const struct row_parall
     return (struct pd_fp8_rows){l->linear, l->units, l->unit, l->in, l->x, weight(p, l->role)};
 }
 
-/* y = x W^T + bias + residual, of the rows that this rank keeps. */
+/* y = x W^T + bias + residual, for the rows that this rank keeps. */
 static pd_status rows_forward(const struct pass *p, const struct row_parallel *l, const void *residual, void *y,
                               struct pd_error *err)
 {
@@ -300,7 +300,7 @@ static pd_status rows_backward(const struct pass *p, const struct row_parallel *
     return PD_OK;
 }
 
-/* dW as W, but in fp8;  dbias on every rank. */
+/* dW in the layout of W, except in fp8; dbias on every rank. */
 static pd_status rows_weights(const struct pass *p, const struct row_parallel *l, struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
@@ -340,7 +340,7 @@ static pd_status norm2_start(const struct pass *p, struct pd_error *err)
     return pd_rows_norm_start(p->t, &n, err);
 }
 
-/* In backward, of rows that were brought: with one rank it was kept, or made again before. */
+/* In backward, for gathered rows; with one rank the norm was kept or recomputed before. */
 static pd_status norm_again(const struct pass *p, const struct pd_norm *n, struct pd_error *err)
 {
     return p->t->partition.tp > 1 ? pd_norm_forward(p->t->math, n, err) : PD_OK;
@@ -370,7 +370,7 @@ static pd_status activation_backward(const struct pass *p, struct pd_error *err)
 
 /* ---- the block ---- */
 
-/* out NULL: everything but the output. */
+/* out NULL: computes all except the output. */
 static pd_status run_forward(const struct pass *p, void *out, struct pd_error *err)
 {
     const struct row_parallel attention_out = out_projection(p), down = down_projection(p);

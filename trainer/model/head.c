@@ -80,7 +80,7 @@ static pd_status head_logits(struct pd_transformer *t, const struct head *h, con
     return logits_of(t, r->row, r->rows, h->matrix, columns, t->logits, t->ld_logits, err);
 }
 
-/* A row of dlogits overlays its own row of logits, which is as wide or wider. */
+/* A row of dlogits overlays its own row of logits, which is at least as wide. */
 static uint64_t head_ld_dlogits(const struct pd_transformer *t)
 {
     return t->ld_logits * sizeof(float) / t->element_bytes;
@@ -162,7 +162,7 @@ static struct pd_range columns_from(const struct pd_transformer *t, uint64_t beg
     return (struct pd_range){begin, end - begin < most ? end : begin + most};
 }
 
-/* The loss as far as these columns know it. */
+/* The loss over these columns. */
 static struct pd_cross_entropy loss_of(const struct pd_transformer *t, const struct head *h, const struct head_run *r,
                                        struct pd_range columns)
 {
@@ -200,7 +200,7 @@ static pd_status chunk_sums(struct pd_transformer *t, const struct head *h, cons
     return PD_OK;
 }
 
-/* Chunks of this rank that have columns are its first ones. */
+/* The chunks of this rank with columns are its first ones. */
 static uint32_t chunks_with_columns(const struct pd_transformer *t)
 {
     uint32_t count = 0;
@@ -209,7 +209,7 @@ static uint32_t chunks_with_columns(const struct pd_transformer *t)
     return count;
 }
 
-/* t->tp.sum becomes the tree over this rank's chunks, relative to t->tp.max. */
+/* Sets t->tp.sum to the tree over this rank's chunks, relative to t->tp.max. */
 static pd_status join_sum(struct pd_transformer *t, uint64_t rows, struct pd_error *err)
 {
     const uint32_t count = chunks_with_columns(t);
@@ -232,7 +232,7 @@ static pd_status losses(struct pd_transformer *t, const struct head *h, const st
     const bool together = t->partition.tp > 1;
     for (uint32_t i = 0; i < t->tp.chunks; i++)
         PD_TRY(chunk_sums(t, h, r, i, err));
-    /* t->tp.max becomes that over this rank's chunks. */
+    /* Sets t->tp.max to the maximum over this rank's chunks. */
     uint64_t rows = r->rows;
     const struct pd_logits_join join = {
         .rows = rows, .ld = t->logits_rows, .ranks = chunks_with_columns(t), .all_max = t->head_chunk_max, .max = t->tp.max};

@@ -23,7 +23,7 @@ static uint64_t count_of(struct pd_range r)
     return r.end - r.begin;
 }
 
-/* Heads of q and of k that a token has in a->heads. */
+/* Heads of q and k per token in a->heads. */
 static uint32_t kept_heads(const struct pd_transformer *t)
 {
     return (uint32_t)(count_of(t->share.heads) + count_of(t->share.kv_needed));
@@ -92,7 +92,7 @@ pd_status pd_head_norms_forward(struct pd_transformer *t, const struct pd_micro_
 
 /* ---- backward ---- */
 
-/* Heads of a chunk whose gradient is computed there, counted from the model's first. */
+/* Heads whose gradient a chunk computes, counted from the model's first. */
 static struct pd_range computed_by(const struct pd_transformer *t, struct pd_range heads, int which)
 {
     return which == OF_Q ? heads : pd_partition_kv_computed(&t->model->config, heads);
@@ -136,7 +136,7 @@ static pd_status chunk_backward(struct pd_transformer *t, const struct pd_micro_
     return PD_OK;
 }
 
-/* head_sums of q or of k = the tree over t->tp.parts, of which `which` has a term. */
+/* head_sums of q or of k = the tree over t->tp.parts; `which` has those with a term. */
 static pd_status add_up(struct pd_transformer *t, uint32_t part_count, int which, struct pd_error *err)
 {
     const uint64_t d = head_size(t);

@@ -45,7 +45,7 @@ static struct heads heads_of(struct pd_transformer *t, const struct pd_micro_bat
 
 /* ---- exchanges ---- */
 
-/* A matrix of all rows of own heads, and the (row) bytes of it that rank r's rows are. */
+/* A matrix of all rows of own heads, and the bytes (`row` each) of rank r's rows in it. */
 struct rows {
     char *all;
     uint64_t row;
@@ -68,8 +68,8 @@ static char *block_of(const struct heads *h, char *blocks, const struct rows *m,
     return blocks + h->t->rows * (rank * row + before);
 }
 
-/* to_heads: own rows of every rank's heads go from their blocks to that rank, and matrices get all rows. Otherwise back. Own
- * rows of own heads are copied. */
+/* to_heads: sends own rows of every rank's heads from their blocks to that rank; matrices get all rows. Otherwise the
+ * reverse. Copies own rows of own heads. */
 static pd_status exchange(const struct heads *h, char *blocks, const struct rows *m, uint32_t count, bool to_heads,
                           struct pd_error *err)
 {
@@ -92,8 +92,8 @@ static pd_status exchange(const struct heads *h, char *blocks, const struct rows
     return pd_peer_transfer_wait(x, err);
 }
 
-/* Columns of all heads from `column` bytes on, own rows ld apart, to or from a block whose rows are `row` bytes and have `at`
- * before them. */
+/* Copies columns of all heads from `column` bytes on, own rows ld apart, to or from a block with rows of `row` bytes, at
+ * offset `at`. */
 static pd_status pack(const struct heads *h, char *block, uint64_t row, uint64_t at, char *columns, uint64_t ld,
                       uint64_t bytes, bool to_block, struct pd_error *err)
 {

@@ -32,14 +32,14 @@ struct reader {
     struct pd_model_config *config;
 };
 
-/* A member that is there and is not null. */
+/* A member that exists and is not null. */
 static const struct pd_json_value *member(const struct pd_json_value *object, const char *key)
 {
     const struct pd_json_value *value = pd_json_member(object, key);
     return value && pd_json_type(value) != PD_JSON_NULL ? value : NULL;
 }
 
-/* A key as the file has it. */
+/* A key as written in the file. */
 static const char *shown(const struct reader *r, const char *key, char buffer[160])
 {
     for (int i = 0; r->is_gguf && i < PD_NUMBER_COUNT; i++) {
@@ -162,7 +162,7 @@ static pd_status has_window(const struct reader *r, bool *ret, struct pd_error *
     return PD_OK;
 }
 
-/* A key of rope_scaling that none of the kinds that are computed here has. */
+/* Refuses a key of rope_scaling that no supported kind has. */
 static pd_status check_rope_keys(const struct reader *r, const char *name, const struct pd_json_value *scaling,
                                  bool is_llama3, struct pd_error *err)
 {
@@ -250,7 +250,7 @@ static bool is_same_rope(const struct pd_model_config *a, const struct pd_model_
            a->rope_original_context == b->rope_original_context;
 }
 
-/* Version 4 has rope_theta and rope_scaling, version 5 both in rope_parameters; a file may have both. */
+/* Version 4 has rope_theta and rope_scaling, version 5 rope_parameters with both; a file may have all. */
 static pd_status read_rope(const struct reader *r, struct pd_error *err)
 {
     static const char *const names[] = {"rope_scaling", "rope_parameters"};

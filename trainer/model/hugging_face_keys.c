@@ -73,7 +73,7 @@ static const struct only *find_only(const char *name)
     return NULL;
 }
 
-/* A value as a message has it; of an object or a list only that it is one. */
+/* A value for messages; for an object or list only its kind. */
 static const char *value_text(const struct pd_json_value *value, char buffer[64])
 {
     bool is_on;

@@ -49,7 +49,7 @@ static void add_part(struct pd_transformer *t, uint32_t chunk, uint64_t row, uin
         (struct pd_linear_part){.chunk = chunk, .row = row, .gradient_row = row, .rows = rows, .y = y, .ld_y = ld_y};
 }
 
-/* Chunk of this rank that computes the gradient of a head. */
+/* The chunk of this rank that computes a head's gradient. */
 static uint32_t chunk_of_head(const struct pd_transformer *t, uint64_t head)
 {
     const struct pd_model_config *c = &t->model->config;
@@ -176,7 +176,7 @@ void pd_fp8_forget(struct pd_transformer *t)
     if (t->fp8.kept) memset(t->fp8.is_made, 0, t->model->config.layers * sizeof *t->fp8.is_made);
 }
 
-/* A weight (rows, columns), or the part of it that has a scale. */
+/* A weight (rows, columns), or a part with its own scale. */
 struct weight {
     enum pd_fp8_linear linear;
     const void *w;
@@ -305,7 +305,7 @@ pd_status pd_fp8_columns_forward(struct pd_transformer *t, enum pd_fp8_linear li
     return PD_OK;
 }
 
-/* The part's product with the weight becomes a term of its chunk's chain. */
+/* Adds the part's product with the weight as a term of its chunk's chain. */
 static pd_status part_term(struct pd_transformer *t, struct pd_linear_part *part, uint64_t before, const struct weight *all,
                            struct pd_error *err)
 {

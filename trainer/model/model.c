@@ -173,7 +173,7 @@ double pd_model_flops_per_token(const struct pd_model *model, uint32_t length)
     for (uint32_t unit = 1; unit < model->unit_count; unit++)
         for (uint32_t i = model->unit_first[unit]; i < model->unit_first[unit + 1]; i++)
             if (model->tensors.tensors[i].ndim == 2) multiplied += (double)pd_tensor_elements(&model->tensors.tensors[i]);
-    /* A token looks at (length + 1) / 2 keys in the mean; scores and values, forward and twice that backward. */
+    /* A token sees (length + 1) / 2 keys on average; scores and values, forward, and twice that backward. */
     double attention = 12.0 * c->layers * c->heads * c->head_size * (length + 1.0) / 2.0;
     return 6.0 * multiplied + attention;
 }

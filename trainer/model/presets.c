@@ -73,7 +73,7 @@ static const struct preset {
 const char *const *pd_model_preset_names(void)
 {
     static const char *names[PRESET_COUNT + 1];
-    /* Every caller writes the same addresses, so a race changes nothing. */
+    /* Every caller writes the same addresses, so a race is harmless. */
     for (size_t i = 0; i < PRESET_COUNT; i++)
         names[i] = presets[i].name;
     return names;

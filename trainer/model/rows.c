@@ -113,7 +113,7 @@ const void *pd_rows_whole(const struct pd_transformer *t, const void *rows)
     return t->partition.tp == 1 ? rows : t->shared.whole;
 }
 
-/* Kept rows, to or from their places among all. */
+/* Copies kept rows to or from their places among all. */
 static pd_status copy_kept(struct pd_transformer *t, char *rows, char *whole, bool to_whole, struct pd_error *err)
 {
     const uint64_t bytes = row_bytes(t);

@@ -36,7 +36,7 @@ static void *take_from(struct room *room, uint64_t elements, uint64_t element_by
     return data;
 }
 
-/* Kept by every recomputation but full. */
+/* Kept unless recomputation is full. */
 static void take_products(const struct pd_transformer *t, struct pd_block_activations *a, struct room *room)
 {
     const struct pd_share *s = &t->share;
@@ -52,7 +52,7 @@ static void take_products(const struct pd_transformer *t, struct pd_block_activa
     a->up = take_from(room, t->rows * s->up_columns, t->element_bytes);
 }
 
-/* Kept by none alone: norms and activation functions make it from the rest. */
+/* Kept only without recomputation: norms and activation functions recompute it. */
 static void take_cheap(const struct pd_transformer *t, struct pd_block_activations *a, struct room *room)
 {
     if (t->partition.tp == 1) {
@@ -142,7 +142,7 @@ static void take_blocks(struct pd_transformer *t, struct pd_arena *arena)
     }
 }
 
-/* Without a backward the inputs of a chunk's units take turns in two places. */
+/* Without a backward the inputs of a chunk's units alternate between two buffers. */
 static void take_streams(struct pd_transformer *t, struct pd_arena *arena)
 {
     const uint32_t layers = t->model->config.layers;
@@ -347,7 +347,7 @@ static void take_sums(struct pd_transformer *t, struct pd_arena *arena)
     }
 }
 
-/* Codes of weights for a step, of all blocks of this rank. */
+/* Codes of weights kept for a step, for all blocks of this rank. */
 static void take_kept_codes(struct pd_transformer *t, struct pd_arena *arena)
 {
     const struct pd_share *s = &t->share;
@@ -366,7 +366,7 @@ static void take_kept_codes(struct pd_transformer *t, struct pd_arena *arena)
                 .scale = pd_arena_take(arena, PD_MEMORY_PARAMETERS, PD_FP8_SCALE_FLOATS * sizeof(float))};
 }
 
-/* Codes of the operands of one linear, in forward or in backward. */
+/* Codes of one linear layer's operands, in forward or backward. */
 static void take_fp8(struct pd_transformer *t, struct pd_arena *arena)
 {
     struct pd_fp8_linears *f = &t->fp8;

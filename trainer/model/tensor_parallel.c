@@ -162,7 +162,7 @@ static pd_status chains(struct pd_transformer *t, const struct pd_chunk_sum *s, 
     return PD_OK;
 }
 
-/* out, rows [row, row + rows) of s, from t->tp.parts. */
+/* Computes out, rows [row, row + rows) of s, from t->tp.parts. */
 static pd_status finish(struct pd_transformer *t, const struct pd_chunk_sum *s, uint32_t part_count, uint64_t row,
                         uint64_t rows, struct pd_error *err)
 {
@@ -220,7 +220,7 @@ static pd_status subtree(struct pd_transformer *t, const struct pd_chunk_sum *s,
     return pd_finish(t->math, &f, err);
 }
 
-/* Slices of this window's subtree to their owners. */
+/* Sends slices of this window's subtree to their owners. */
 static pd_status send_sums(struct pd_transformer *t, const struct pd_chunk_sum *s, uint64_t rows, uint32_t turn,
                            struct pd_error *err)
 {
@@ -241,7 +241,7 @@ static pd_status send_sums(struct pd_transformer *t, const struct pd_chunk_sum *
     return pd_peer_transfer_start(x, err);
 }
 
-/* Own slice of the window, rounded, to everybody, and of the rows to be brought; theirs back. */
+/* Exchanges with every rank the own rounded slice of the window, and of the rows to be gathered. */
 static pd_status send_slices(struct pd_transformer *t, const struct pd_chunk_sum *s, uint64_t row, uint64_t rows,
                              uint32_t turn, struct pd_error *err)
 {
@@ -266,7 +266,7 @@ static pd_status send_slices(struct pd_transformer *t, const struct pd_chunk_sum
     return pd_peer_transfer_start(x, err);
 }
 
-/* Own slice of the window: tree over ranks, rounded. */
+/* Finishes the own slice of the window: tree over ranks, rounded. */
 static pd_status finish_slice(struct pd_transformer *t, const struct pd_chunk_sum *s, uint64_t row, uint64_t rows,
                               uint32_t turn, struct pd_error *err)
 {
@@ -294,7 +294,7 @@ static uint32_t turn_of(const struct pd_transformer *t, uint64_t row)
     return (uint32_t)(row / t->shared.window_rows % 2);
 }
 
-/* Window by window: while one's terms travel the next one's are made. */
+/* Window by window: one's terms travel while the next one's are computed. */
 static pd_status sum_together(struct pd_transformer *t, const struct pd_chunk_sum *s, struct pd_error *err)
 {
     const uint64_t window = t->shared.window_rows, last = (s->rows - 1) / window * window;
@@ -357,7 +357,7 @@ static pd_status exchange_heads(struct pd_transformer *t, struct pd_error *err)
     return cut_head(t, tp->dv_partial, last, tp->kv_own + half, err);
 }
 
-/* Heads that no other rank shares. */
+/* Heads that this rank shares with no other. */
 static pd_status finish_own(struct pd_transformer *t, uint64_t heads, const float *partial, float scale, void *out,
                             uint64_t ld, struct pd_error *err)
 {
@@ -373,7 +373,7 @@ static pd_status finish_own(struct pd_transformer *t, uint64_t heads, const floa
     return heads ? pd_finish(t->math, &f, err) : PD_OK;
 }
 
-/* The last head: which is 0 for dk, 1 for dv. */
+/* The last head; which: 0 for dk, 1 for dv. */
 static pd_status finish_shared(struct pd_transformer *t, uint32_t which, float scale, char *out, uint64_t ld,
                                struct pd_error *err)
 {

@@ -84,7 +84,7 @@ static pd_status chunks_init(struct pd_transformer *t, struct pd_error *err)
     return PD_OK;
 }
 
-/* A chunk has a part of queries and at most two of keys and of values, whose parts at the ends may be another chunk's. */
+/* A chunk has one part of queries and at most two each of keys and values; another chunk may own the outer parts. */
 static pd_status fp8_init(struct pd_transformer *t, struct pd_error *err)
 {
     struct pd_fp8_linears *f = &t->fp8;

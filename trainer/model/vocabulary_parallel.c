@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-/* Tokens of a rank of the vocabulary; the last that has any may have less. */
+/* Vocabulary tokens per rank; the last rank with any may have fewer. */
 static uint64_t rank_tokens(const struct pd_transformer *t)
 {
     const uint64_t virtual_tp = t->partition.virtual_tp;

@@ -16,8 +16,8 @@ struct meeting {
 enum { SHARD, REPLICAS, GATHERS, TP, SP, FORWARD_A, FORWARD_B, FORWARD_C, BACKWARD_A, BACKWARD_B, BACKWARD_C, MIRROR,
        MEETING_COUNT };
 
-/* Links from pipeline rank s to s + 1 by the parity of s, so that a rank is in one of a kind; the link from the last to the
- * first is of a third kind, since with an odd number of them it meets both parities. */
+/* The kind of the link from pipeline rank s to s + 1: the parity of s, so that a rank has one link of a kind. The link from
+ * the last to the first is a third kind, since with an odd number it meets both parities. */
 static uint32_t link_kind(const struct pd_layout *layout, uint32_t from)
 {
     return from + 1 == layout->pp ? 2 : from % 2;

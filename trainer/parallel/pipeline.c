@@ -21,7 +21,7 @@ struct buffer {
 struct ring {
     uint32_t count, next;
     struct buffer buffers[BUFFERS_MAX];
-    struct buffer *current, *expected; /* in the caller's hands; the next to be received */
+    struct buffer *current, *expected; /* used by the caller; next to be received */
     uint64_t left;                     /* receives not yet started */
 };
 
@@ -109,7 +109,7 @@ static pd_status finish(struct pd_pipeline *p, struct buffer *b, struct pd_error
 
 /* ---- rings ---- */
 
-/* The buffer whose send, if any, was started first. */
+/* The buffer whose send, if any, started first. */
 static pd_status take_free(struct pd_pipeline *p, struct ring *ring, struct buffer **ret_buffer, struct pd_error *err)
 {
     struct buffer *b;
@@ -211,7 +211,7 @@ pd_status pd_pipeline_send_gradient(struct pd_pipeline *p, struct pd_error *err)
     return send_current(p, &p->gradients, p->grid->backward_out, err);
 }
 
-/* After an abort: whatever becomes of them. */
+/* After an abort: ignores their results. */
 static pd_status finish_all(struct pd_pipeline *p, bool is_over, struct pd_error *err)
 {
     struct ring *rings[] = {&p->streams_in, &p->streams_out, &p->gradients};

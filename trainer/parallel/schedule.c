@@ -100,7 +100,7 @@ void pd_schedule_depth(const struct pd_schedule_options *options, uint32_t *ret_
     for (uint32_t c = 0; c < o.interleave; c++)
         ret_depth[c] = o.forward_only;
     if (o.forward_only) return;
-    /* The warm-up spans three rounds of pp slots at most; from then on every forward is followed by a backward. */
+    /* The warm-up spans at most three rounds of pp slots; then every forward is followed by a backward. */
     if (o.slots > 4 * o.pp) o.slots = 4 * o.pp;
     struct walk w = walk_begin(&o);
     while (walk_next(&w, &a)) {

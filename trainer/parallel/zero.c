@@ -21,7 +21,7 @@ static void add_to_set(struct pd_zero *zero, struct pd_zero_set *set, uint32_t t
     set->computed[e + 1] = set->computed[e] + pd_zero_slab_elements(zero, tensor, &place.computed);
 }
 
-/* Small tensors belong to one rank each, the others are cut evenly, the first part the largest. In stage 0 all is one part. */
+/* A small tensor belongs to one rank; others are cut evenly, the first part the largest. In stage 0 there is one part. */
 static uint64_t add_part(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t number, uint32_t tp,
                          uint64_t *by_part, uint64_t *everywhere)
 {
@@ -74,8 +74,8 @@ static uint64_t parts_of(const struct pd_zero *zero, const struct pd_zero_place 
     return (end - 1 - cut->row_begin) / cut->part_rows - (begin - cut->row_begin) / cut->part_rows + 1;
 }
 
-/* With other tensor-parallel ranks: shares of parameters, of which each is some rows of one part; and terms of key-value heads
- * that this rank computes and another one owns. */
+/* Data shared with other tensor-parallel ranks: shares of parameters, each some rows of one part; and terms of key-value
+ * heads that this rank computes and another owns. */
 static void measure_crossing(struct pd_zero *zero, uint32_t set)
 {
     struct pd_zero_set *s = &zero->sets[set];
@@ -142,7 +142,7 @@ static pd_status describe_sets(struct pd_zero *zero, struct pd_error *err)
 
 /* ---- held state ---- */
 
-/* Rows [row, row_end) of a chunk of tensor t, which are held at `at` and summed at `gradient`. */
+/* Rows [row, row_end) of a chunk of tensor t, held at `at` and summed at `gradient`. */
 static void add_box(struct pd_zero *zero, uint32_t t, const struct pd_zero_slab *held, uint64_t at, uint64_t gradient,
                     uint32_t chunk, uint64_t row, uint64_t row_end, bool owned)
 {

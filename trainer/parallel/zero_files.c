@@ -131,7 +131,7 @@ static pd_status wait_boxes(const struct pd_zero *zero, uint32_t set, struct pd_
     return PD_OK;
 }
 
-/* From now on, between files and the landing of the set, which was cleared. */
+/* Starts moving boxes between files and the set's landing buffer, which must be clear. */
 static pd_status move_boxes(struct pd_zero *zero, uint32_t set,
                             pd_status (*move)(struct pd_spill *spill, uint32_t span, void *data, struct pd_error *err),
                             struct pd_error *err)
@@ -142,7 +142,7 @@ static pd_status move_boxes(struct pd_zero *zero, uint32_t set,
     return PD_OK;
 }
 
-/* The landing of the set is the set's: nothing of another is in flight there. */
+/* Takes the landing buffer for the set: waits until nothing of another set is in flight. */
 static pd_status clear_landing(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
     const uint32_t before = zero->files.landing_set[set % 2];

@@ -31,7 +31,7 @@ uint64_t pd_zero_slab_offset(const struct pd_zero *zero, uint32_t tensor, const 
            (row - slab->row_begin) * (columns.end - columns.begin);
 }
 
-/* Runs that follow each other on both sides become one. */
+/* Joins runs that are adjacent on both sides. */
 uint32_t pd_zero_runs(const struct pd_zero *zero, uint32_t tensor, const struct pd_zero_slab *a,
                       const struct pd_zero_slab *b, struct pd_zero_run ret_runs[PD_LAYOUT_CHUNKS_MAX])
 {

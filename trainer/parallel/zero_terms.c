@@ -132,7 +132,7 @@ pd_status pd_zero_clear_terms(struct pd_zero *zero, uint32_t set, struct pd_erro
     return pd_zero_add_run(zero, &zeros, err);
 }
 
-/* Before the first terms since the last exchange. Pieces come a part of a tensor at a time, so they are added to zeros. */
+/* Before the first terms since the last exchange. Pieces are parts of a tensor, so they are added to zeros. */
 static pd_status begin_terms(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
     struct pd_zero_set *s = &zero->sets[set];
@@ -149,7 +149,7 @@ static pd_status begin_terms(struct pd_zero *zero, uint32_t set, struct pd_error
 
 static const char the_terms[] = "the terms";
 
-/* Elements [begin, end) of the set as they are computed become terms, or are added to them. */
+/* Converts elements [begin, end) of the set to terms, or adds them to terms. */
 static pd_status make_terms(struct pd_zero *zero, uint32_t set, const float *gradients, uint64_t begin, uint64_t end,
                             struct pd_error *err)
 {

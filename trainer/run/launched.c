@@ -19,7 +19,7 @@
 
 #define MODULE "layout"
 
-/* Other hosts are as this one is. */
+/* Assumes that other hosts are like this one. */
 uint32_t pd_launch_ranks_of_a_host(const struct pd_config *config, uint32_t ranks)
 {
     const uint32_t ranks_per_host = config->layout.ranks_per_host;
@@ -108,7 +108,7 @@ pd_status pd_launched_begin(struct pd_launched *ret_launched, struct pd_error *e
         launched.rank = launched.transport == PD_TRANSPORT_LOCAL ? 0 : rank_from_environment();
         const char *layout = getenv(PD_LAUNCH_ENV_LAYOUT);
         snprintf(launched.layout, sizeof launched.layout, "%s", layout ? layout : "");
-        /* The parent of a worker is the launcher, or the starter of ranks, which dies with the launcher. */
+        /* A worker's parent is the launcher, or the starter of ranks, which dies with the launcher. */
         if (prctl(PR_SET_PDEATHSIG, SIGKILL)) PD_FAIL_ERRNO(err, errno, "asking to end with the launcher");
         pid_t parent = getppid(), launcher = (pid_t)number_of(PD_LAUNCH_ENV_PARENT, 0);
         bool is_orphan = launched.transport == PD_TRANSPORT_LOCAL ? parent != launcher : parent == 1 && launcher != 1;
@@ -122,7 +122,7 @@ pd_status pd_launched_begin(struct pd_launched *ret_launched, struct pd_error *e
 
 void pd_launched_ready(const struct pd_launched *launched)
 {
-    /* A limit of file sizes is an error of the write that meets it, in words; not before, since MPI waits for ever then. */
+    /* The write that exceeds a file size limit reports it. Not set before, because MPI would then hang. */
     signal(SIGXFSZ, SIG_IGN);
     pd_signals_joined();
     pd_channel_say(PD_MESSAGE_READY, launched->rank, "", 0);

@@ -139,7 +139,7 @@ static void begin_save(struct run *r, bool everywhere)
     pd_saver_start(r->saver, &r->state, everywhere || r->started_step == r->config->run.steps);
 }
 
-/* The strongest wish of any rank, the saves that have ended on every one, and the root's clock. */
+/* Agrees on the strongest request of any rank, the saves that have ended on all, and the root's clock. */
 static pd_status agree(struct run *r, enum pd_signal *ret_signal, uint64_t *ret_finished, struct pd_error *err)
 {
     uint64_t words[3] = {pd_signals_pending(), UINT64_MAX - pd_saver_finished(r->saver),
@@ -242,7 +242,7 @@ static pd_status leave(struct run *r, struct pd_error *err)
     return save_and_leave(r, err);
 }
 
-/* The line goes first: a step that a kill leaves committed is not computed again. */
+/* Writes the line first: a step committed just before a kill is not recomputed. */
 static void write_metrics(struct run *r, struct pd_metrics_step *m)
 {
     struct pd_dev_memory device;
@@ -283,7 +283,7 @@ static pd_status validate(struct run *r, double *ret_loss, struct pd_error *err)
     return PD_OK;
 }
 
-/* The validation of the step that the run resumes at, unless metrics.jsonl has it already. */
+/* Validates the step that the run resumes at, unless metrics.jsonl has the result. */
 static pd_status validate_resumed(struct run *r, struct pd_error *err)
 {
     struct pd_metrics_step m = {.step = r->state.identity.step,
@@ -314,7 +314,7 @@ static bool has_no_turn(const struct run *r)
     return r->saves_begun - r->saves_finished >= pd_saver_in_flight(r->saver);
 }
 
-/* Another save begins when one has ended. *ret_is_stuck: none has for restart.hang_seconds, on some rank. Collective. */
+/* Waits for a running save to end. *ret_is_stuck: none ended for restart.hang_seconds, on some rank. Collective. */
 static pd_status await_turn(struct run *r, bool *ret_is_stuck, struct pd_error *err)
 {
     const double limit = r->config->restart.hang_seconds;
@@ -341,7 +341,7 @@ static void owe_save(struct run *r)
     r->is_save_owed = true;
 }
 
-/* A signal's sender, a user or a batch system, waits for the save, so training waits too; other saves go on beside it. */
+/* The sender of a signal, a user or batch system, waits for the save, so training waits too; other saves run in parallel. */
 static pd_status save_if_due(struct run *r, enum pd_signal signal, struct pd_error *err)
 {
     bool is_stuck;
@@ -355,7 +355,7 @@ static pd_status save_if_due(struct run *r, enum pd_signal signal, struct pd_err
     return PD_OK;
 }
 
-/* The line of a step goes before its save. */
+/* A step's line is written before its save. */
 pd_status pd_run_save_in_validation(void *run, struct pd_error *err)
 {
     struct run *r = run;

@@ -125,7 +125,7 @@ static void write_progress(const struct pd_metrics *m, const struct pd_metrics_l
         fprintf(out, " skipped %llu", (unsigned long long)s->skipped_steps);
 }
 
-/* The last bar stays: nothing follows it but lines of the log. */
+/* The last bar stays: only log lines follow. */
 static void print_progress(struct pd_metrics *m, const struct pd_metrics_line *line)
 {
     const bool is_bar = m->progress.kind == PD_PROGRESS_BAR, is_last = line->step.step == m->options.config->run.steps;

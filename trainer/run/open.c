@@ -204,7 +204,7 @@ static pd_status compare_data(struct run *r, const char *host, uint32_t count, s
     return pd_group_agree(&r->group, is_same ? PD_OK : name_other_file(r->data, theirs, count, host, err), err);
 }
 
-/* Each host reads its own files, and all of them were read when they were opened. */
+/* Each host reads its own files; opening read all of them. */
 static pd_status agree_data(struct run *r, struct pd_error *err)
 {
     char host[64] = "";
@@ -255,7 +255,7 @@ static pd_status build_engine(struct run *r, struct pd_error *err)
         pd_math_cuda_kernels(r->device.dev->capability, &sizes, kernels, sizeof kernels);
         pd_log(PD_LOG_INFO, MODULE, "GPU kernels: %s", kernels);
     }
-    /* A stream of their own, as with NCCL: no gather waits for copies of gradients. */
+    /* Its own stream, as with NCCL: no gather waits for copies of gradients. */
     struct pd_comm_memory memory;
     if (!r->device.dev || r->nccl || !r->engine->grid.gathers) return PD_OK;
     PD_TRY(pd_rank_device_memory(&r->device, PD_STREAM_GATHERS, &memory, err));
@@ -276,7 +276,7 @@ static pd_status open_metrics(struct run *r, const struct pd_resume_report *repo
     return pd_event_open(r, report, options.gemm_flops_per_second, err);
 }
 
-/* All ranks are GPUs or none is: one on a CPU would keep the others waiting. */
+/* Either all ranks use GPUs or none: one on a CPU would slow down the others. */
 static pd_status open_device(struct run *r, struct pd_error *err)
 {
     const pd_status st =

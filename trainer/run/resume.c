@@ -45,8 +45,8 @@ static bool is_imported(const struct pd_commit *commit)
     return commit->state.identity.lineage == 0;
 }
 
-/* The schedule may change at any restart, and decides bits all the same; run.steps moves optimizer.decay_steps. A learning rate
- * that jumps is a warning, with the keys that keep the schedule. */
+/* The schedule may change at any restart, though it affects the bits; run.steps changes optimizer.decay_steps. If the
+ * learning rate jumps, warns with the keys that keep the schedule. */
 static void log_schedule(const struct pd_engine *e, const struct pd_config *saved, uint64_t updates,
                          const struct pd_resume_difference *d, uint32_t count)
 {
@@ -131,7 +131,7 @@ static pd_status compare_data(const struct pd_engine *e, const struct pd_commit 
 
 /* ---- whose checkpoint it is ---- */
 
-/* By turns two runs would overwrite each other's checkpoints. */
+/* Two runs in turn would overwrite each other's checkpoints. */
 static pd_status check_run_id(const struct pd_engine *e, const char *path, const struct pd_commit *commit,
                               struct pd_error *err)
 {
@@ -153,7 +153,7 @@ static bool is_same_directory(const char *a, const char *b)
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-/* A run.dir that was moved or copied with its checkpoints has the record of the run. */
+/* A run.dir moved or copied with its checkpoints has the run's record. */
 static void find_other_run(const struct pd_config *now, const struct pd_config *saved, struct pd_resume_report *report)
 {
     struct pd_recorded recorded;
@@ -234,7 +234,7 @@ static void log_other_device(const struct pd_engine *e, const struct pd_run_stat
     free(now);
 }
 
-/* Data may change on purpose; that the same numbers mean other text is hardly meant. */
+/* Data may change on purpose, but hardly the meaning of its tokens. */
 static void log_other_tokenizer(const struct pd_engine *e, const struct pd_run_state *saved)
 {
     const char *path;
@@ -246,7 +246,7 @@ static void log_other_tokenizer(const struct pd_engine *e, const struct pd_run_s
            (unsigned long long)saved->tokenizer_digest, (unsigned long long)now);
 }
 
-/* of_run: the identity of a run that has checkpoints of later steps, or NULL: it begins. */
+/* of_run: identity of a run with checkpoints only of later steps, or NULL: a new run. */
 static pd_status start_fresh(struct pd_group *group, struct pd_engine *e, const struct pd_identity *of_run,
                              struct pd_run_state *state, struct pd_error *err)
 {
@@ -383,7 +383,7 @@ static bool is_elsewhere(struct pd_tiers *tiers, const struct candidate *c, stru
     return true;
 }
 
-/* Removed while this launch was starting: the next one would find it incomplete and take the one before. */
+/* Removed while this launch started: the next one would find it incomplete and use the one before. */
 static bool has_gone(struct pd_tiers *tiers, const struct candidate *c, struct pd_group *group)
 {
     char path[4096];

@@ -92,7 +92,7 @@ bool pd_save_failures_is_too_long(const struct pd_save_failures *f, uint64_t now
 enum save_order {
     SAVE_BESIDE,     /* may start while others run */
     SAVE_AFTER_COPY, /* GPU state with one mirror: the previous save must have copied it */
-    SAVE_ALONE       /* state in files, whose pool has one user at a time: all others have ended */
+    SAVE_ALONE       /* state in files, whose pool has one user at a time: all others must have ended */
 };
 
 /* Results of pd_state_save_wait for state in files. */
@@ -103,14 +103,14 @@ struct shard {
 
 #define PLACES (PD_SAVER_IN_FLIGHT_MAX + 1u)
 
-/* start: the caller writes all of it before `started` grows. Then the saver's thread alone, until `finished` grows; but for
+/* start: the caller writes everything before `started` grows. Then only the saver's thread, until `finished` grows, except
  * the two marks and the outcome's stall_seconds, which the lock guards. */
 struct save {
     struct pd_run_state state; /* its texts are the caller's */
     bool is_everywhere, is_last;
     double leave_seconds; /* is_last */
     uint64_t start_ns;
-    bool is_pinned;      /* the state in memory is still to be read, and may not change */
+    bool is_pinned;      /* the state in memory is not read yet and must not change */
     bool is_overwritten; /* it may have changed: this save cannot read it again */
     pd_status begun;     /* result of pd_state_save_begin, with its error in the outcome */
     struct pd_saver_outcome outcome;
@@ -127,9 +127,9 @@ struct pd_saver {
     struct pd_shard_box *boxes;
     uint32_t box_count;
     const void *
-        *data; /* (box_count) boxes in memory: the saver's thread reads them until on_copied, updates write them after */
-    /* Writers of each tier; tiers of equal compression share the first one's. With engine->staging, which they write from,
-     * they belong to the saver's thread: its owner is checked whenever it uses them. */
+        *data; /* (box_count) boxes in memory: the saver's thread reads them until on_copied; later updates write them */
+    /* Writers of each tier; tiers with equal compression share the first one's. The saver's thread owns them, and
+     * engine->staging, from which they write; the owner is checked on each use. */
     struct pd_shard_writer *writers[PD_TIERS_MAX];
     struct pd_thread_pool *pool; /* for compression; NULL: none */
     void *index;                 /* of whole tensors, for the commit */
@@ -143,7 +143,7 @@ struct pd_saver {
     struct save saves[PLACES];
     uint64_t started, finished, collected;
     bool makes_files, is_file_due, is_closing;
-    /* The state in memory: "updates" have it while no save pins it, and saves while one does. */
+    /* The state in memory: saves own it while one pins it, otherwise "updates". */
     struct pd_owner state;
 };
 
@@ -176,7 +176,7 @@ static pd_status files_write(struct pd_saver *s, struct save *save, struct pd_st
         PD_TRY(pd_store_begin(store, &save->state.identity, path, err));
         *ret_written = pd_state_files_copy(e->state, path, &save->state.identity, e->staging.data, e->staging.bytes, err);
     }
-    on_copied(s); /* from here on the checkpoint alone decides about the file */
+    on_copied(s); /* from now on only the checkpoint decides about the file */
     return PD_OK;
 }
 
@@ -262,7 +262,7 @@ static pd_status build(struct pd_saver *s, struct pd_vfs *vfs, struct pd_error *
         for (uint32_t tier = 0; tier < pd_tiers_count(s->tiers); tier++)
             PD_TRY(plan_tier(s, vfs, tier, err));
     }
-    /* A leader of a shared directory places it, and leaders are the first ranks of hosts. */
+    /* Leaders place a shared directory, and leaders are the first ranks of hosts. */
     const struct pd_comm *comm = s->engine->grid.comm;
     return s->group->rank == 0 || (comm && comm->rank_here == 0) ? build_index(s, err) : PD_OK;
 }
@@ -502,7 +502,7 @@ static void start(struct pd_saver *s, const struct save *what)
         wait_changed(s);
     if (order == SAVE_AFTER_COPY) mark_overwritten(s);
     pthread_mutex_unlock(&s->lock);
-    struct save *next = &s->saves[s->started % PLACES]; /* the thread does not look at it before `started` grows */
+    struct save *next = &s->saves[s->started % PLACES]; /* the thread reads it only once `started` has grown */
     *next = *what;
     next->start_ns = start_ns;
     next->outcome = (struct pd_saver_outcome){.step = what->state.identity.step};

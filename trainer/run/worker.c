@@ -103,8 +103,8 @@ static void *poll_command(void *preempt)
     return NULL;
 }
 
-/* command: for sh; borrowed. rank: of this process. NULL: the command is "", or there can be no thread, which is logged: the
- * signal will come all the same. */
+/* command: for sh; borrowed. rank: of this process. Returns NULL if the command is "", or without a thread, which is logged:
+ * the signal still arrives. */
 static struct pd_preempt *preempt_start(const char *command, uint32_t rank)
 {
     struct pd_preempt *p = command[0] ? calloc(1, sizeof *p) : NULL;
@@ -115,7 +115,7 @@ static struct pd_preempt *preempt_start(const char *command, uint32_t rank)
     return NULL;
 }
 
-/* Ends a command that runs; NULL is fine. */
+/* Kills a running command; NULL is fine. */
 static void preempt_stop(struct pd_preempt *p)
 {
     if (!p) return;
@@ -158,7 +158,7 @@ static pd_status run_open_rank(const struct pd_config *config, struct pd_comm *c
     if (st) pd_comm_abort(comm);
     if (st && r.nccl) pd_comm_abort(r.nccl);
     if (st && r.engine) pd_engine_abort(r.engine);
-    /* Said before the rest is put away: the starter may end this process at any time now, and it is not one that died. */
+    /* Report this first: the starter may now kill this process at any time, and it is not the rank that died. */
     if (st == PD_PEER_LOST) pd_launched_misses(pd_comm_missed(comm));
     if (st && launched) pd_launched_end(launched, st, err ? err->message : "");
     pd_run_close(&r);
