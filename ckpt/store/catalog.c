@@ -74,14 +74,6 @@ struct pd_store_unusable *store_catalog_note(struct store_catalog *catalog, cons
     return row;
 }
 
-bool store_catalog_knows(const struct store_catalog *catalog, const char *name)
-{
-    bool knows = store_items_find(&catalog->committed, name) || store_items_find(&catalog->partial, name);
-    for (uint32_t i = 0; !knows && i < catalog->unusable_count; i++)
-        knows = strcmp(catalog->unusable[i].right_name, name) == 0;
-    return knows;
-}
-
 /* ---- retention ---- */
 
 /* A step written twice (by a launch that resumed before it) counts once: the newer one. */

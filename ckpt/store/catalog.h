@@ -27,7 +27,6 @@ void store_catalog_deinit(struct store_catalog *catalog);
 /* Allocates space for `unusable_max` unusable ones. */
 PD_MUST_USE pd_status store_catalog_init(struct store_catalog *catalog, uint32_t unusable_max, struct pd_error *err);
 struct pd_store_unusable *store_catalog_note(struct store_catalog *catalog, const struct pd_store_unusable *unusable);
-bool store_catalog_knows(const struct store_catalog *catalog, const char *name); /* in any of the lists */
 
 PD_MUST_USE pd_status store_items_reserve(struct store_items *items, struct pd_error *err); /* space for one more */
 void store_items_add(struct store_items *items, const struct store_item *item);

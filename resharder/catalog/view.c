@@ -25,6 +25,15 @@ pd_status pd_links_add(struct pd_links *links, const struct pd_link *link, struc
     return PD_OK;
 }
 
+pd_status pd_links_add_own(struct pd_links *links, const struct pd_tensor_table *tensors, uint32_t t, enum pd_kind kind,
+                           struct pd_error *err)
+{
+    const struct pd_tensor *tensor = &tensors->tensors[t];
+    const struct pd_link link = {
+        .tensor = t, .kind = kind, .name = (char *)(uintptr_t)tensor->name, .view = pd_view_dense(tensor)};
+    return pd_links_add(links, &link, err);
+}
+
 struct pd_view pd_view_of_shape(const uint64_t *shape, uint32_t ndim)
 {
     struct pd_view view = {.ndim = ndim};

@@ -35,6 +35,9 @@ struct pd_links {
 void pd_links_deinit(struct pd_links *links);
 /* Adds a copy of `link`, its name included.   errors  PD_NO_MEMORY */
 PD_MUST_USE pd_status pd_links_add(struct pd_links *links, const struct pd_link *link, struct pd_error *err);
+/* Tensor `t` of the table, which lies as it is and under its own name. */
+PD_MUST_USE pd_status pd_links_add_own(struct pd_links *links, const struct pd_tensor_table *tensors, uint32_t t,
+                                       enum pd_kind kind, struct pd_error *err);
 
 struct pd_view pd_view_of_shape(const uint64_t *shape, uint32_t ndim); /* as it is */
 struct pd_view pd_view_dense(const struct pd_tensor *tensor);

@@ -4,19 +4,6 @@
 
 #include <inttypes.h>
 
-static pd_status link_all(const struct pd_tensor_table *tensors, struct pd_links *links, struct pd_error *err)
-{
-    for (uint32_t i = 0; i < tensors->count * PD_KIND_COUNT; i++) {
-        const struct pd_tensor *tensor = &tensors->tensors[i / PD_KIND_COUNT];
-        const struct pd_link link = {.tensor = i / PD_KIND_COUNT,
-                                     .kind = (enum pd_kind)(i % PD_KIND_COUNT),
-                                     .name = (char *)(uintptr_t)tensor->name,
-                                     .view = pd_view_dense(tensor)};
-        PD_TRY(pd_links_add(links, &link, err));
-    }
-    return PD_OK;
-}
-
 static pd_status write_again(struct pd_vfs *vfs, const struct pd_import_request *request,
                              struct pd_import_report *ret_report, struct pd_error *err)
 {
@@ -46,7 +33,8 @@ pd_status pd_reshard(struct pd_vfs *vfs, const struct pd_import_request *q, stru
     pd_catalog_init(&catalog, pd_format_perdure.name);
     pd_status st = pd_format_perdure.read(vfs, q->source, &catalog, err);
     if (!st) st = pd_catalog_finish(&catalog, err);
-    if (!st) st = link_all(q->tensors, &links, err);
+    for (uint32_t i = 0; i < q->tensors->count * PD_KIND_COUNT && !st; i++)
+        st = pd_links_add_own(&links, q->tensors, i / PD_KIND_COUNT, (enum pd_kind)(i % PD_KIND_COUNT), err);
     request.catalog = &catalog;
     request.links = &links;
     request.state = state;

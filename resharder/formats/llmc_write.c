@@ -101,12 +101,11 @@ static pd_status read_heads(const struct pd_catalog *wanted, int32_t *ret, struc
     const struct pd_catalog_text *text = pd_catalog_text(wanted, "config.json");
     const char *key = pd_family_of_dialect(pd_format_llmc.name)->keys[PD_NUMBER_HEADS].config;
     struct pd_json_document *document = NULL;
-    uint64_t heads = 0;
     if (text) PD_TRY(pd_json_parse("config.json", text->text, text->bytes, &document, err));
-    const struct pd_json_value *value = document ? pd_json_member(pd_json_root(document), key) : NULL;
-    const bool is_known = value && pd_json_is_u64(value, &heads) && heads && heads <= INT32_MAX;
+    const double heads = pd_json_number_or(document ? pd_json_root(document) : NULL, key, 0);
     pd_json_document_free(document);
-    if (!is_known) PD_FAIL(err, PD_INVALID, "config.json does not say %s, which llm.c's header needs", key);
+    if (!(heads >= 1 && heads <= INT32_MAX))
+        PD_FAIL(err, PD_INVALID, "config.json does not say %s, which llm.c's header needs", key);
     *ret = (int32_t)heads;
     return PD_OK;
 }

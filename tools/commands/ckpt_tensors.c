@@ -169,14 +169,12 @@ static pd_status link_ours(const struct pd_ckpt_foreign *f, const struct pd_mode
 {
     for (uint32_t t = 0; t < model->tensors.count; t++)
         for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
-            struct pd_tensor *tensor = &model->tensors.tensors[t];
+            const struct pd_tensor *tensor = &model->tensors.tensors[t];
             const int64_t found = pd_catalog_find(&f->catalog, tensor->name, (enum pd_kind)kind);
-            const struct pd_link link = {
-                .tensor = t, .kind = (enum pd_kind)kind, .name = tensor->name, .view = pd_view_dense(tensor)};
             if (found >= 0 && pd_foreign_elements(&f->catalog.tensors[found]) != pd_tensor_elements(tensor))
                 PD_FAIL(err, PD_INVALID, "tensor %s does not have the shape that the other checkpoint's model gives it",
                         tensor->name);
-            if (found >= 0) PD_TRY(pd_links_add(links, &link, err));
+            if (found >= 0) PD_TRY(pd_links_add_own(links, &model->tensors, t, (enum pd_kind)kind, err));
         }
     return PD_OK;
 }

@@ -106,13 +106,15 @@ static struct facts facts_of(const struct pd_launch_end *end, struct pd_launch_v
 
 /* ---- when a row holds ---- */
 
-typedef bool wanted(pd_status status);
+#define ONE(status) (1u << (status))
+#define NOT_DONE (~ONE(PD_OK))
+#define CAUSES (NOT_DONE & ~ONE(PD_PEER_LOST) & ~ONE(PD_STOPPED)) /* excludes what only follows from another rank */
 
-/* The report of the lowest rank with a wanted status. */
-static bool find_ended(struct facts *f, wanted *is_wanted)
+/* The report of the lowest rank with one of the statuses. */
+static bool find_ended(struct facts *f, uint32_t statuses)
 {
     for (uint32_t r = 0; r < f->end->count; r++) {
-        if (!said(f, r) || !is_wanted(said(f, r)->status)) continue;
+        if (!said(f, r) || !(statuses & ONE(said(f, r)->status))) continue;
         f->rank = r;
         f->ended = said(f, r);
         return true;
@@ -120,35 +122,9 @@ static bool find_ended(struct facts *f, wanted *is_wanted)
     return false;
 }
 
-/* Excludes a status that only follows from another rank's. */
-static bool is_cause(pd_status status)
-{
-    return status != PD_OK && status != PD_PEER_LOST && status != PD_STOPPED;
-}
-
-static bool is_not_done(pd_status status)
-{
-    return status != PD_OK;
-}
-
-static bool is_stopped(pd_status status)
-{
-    return status == PD_STOPPED;
-}
-
-static bool is_away(pd_status status)
-{
-    return status == PD_HOSTS_AWAY;
-}
-
-static bool is_peer_lost(pd_status status)
-{
-    return status == PD_PEER_LOST;
-}
-
 static bool needs_hosts(struct facts *f)
 {
-    return find_ended(f, is_away);
+    return find_ended(f, ONE(PD_HOSTS_AWAY));
 }
 
 /* The ranks inherit a limit of the address space: they would exceed it again. */
@@ -160,7 +136,7 @@ static bool is_memory_limited(void)
 
 static bool names_final_cause(struct facts *f)
 {
-    if (!find_ended(f, is_cause)) return false;
+    if (!find_ended(f, CAUSES)) return false;
     const pd_status st = f->ended->status;
     if (st == PD_NO_MEMORY) return is_memory_limited();
     return st != PD_DIVERGED && st != PD_BUG && st != PD_DEVICE_LOST;
@@ -168,13 +144,13 @@ static bool names_final_cause(struct facts *f)
 
 static bool names_passing_cause(struct facts *f)
 {
-    return find_ended(f, is_cause);
+    return find_ended(f, CAUSES);
 }
 
 /* run.dir has what ranks need to restart. */
 static bool is_directory_gone(struct facts *f)
 {
-    return f->end->is_run_dir_gone && (!f->is_success || find_ended(f, is_not_done));
+    return f->end->is_run_dir_gone && (!f->is_success || find_ended(f, NOT_DONE));
 }
 
 static bool is_left_opening(struct facts *f)
@@ -190,7 +166,7 @@ static bool is_left_stopped(struct facts *f)
 /* Ranks that reported a save were only slow to end. */
 static bool is_left_late(struct facts *f)
 {
-    return f->end->is_left_late && !find_ended(f, is_stopped);
+    return f->end->is_left_late && !find_ended(f, ONE(PD_STOPPED));
 }
 
 static bool is_begin_overdue(struct facts *f)
@@ -264,7 +240,7 @@ static bool is_rank_lost(struct facts *f)
 
 static bool has_left(struct facts *f)
 {
-    return find_ended(f, is_stopped);
+    return find_ended(f, ONE(PD_STOPPED));
 }
 
 /* The rank missed by every rank that missed any: only they can tell, for other hosts. If they disagree, or it missed one of
@@ -283,7 +259,7 @@ static uint32_t missed_by_all(const struct facts *f)
 
 static bool is_peer_missed(struct facts *f)
 {
-    if (!find_ended(f, is_peer_lost)) return false;
+    if (!find_ended(f, ONE(PD_PEER_LOST))) return false;
     f->verdict->may_be_network = true;
     f->verdict->lost_ranks[0] = missed_by_all(f);
     f->verdict->lost = f->verdict->lost_ranks[0] != PD_MESSAGE_NOBODY;
@@ -293,7 +269,7 @@ static bool is_peer_missed(struct facts *f)
 /* A rank was stopped for a while, or a link was cut: all may be well again. */
 static bool has_silent_peer(struct facts *f)
 {
-    return find_ended(f, is_peer_lost);
+    return find_ended(f, ONE(PD_PEER_LOST));
 }
 
 /* The kernel's choice: the next start would be killed too. Ranks on other hosts have other limits. */
