@@ -206,7 +206,7 @@ pd_status PD_CPU(logits_rescale)(struct pd_math *math, uint64_t rows, const floa
     return pd_cpu_run(math, rows, rescale_body, &r);
 }
 
-/* Comparisons and copies of a few numbers a row. */
+/* Compares and copies a few numbers per row. */
 pd_status PD_CPU(logits_join)(struct pd_math *math, const struct pd_logits_join *j, struct pd_error *err)
 {
     for (uint64_t row = 0; row < j->rows && j->max; row++) {

@@ -164,7 +164,7 @@ static uint64_t heap_pop(struct pd_merge_scratch *s)
     return top;
 }
 
-/* An entry is stale when its symbol is gone or its pair is another by now; then the rank kept for the symbol is another. */
+/* An entry is stale if its symbol is gone or has another pair by now; the rank stored for the symbol then differs. */
 static pd_status merge_by_heap(const struct pd_merge_table *table, struct pd_merge_scratch *s, struct pd_error *err)
 {
     const size_t count = s->count;

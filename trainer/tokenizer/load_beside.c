@@ -1,7 +1,7 @@
-/* Reads added tokens from the files beside tokenizer.json, as transformers does: added_tokens_decoder, added_tokens.json, and
- * named tokens (bos_token, ...) that the vocabulary has. Names in special_tokens_map.json replace names in
- * tokenizer_config.json, unless that has an added_tokens_decoder. All of it goes in front of the tokenizer's own text, as a
- * member "beside", so that a copy is whole. */
+/* Reads added tokens from the files beside tokenizer.json, like transformers: added_tokens_decoder, added_tokens.json, and
+ * named tokens (bos_token, ...) in the vocabulary. Names in special_tokens_map.json replace those in tokenizer_config.json,
+ * unless that has an added_tokens_decoder. All of it is put in front of the tokenizer's own text, as a member "beside", so
+ * that a copy is complete. */
 #include "ckpt/base/parse.h"
 #include "ckpt/base/regular_file.h"
 #include "trainer/tokenizer/load.h"
@@ -19,7 +19,7 @@ static const struct pd_json_value *member(const struct pd_json_value *object, co
     return object && pd_json_type(object) == PD_JSON_OBJECT ? pd_json_member(object, key) : NULL;
 }
 
-/* A token is a text, or an object with its content and flags. id: negative: the vocabulary's. */
+/* A token is a text, or an object with content and flags. A negative id means the vocabulary's. */
 static void put_token(struct pd_json_writer *w, const struct pd_json_value *token, const char *content, int64_t id)
 {
     static const char *const flags[] = {"single_word", "lstrip", "rstrip", "special", "normalized"};

@@ -1,7 +1,7 @@
-/* GGUF metadata (docs/gguf.md of ggml, "Tokenizer"): arrays of tokens, scores, types and merges in place of a tokenizer.json.
+/* GGUF metadata (docs/gguf.md of ggml, "Tokenizer"): arrays of tokens, scores, types and merges instead of a tokenizer.json.
  *   gpt2   byte-level BPE by merges; `pre` names the expression that cuts words
- *   llama  SentencePiece's BPE: of two neighbours that make a token the ones whose token has the highest score join first,
- *          the leftmost of equals; spaces are U+2581, unknown characters are bytes */
+ *   llama  SentencePiece's BPE: of adjacent pairs that form a token, the one whose token has the highest score merges first,
+ *          leftmost on ties; spaces are U+2581, unknown characters are bytes */
 #include "ckpt/base/grow.h"
 #include "trainer/tokenizer/load.h"
 #include "trainer/tokenizer/tokenizer.h"

@@ -1,6 +1,6 @@
-/* tokenizer.json: model, added tokens, normalizer, pre-tokenizer, template, decoder. All of it may be hostile: sizes, depth and
- * the number of steps are capped, ids are checked against each other. `truncation` and `padding` are about batches and do not
- * change which tokens a text has; they are left out. */
+/* tokenizer.json: model, added tokens, normalizer, pre-tokenizer, template, decoder. The file may be hostile: sizes, depth
+ * and the number of steps are limited, ids are checked against each other. `truncation` and `padding` concern batches and do
+ * not change a text's tokens, so they are ignored. */
 #include "ckpt/base/json.h"
 #include "trainer/tokenizer/load.h"
 #include "trainer/tokenizer/parts.h"
@@ -174,7 +174,7 @@ static pd_status load_part(const struct pd_loader *l, const struct pd_json_value
     return value ? pd_load_steps(l, value, key, kind, 0, err) : PD_OK;
 }
 
-/* A template that a class of transformers would make anew. */
+/* A template that a class of transformers would rebuild. */
 static pd_status check_beside(const struct pd_loader *l, const struct pd_json_value *root,
                               const struct pd_json_value *beside, struct pd_error *err)
 {

@@ -90,7 +90,7 @@ static bool is_byte_token(const char *text, size_t bytes)
     return memcmp(again, own, 6) == 0;
 }
 
-/* Text and type of a token; ids without one are padding, which no text has. */
+/* Text and type of a token; ids without one are padding, which matches no text. */
 static pd_status describe(struct saving *s, uint32_t id, const char **ret_text, int *ret_type, struct pd_error *err)
 {
     const struct pd_tokenizer *t = s->tokenizer;
@@ -154,7 +154,7 @@ static pd_status put_merges(struct saving *s, struct pd_error *err)
     return PD_OK;
 }
 
-/* SentencePiece has a score a token and not a rank a pair: merges of one token must follow one another. */
+/* SentencePiece has a score per token, not a rank per pair: merges of one token must be consecutive. */
 static pd_status score_tokens(struct saving *s, float *scores, struct pd_error *err)
 {
     for (uint32_t i = 0; i < s->merge_count; i++) {
@@ -221,7 +221,7 @@ static pd_status put_all(struct saving *s, struct pd_error *err)
     return PD_OK;
 }
 
-/* In how many ways two tokens make one that may come of a merge. */
+/* The number of ways in which two tokens form one that a merge may produce. */
 static uint64_t count_cuts(struct saving *s, const struct pd_vocab *vocab)
 {
     uint64_t cuts = 0;

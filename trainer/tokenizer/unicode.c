@@ -67,7 +67,7 @@ size_t pd_unicode_valid_bytes(const char *text, size_t bytes)
     return at;
 }
 
-/* Bytes of the maximal subpart that begins ill-formed text: as many as could begin a code point, at least one. */
+/* Length of the maximal subpart at the start of ill-formed text: as many bytes as could begin a code point, at least one. */
 static size_t ill_formed_bytes(const unsigned char *text, size_t bytes)
 {
     const unsigned char lead = text[0];
@@ -175,7 +175,7 @@ bool pd_unicode_is_word(uint32_t code)
 
 /* ---- normal forms ---- */
 
-/* Starters that the form leaves alone and that join nothing before them; most text is of these. The first row is ASCII. */
+/* Starters that the form keeps and that never join what precedes them; most text is of these. The first row is ASCII. */
 static const struct {
     uint32_t first, last;
     bool compatible; /* in NFKC too */

@@ -25,7 +25,7 @@ static bool is_once_asked_for(void)
     return strcmp(asked_for(), "onepass") == 0;
 }
 
-/* Ways to compute one thing: attention_place.h. */
+/* Alternative kernels for one computation: attention_place.h. */
 typedef pd_status pass(void *stream, const struct pd_attention *resolved, struct pd_cuda_workspace workspace,
                        struct pd_error *err);
 struct kernels {

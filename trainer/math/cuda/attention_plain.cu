@@ -68,7 +68,7 @@ PD_DEVICE void forward_scores(const pd_attention &a, const pd_plain_place &p, co
     }
 }
 
-/* A thread a query: the maximum and the factor; then all threads P; then a thread a query its sum, ascending. */
+/* One thread per query: the maximum and the factor; then all threads P; then one thread per query its sum, ascending. */
 template <uint32_t ROWS> PD_DEVICE void forward_softmax(const forward_space<ROWS> &s)
 {
     const uint32_t r = threadIdx.x;
@@ -165,7 +165,7 @@ pd_status pd_attention_plain_forward(void *stream, const struct pd_attention *a,
 
 /* ---- delta ---- */
 
-/* Sum i is of head i % heads of row i / heads. Few have numbers beyond 32 bits, and a 64-bit division is many steps. */
+/* Sum i belongs to head i % heads of row i / heads. Few numbers exceed 32 bits, and a 64-bit division is slow. */
 PD_DEVICE void delta_put(const pd_attention &a, uint64_t i, float sum)
 {
     const uint64_t row = i >> 32 ? i / a.heads : (uint32_t)i / a.heads, head = i - row * a.heads;

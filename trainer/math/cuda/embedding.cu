@@ -83,7 +83,7 @@ PD_DEVICE uint32_t find_rows(const scatter &s, uint64_t from, uint64_t to, int64
     return total;
 }
 
-/* A thread a token: counts its rows, then lists them. */
+/* One thread per token: counts its rows, then lists them. */
 PD_DEVICE void sort_rows(uint32_t found, lists &l)
 {
     const uint32_t token = threadIdx.x, mask = (1u << TOKEN_BITS) - 1;
@@ -125,7 +125,7 @@ PD_DEVICE float sum_listed(const scatter &s, uint64_t column, const uint32_t *li
     return chain;
 }
 
-/* The sum of `count` rows of the micro-batch becomes an element of the table. */
+/* Stores the sum of `count` rows of the micro-batch in an element of the table. */
 PD_DEVICE void put_sum(const scatter &s, uint64_t element, uint64_t count, float sum)
 {
     if (s.adds && count == 0) return;

@@ -12,7 +12,7 @@
 /* When splitting k, cuBLASLt 12.8 and 13.1 drop the remainder after whole steps (facebookexperimental/triton, pull request
  * 2767). Steps are 128 bytes; in fp8 128 elements. */
 #define SPLIT_STEP 128u
-#define TILE 128u /* the side of a tile of C that is counted with; cuBLASLt's may be others */
+#define TILE 128u /* assumed side of a tile of C; cuBLASLt's may differ */
 #define PARTS_MAX 4u
 #define PARTS_K 4096u /* the least k in parts: README.md, "What is expected" */
 
@@ -313,7 +313,7 @@ static bool is_admitted(const struct pd_cuda_gemms *p, const struct key *key, co
     return scheme == CUBLASLT_REDUCTION_SCHEME_NONE || (scheme & reductions_of(p, key)) != 0;
 }
 
-/* The first that the heuristic names and that this mode admits. */
+/* The heuristic's first choice that this mode accepts. */
 static pd_status choose(const struct pd_cuda_gemms *p, const struct pd_gemm *g, struct plan *plan, struct pd_error *err)
 {
     struct description d;
@@ -372,7 +372,7 @@ static pd_status find(struct pd_cuda_gemms *p, const struct key *key, const stru
 
 /* ---- running it ---- */
 
-/* The description of this very GEMM, whatever shape the algorithm was chosen for. */
+/* Describes this GEMM, whatever shape the algorithm was chosen for. */
 static pd_status describe_gemm(const struct pd_cuda_gemms *p, struct description *d, const struct key *chosen,
                                const struct pd_gemm *g, struct pd_error *err)
 {

@@ -31,8 +31,8 @@ PD_DEVICE float value(const struct pd_matrix &operand, uint64_t i, struct codes 
     return __fmul_rn(pd_f32_of_fp8(codes.format, static_cast<const uint8_t *>(operand.data)[i]), codes.scale);
 }
 
-/* Rows [first, first + SIDE) of an operand (rows, k), or (k, rows) when `across`, times DEPTH of k: tile[k][row], 0 outside.
- * Threads that follow each other read elements that do. */
+/* Rows [first, first + SIDE) of an operand (rows, k), or (k, rows) if `across`, times DEPTH of k: tile[k][row], 0 outside.
+ * Adjacent threads read adjacent elements. */
 PD_DEVICE void load(float (&tile)[DEPTH][SIDE + 1], const struct pd_matrix &operand, struct codes codes, bool across,
                     uint64_t rows, uint64_t depth, uint64_t first, uint64_t first_k)
 {

@@ -133,7 +133,7 @@ PD_DEVICE struct running_sum columns_sum(const float *x, uint64_t n)
     return r;
 }
 
-/* Both sides of a join of two threads make the same sum. */
+/* Both threads of a join compute the same sum. */
 PD_DEVICE struct running_sum whole_row_sum(const float *x, uint64_t n)
 {
     PD_SHARED(running_sum, warps, [PD_THREADS / PD_WARP]);
@@ -174,7 +174,7 @@ static __global__ void sum_kernel(struct pd_cross_entropy l)
     if (column < l.vocab) l.target_logit[row] = x[column];
 }
 
-/* The sum of these columns joins that of the columns before. */
+/* Joins the sum of these columns to that of earlier ones. */
 static __global__ void part_kernel(struct pd_cross_entropy l)
 {
     const uint64_t row = blockIdx.x, column = target_column(l, row);

@@ -316,7 +316,7 @@ static __global__ void __launch_bounds__(PD_THREADS)
     }
 }
 
-/* Bands of a column: sixteen lines of threads take every sixteenth each, then a tree of lines. blockIdx.y: 1 of dbias. */
+/* Bands of a column: each of sixteen lines of threads adds every sixteenth, then a tree of lines. blockIdx.y 1: dbias. */
 static __global__ void join(const struct pd_norm n, const uint32_t count, const float *partials)
 {
     PD_SHARED(float, sums, [LINES_OF_BANDS][COLUMNS]);
