@@ -176,9 +176,8 @@ static struct pd_chunk_term term(const struct pd_transformer *t, const void *dy,
         .a = shift(t, dy, dy_column), .b = shift(t, w, w_row * hidden), .lda = ld_dy, .ldb = hidden, .k = k};
 }
 
-/* dnorm (R,C) = tree over chunks of the chain of a chunk's columns of q, of k, of v. */
-static pd_status qkv_input(const struct pass *p, const struct pd_qkv *d, const struct pd_beside *beside,
-                           struct pd_error *err)
+/* The terms of a chunk: its columns of q, of k, of v. */
+static void qkv_terms(const struct pass *p, const struct pd_qkv *d)
 {
     struct pd_transformer *t = p->t;
     const struct pd_model_config *c = &t->model->config;
@@ -199,12 +198,9 @@ static pd_status qkv_input(const struct pass *p, const struct pd_qkv *d, const s
         t->tp.terms[0].k = s->q_columns + 2 * s->dk_columns;
         t->tp.terms[1].k = t->tp.terms[2].k = 0;
     }
-    struct pd_chunk_sum sum = {
-        .rows = t->rows, .columns = p->hidden, .units = c->heads, .out = t->dnorm, .brings = p->x, .beside = beside};
-    return pd_chunk_sum_run(t, &sum, err);
 }
 
-static pd_status up_input(const struct pass *p, const struct pd_beside *beside, struct pd_error *err)
+static void up_terms(const struct pass *p)
 {
     struct pd_transformer *t = p->t;
     const uint64_t ffn = t->model->config.ffn, columns = t->share.ffn_columns, ld = t->share.up_columns;
@@ -220,44 +216,43 @@ static pd_status up_input(const struct pass *p, const struct pd_beside *beside, 
         t->tp.terms[0].k = ld;
         t->tp.terms[1].k = 0;
     }
-    struct pd_chunk_sum sum = {
-        .rows = t->rows, .columns = p->hidden, .units = ffn, .out = t->dnorm, .brings = p->a->middle, .beside = beside};
+}
+
+/* dnorm (R,C): the tree over chunks of the chain of each chunk's terms. The rows that the norm read come along. */
+static pd_status columns_input(const struct pass *p, uint64_t units, const void *brings, const struct pd_beside *beside,
+                               struct pd_error *err)
+{
+    struct pd_transformer *t = p->t;
+    struct pd_chunk_sum sum = {.rows = t->rows,
+                               .columns = p->hidden,
+                               .units = units,
+                               .trans_b = t->fp8.is_on,
+                               .out = t->dnorm,
+                               .brings = brings,
+                               .beside = beside};
     return pd_chunk_sum_run(t, &sum, err);
 }
 
 /* ---- weights cut by columns ---- */
 
-struct row_parallel {
-    enum pd_fp8_linear linear;
-    uint64_t units, unit; /* unit elements make one that chunks cut */
-    uint64_t in;          /* of this rank */
-    const void *x;        /* (R,in) */
-    enum pd_role role;
-};
-
-static struct row_parallel out_projection(const struct pass *p)
+static struct pd_row_linear out_projection(const struct pass *p)
 {
     const struct pd_model_config *c = &p->t->model->config;
-    return (struct row_parallel){PD_FP8_OUT, c->heads, c->head_size, p->t->share.q_columns, p->a->attention, PD_ROLE_OUT};
+    return (struct pd_row_linear){PD_FP8_OUT,      PD_ROLE_OUT,           c->heads, c->head_size, p->t->share.q_columns,
+                                  p->a->attention, weight(p, PD_ROLE_OUT)};
 }
 
-static struct row_parallel down_projection(const struct pass *p)
+static struct pd_row_linear down_projection(const struct pass *p)
 {
-    return (struct row_parallel){PD_FP8_DOWN, p->t->model->config.ffn, 1, p->t->share.ffn_columns, p->a->hidden,
-                                 PD_ROLE_DOWN};
-}
-
-static struct pd_fp8_rows codes_of(const struct pass *p, const struct row_parallel *l)
-{
-    return (struct pd_fp8_rows){l->linear, l->units, l->unit, l->in, l->x, weight(p, l->role)};
+    return (struct pd_row_linear){PD_FP8_DOWN,  PD_ROLE_DOWN,           p->t->model->config.ffn, 1, p->t->share.ffn_columns,
+                                  p->a->hidden, weight(p, PD_ROLE_DOWN)};
 }
 
 /* y = x W^T + bias + residual, for the rows that this rank keeps. */
-static pd_status rows_forward(const struct pass *p, const struct row_parallel *l, const void *residual, void *y,
+static pd_status rows_forward(const struct pass *p, const struct pd_row_linear *l, const void *residual, void *y,
                               struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
-    const struct pd_fp8_rows codes = codes_of(p, l);
     const struct pd_chunk_sum sum = {.rows = t->rows,
                                      .columns = p->hidden,
                                      .units = l->units,
@@ -266,25 +261,21 @@ static pd_status rows_forward(const struct pass *p, const struct row_parallel *l
                                      .bias = bias_of(p, l->role),
                                      .residual = residual,
                                      .out = y};
-    if (t->fp8.is_on) return pd_fp8_rows_forward(t, &codes, bias_of(p, l->role), residual, y, err);
-    for (uint32_t i = 0; i < t->tp.chunks; i++) {
+    if (t->fp8.is_on) PD_TRY(pd_fp8_rows_terms(t, l, err));
+    for (uint32_t i = 0; i < t->tp.chunks && !t->fp8.is_on; i++) {
         struct pd_range r = pd_chunk_columns(t, l->units, l->unit, i);
         const uint64_t k = r.end - r.begin;
-        *pd_chunk_terms(t, i) = (struct pd_chunk_term){.a = shift(t, l->x, r.begin),
-                                                       .b = shift(t, weight(p, l->role), r.begin * p->hidden),
-                                                       .lda = l->in,
-                                                       .ldb = k,
-                                                       .k = k};
+        *pd_chunk_terms(t, i) = (struct pd_chunk_term){
+            .a = shift(t, l->x, r.begin), .b = shift(t, l->w, r.begin * p->hidden), .lda = l->in, .ldb = k, .k = k};
     }
     return pd_chunk_sum_run(t, &sum, err);
 }
 
 /* dx (R,in) = dy W, with dy = dstream; in fp8 also dW. */
-static pd_status rows_backward(const struct pass *p, const struct row_parallel *l, void *dx, struct pd_error *err)
+static pd_status rows_backward(const struct pass *p, const struct pd_row_linear *l, void *dx, struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
-    const struct pd_fp8_rows codes = codes_of(p, l);
-    if (t->fp8.is_on) return pd_fp8_rows_backward(t, &codes, dx, dweight_of(p, l->role), err);
+    if (t->fp8.is_on) return pd_fp8_rows_backward(t, l, dx, dweight_of(p, l->role), err);
     for (uint32_t i = 0; i < t->tp.chunks; i++) {
         struct pd_range r = pd_chunk_columns(t, l->units, l->unit, i);
         const uint64_t n = r.end - r.begin;
@@ -293,7 +284,7 @@ static pd_status rows_backward(const struct pass *p, const struct row_parallel *
                             .n = n,
                             .k = p->hidden,
                             .a = matrix(t, t->dstream, p->hidden),
-                            .b = matrix(t, shift(t, weight(p, l->role), r.begin * p->hidden), n),
+                            .b = matrix(t, shift(t, l->w, r.begin * p->hidden), n),
                             .c = matrix(t, shift(t, dx, r.begin), l->in)};
         PD_TRY(pd_gemm(t->math, &g, err));
     }
@@ -301,7 +292,7 @@ static pd_status rows_backward(const struct pass *p, const struct row_parallel *
 }
 
 /* dW in the layout of W, except in fp8; dbias on every rank. */
-static pd_status rows_weights(const struct pass *p, const struct row_parallel *l, struct pd_error *err)
+static pd_status rows_weights(const struct pass *p, const struct pd_row_linear *l, struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
     for (uint32_t i = 0; i < t->tp.chunks && !t->fp8.is_on; i++) {
@@ -373,7 +364,7 @@ static pd_status activation_backward(const struct pass *p, struct pd_error *err)
 /* out NULL: computes all except the output. */
 static pd_status run_forward(const struct pass *p, void *out, struct pd_error *err)
 {
-    const struct row_parallel attention_out = out_projection(p), down = down_projection(p);
+    const struct pd_row_linear attention_out = out_projection(p), down = down_projection(p);
     PD_TRY(norm1_start(p, err));
     struct pd_transformer *t = p->t;
     PD_TRY(pd_rows_norm_wait(t, err));
@@ -417,7 +408,7 @@ pd_status pd_transformer_block_forward(struct pd_transformer *t, uint32_t slot, 
 
 static pd_status down_weights(void *pass, struct pd_error *err)
 {
-    const struct row_parallel down = down_projection(pass);
+    const struct pd_row_linear down = down_projection(pass);
     return rows_weights(pass, &down, err);
 }
 
@@ -433,7 +424,7 @@ static pd_status up_weights(void *pass, struct pd_error *err)
 
 static pd_status out_weights(void *pass, struct pd_error *err)
 {
-    const struct row_parallel out = out_projection(pass);
+    const struct pd_row_linear out = out_projection(pass);
     return rows_weights(pass, &out, err);
 }
 
@@ -442,10 +433,14 @@ static pd_status up_gradient(struct pass *p, struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
     const struct pd_beside beside[2] = {{down_weights, p}};
-    if (!t->fp8.is_on) return up_input(p, beside, err);
-    PD_TRY(down_weights(p, err));
-    pd_fp8_up_parts(t, t->dup);
-    return pd_fp8_columns_input(t, PD_FP8_UP, weight(p, p->up), t->model->config.ffn, p->a->middle, err);
+    if (t->fp8.is_on) {
+        PD_TRY(down_weights(p, err));
+        pd_fp8_up_parts(t, t->dup);
+        PD_TRY(pd_fp8_columns_terms(t, PD_FP8_UP, weight(p, p->up), err));
+    } else {
+        up_terms(p);
+    }
+    return columns_input(p, t->model->config.ffn, p->a->middle, t->fp8.is_on ? NULL : beside, err);
 }
 
 /* t->dnorm */
@@ -453,16 +448,20 @@ static pd_status qkv_gradient(struct pass *p, const struct pd_qkv *d, struct pd_
 {
     struct pd_transformer *t = p->t;
     const struct pd_beside beside[2] = {{up_weights, p}, {out_weights, p}};
-    if (!t->fp8.is_on) return qkv_input(p, d, beside, err);
-    PD_TRY(out_weights(p, err));
-    pd_fp8_qkv_parts(t, d, true);
-    return pd_fp8_columns_input(t, PD_FP8_QKV, weight(p, PD_ROLE_Q), t->model->config.heads, p->x, err);
+    if (t->fp8.is_on) {
+        PD_TRY(out_weights(p, err));
+        pd_fp8_qkv_parts(t, d, true);
+        PD_TRY(pd_fp8_columns_terms(t, PD_FP8_QKV, weight(p, PD_ROLE_Q), err));
+    } else {
+        qkv_terms(p, d);
+    }
+    return columns_input(p, t->model->config.heads, p->x, t->fp8.is_on ? NULL : beside, err);
 }
 
 static pd_status mlp_backward(struct pass *p, struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
-    const struct row_parallel down = down_projection(p);
+    const struct pd_row_linear down = down_projection(p);
     const struct pd_norm n = norm2_of(p, pd_rows_whole(t, p->a->middle));
     PD_TRY(rows_backward(p, &down, t->dhidden, err));
     PD_TRY(activation_backward(p, err));
@@ -476,7 +475,7 @@ static pd_status attention_backward(struct pass *p, struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
     const int heads = p->places[PD_ROLE_Q_NORM][0];
-    const struct row_parallel out = out_projection(p);
+    const struct pd_row_linear out = out_projection(p);
     const struct pd_qkv d = pd_qkv_of(t, t->dqkv, t->share.dk_columns);
     const struct pd_norm n = norm1_of(p, pd_rows_whole(t, p->x));
     PD_TRY(rows_backward(p, &out, t->dattention, err));

@@ -334,8 +334,7 @@ static pd_status part_term(struct pd_transformer *t, struct pd_linear_part *part
     return PD_OK;
 }
 
-pd_status pd_fp8_columns_input(struct pd_transformer *t, enum pd_fp8_linear linear, const void *w, uint64_t units,
-                               const void *brings, struct pd_error *err)
+pd_status pd_fp8_columns_terms(struct pd_transformer *t, enum pd_fp8_linear linear, const void *w, struct pd_error *err)
 {
     struct pd_fp8_linears *f = &t->fp8;
     const struct weight all = {.linear = linear, .w = w};
@@ -345,13 +344,7 @@ pd_status pd_fp8_columns_input(struct pd_transformer *t, enum pd_fp8_linear line
         pd_chunk_terms(t, i);
     for (uint32_t i = 0; i < f->part_count; before += f->parts[i].rows, i++)
         PD_TRY(part_term(t, &f->parts[i], before, &all, err));
-    struct pd_chunk_sum sum = {.rows = t->rows,
-                               .columns = t->model->config.hidden,
-                               .units = units,
-                               .trans_b = true,
-                               .out = t->dnorm,
-                               .brings = brings};
-    return pd_chunk_sum_run(t, &sum, err);
+    return PD_OK;
 }
 
 pd_status pd_fp8_columns_weights(struct pd_transformer *t, const void *x, float *dweight, float *dbias, struct pd_error *err)
@@ -372,8 +365,7 @@ pd_status pd_fp8_columns_weights(struct pd_transformer *t, const void *x, float 
 
 /* ---- cut by columns of the weight ---- */
 
-pd_status pd_fp8_rows_forward(struct pd_transformer *t, const struct pd_fp8_rows *l, const void *bias, const void *residual,
-                              void *y, struct pd_error *err)
+pd_status pd_fp8_rows_terms(struct pd_transformer *t, const struct pd_row_linear *l, struct pd_error *err)
 {
     struct pd_fp8_linears *f = &t->fp8;
     const uint64_t hidden = t->model->config.hidden;
@@ -398,18 +390,10 @@ pd_status pd_fp8_rows_forward(struct pd_transformer *t, const struct pd_fp8_rows
         PD_TRY(quantize_pieces(t, PD_FP8_E4M3, shift(t, l->x, r.begin), l->in, k, f->x + r.begin * t->rows, NULL,
                                &terms[0].a_scales, err));
     }
-    struct pd_chunk_sum sum = {.rows = t->rows,
-                               .columns = hidden,
-                               .units = l->units,
-                               .trans_b = true,
-                               .by_rows = true,
-                               .bias = bias,
-                               .residual = residual,
-                               .out = y};
-    return pd_chunk_sum_run(t, &sum, err);
+    return PD_OK;
 }
 
-pd_status pd_fp8_rows_backward(struct pd_transformer *t, const struct pd_fp8_rows *l, void *dx, float *dweight,
+pd_status pd_fp8_rows_backward(struct pd_transformer *t, const struct pd_row_linear *l, void *dx, float *dweight,
                                struct pd_error *err)
 {
     struct pd_fp8_linears *f = &t->fp8;

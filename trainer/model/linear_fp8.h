@@ -42,8 +42,9 @@ struct pd_fp8_linears {
 };
 
 /* A linear layer cut by columns of its weight; the weight is stored as one matrix per chunk. */
-struct pd_fp8_rows {
+struct pd_row_linear {
     enum pd_fp8_linear linear;
+    enum pd_role role;
     uint64_t units, unit, in; /* chunks hold whole units of `unit` elements; in: of this rank */
     const void *x, *w;        /* (R,in) */
 };
@@ -59,14 +60,13 @@ void pd_fp8_up_parts(struct pd_transformer *t, void *y);
 /* y = x (R,C) W^T + bias */
 PD_MUST_USE pd_status pd_fp8_columns_forward(struct pd_transformer *t, enum pd_fp8_linear linear, const void *x,
                                              const void *w, const void *bias, struct pd_error *err);
-/* t->dnorm = dy W, and the rows of pd_chunk_sum's `brings`; then dW = dy^T x, and dbias unless NULL. */
-PD_MUST_USE pd_status pd_fp8_columns_input(struct pd_transformer *t, enum pd_fp8_linear linear, const void *w,
-                                           uint64_t units, const void *brings, struct pd_error *err);
+/* The terms of t->dnorm = dy W; then dW = dy^T x, and dbias unless NULL. */
+PD_MUST_USE pd_status pd_fp8_columns_terms(struct pd_transformer *t, enum pd_fp8_linear linear, const void *w,
+                                           struct pd_error *err);
 PD_MUST_USE pd_status pd_fp8_columns_weights(struct pd_transformer *t, const void *x, float *dweight, float *dbias,
                                              struct pd_error *err);
-/* y = x W^T + bias + residual, for the rows that this rank keeps */
-PD_MUST_USE pd_status pd_fp8_rows_forward(struct pd_transformer *t, const struct pd_fp8_rows *l, const void *bias,
-                                          const void *residual, void *y, struct pd_error *err);
+/* The terms of x W^T. */
+PD_MUST_USE pd_status pd_fp8_rows_terms(struct pd_transformer *t, const struct pd_row_linear *l, struct pd_error *err);
 /* dx (R,in) = dy W, and dW in the layout of W. dy is t->dstream. */
-PD_MUST_USE pd_status pd_fp8_rows_backward(struct pd_transformer *t, const struct pd_fp8_rows *l, void *dx, float *dweight,
+PD_MUST_USE pd_status pd_fp8_rows_backward(struct pd_transformer *t, const struct pd_row_linear *l, void *dx, float *dweight,
                                            struct pd_error *err);
