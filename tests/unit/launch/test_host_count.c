@@ -151,6 +151,6 @@ Test(host_count, answers_that_come_one_by_one_are_waited_for)
     while (pd_launch_look_waits(4, last, last, at))
         at++;
     cr_expect_eq(at, 60000, "a minute in all");
-    cr_expect(pd_launch_look_waits(4, 300, 300, 1499) && !pd_launch_look_waits(4, 300, 300, 1500));
+    cr_expect(pd_launch_look_waits(4, 1000, 1000, 4999) && !pd_launch_look_waits(4, 1000, 1000, 5000));
     cr_expect(pd_launch_look_waits(4, 0, 0, 9999) && !pd_launch_look_waits(4, 0, 0, 10000), "nobody answers");
 }
