@@ -207,12 +207,6 @@ def body(workspace, arguments):
     lines = killed[:killed.rindex("\n")].rstrip(",")
     json.loads(lines + "]")
 
-    for name in ("trace.rank7.json", "trace.restart2.rank1.json", "trace.restart1.json.kept", "trace.ranks.json"):
-        workspace.file(name, "[]")
-    workspace.train(config, workspace.directory(), ["layout.ranks=1", f"--trace={trace}"])
-    left = sorted(name for name in os.listdir(workspace.path) if name.startswith("trace"))
-    check(left == ["trace.json", "trace.ranks.json", "trace.restart1.json.kept"], f"of an earlier launch there are {left}")
-
     if "mpi" in arguments:
         workspace.train(config, workspace.directory(), ["layout.ranks=2", "layout.transport=mpi", f"--trace={trace}"])
         read(trace)

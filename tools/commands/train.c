@@ -194,34 +194,6 @@ static pd_status check_device(const struct pd_config *config, struct pd_error *e
     return PD_OK;
 }
 
-/* Skips a ".", a word and a number; else returns `at`. */
-static const char *skip_part(const char *at, const char *word)
-{
-    const size_t length = strlen(word);
-    if (at[0] != '.' || strncmp(at + 1, word, length) != 0) return at;
-    const size_t digits = strspn(at + 1 + length, "0123456789");
-    return digits ? at + 1 + length + digits : at;
-}
-
-/* Otherwise old trace files beside this one would be mistaken for this launch's. */
-static void remove_old_traces(const char *path)
-{
-    char folder[8192], old[8192 + 256];
-    const char *name = strrchr(path, '/') + 1, *dot = strrchr(name, '.');
-    const size_t stem = dot ? (size_t)(dot - name) : strlen(name);
-    snprintf(folder, sizeof folder, "%.*s", (int)(name - path), path);
-    DIR *directory = opendir(folder);
-    if (!directory) return; /* the directory cannot be read: unknown */
-    for (const struct dirent *entry; (entry = readdir(directory));) {
-        if (strncmp(entry->d_name, name, stem) != 0) continue;
-        const char *parts = entry->d_name + stem, *end = skip_part(skip_part(parts, "restart"), "rank");
-        if (end == parts || strcmp(end, name + stem) != 0) continue;
-        snprintf(old, sizeof old, "%s%s", folder, entry->d_name);
-        unlink(old);
-    }
-    closedir(directory);
-}
-
 /* For workers, which may have another current directory. */
 static pd_status hand_on_trace(const struct pd_config *config, const char *file, struct pd_error *err)
 {
@@ -231,7 +203,6 @@ static pd_status hand_on_trace(const struct pd_config *config, const char *file,
     if (*file && *file != '/' && !getcwd(here, sizeof here))
         PD_FAIL_ERRNO(err, errno, "--trace %s: the current directory", file);
     snprintf(path, sizeof path, "%s%s%s", here, *here ? "/" : "", file);
-    if (*file) remove_old_traces(path);
     setenv(PD_LAUNCH_ENV_TRACE, path, 1);
     return PD_OK;
 }
