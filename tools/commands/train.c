@@ -149,15 +149,6 @@ static pd_status check_run_dir(const struct pd_config *config, struct pd_error *
             dir, config->checkpoint.tiers_count ? "checkpoint.tiers[0].dir" : "checkpoint.dir", dir);
 }
 
-/* True for a directory that training creates. */
-static bool is_run_dir(const struct pd_config *config, const char *folder)
-{
-    size_t bytes = strlen(config->run.dir);
-    while (bytes > 1 && config->run.dir[bytes - 1] == '/')
-        bytes--;
-    return strlen(folder) == bytes && strncmp(folder, config->run.dir, bytes) == 0;
-}
-
 /* Accepts a file, or one that can be created, in a directory that exists or will. */
 static pd_status check_trace(const struct pd_config *config, const char *file, struct pd_error *err)
 {
@@ -169,10 +160,8 @@ static pd_status check_trace(const struct pd_config *config, const char *file, s
         PD_FAIL(err, PD_USAGE, "--trace %s: this is a directory; name a file in it, such as %s%strace.json", file, file,
                 slash && !slash[1] ? "" : "/");
     if (!slash || slash == file) return PD_OK;
-    if (slash - file >= (ptrdiff_t)sizeof folder)
-        PD_FAIL(err, PD_USAGE, "--trace: the name is too long; give a shorter one");
     snprintf(folder, sizeof folder, "%.*s", (int)(slash - file), file);
-    if ((stat(folder, &found) || !S_ISDIR(found.st_mode)) && !is_run_dir(config, folder))
+    if ((stat(folder, &found) || !S_ISDIR(found.st_mode)) && strcmp(folder, config->run.dir) != 0)
         PD_FAIL(err, PD_USAGE, "--trace %s: there is no directory %s: mkdir -p %s", file, folder, folder);
     return PD_OK;
 }

@@ -73,21 +73,6 @@ static void add_tiers(struct pd_json_writer *w, const struct pd_history *h)
     pd_json_array_end(w);
 }
 
-static void add_store(struct pd_json_writer *w, const struct pd_report_run *run)
-{
-    pd_json_array_begin(w, "checkpoints");
-    for (uint64_t i = 0; i < run->checkpoint_count; i++) {
-        const struct pd_report_checkpoint *c = &run->checkpoints[i];
-        pd_json_object_begin(w, NULL);
-        PD_JSON_STRINGS(w, {"name", c->name}, {"directory", c->dir});
-        PD_JSON_U64S(w, {"step", c->step}, {"lineage", c->lineage}, {"world", c->ranks}, {"bytes", c->bytes});
-        pd_json_measured(w, "loss", c->loss);
-        pd_json_object_end(w);
-    }
-    pd_json_array_end(w);
-    if (run->store_note[0]) pd_json_string(w, "store_note", run->store_note);
-}
-
 void pd_report_json(const struct pd_report_data *r, struct pd_json_writer *w)
 {
     pd_json_object_begin(w, NULL);
@@ -106,18 +91,6 @@ void pd_report_json(const struct pd_report_data *r, struct pd_json_writer *w)
         PD_JSON_U64S(w, {"failures", l->failures}, {"lost_steps", l->lost_steps});
         add_starts(w, &run->history);
         add_tiers(w, &run->history);
-        add_store(w, run);
-        pd_json_object_end(w);
-    }
-    pd_json_array_end(w);
-    pd_json_array_begin(w, "differences");
-    for (uint32_t k = 0; k < r->difference_count; k++) {
-        pd_json_object_begin(w, NULL);
-        pd_json_string(w, "key", r->differences[k].key);
-        pd_json_array_begin(w, "values");
-        for (uint32_t i = 0; i < r->count; i++)
-            pd_json_string(w, NULL, r->differences[k].values[i]);
-        pd_json_array_end(w);
         pd_json_object_end(w);
     }
     pd_json_array_end(w);

@@ -4,31 +4,15 @@
 #include "ckpt/base/words.h"
 #include "tools/report/figures.h"
 
-struct pd_report_checkpoint {
-    char name[64], dir[1024];
-    uint64_t step, lineage, fence, ranks, bytes;
-    double loss;
-};
-
 struct pd_report_run {
     struct pd_history history;
     struct pd_history_life life;
-    struct pd_report_checkpoint *checkpoints; /* (checkpoint_count), newest first, tier by tier; owned */
-    uint64_t checkpoint_count;
-    char store_note[512]; /* why the store could not be read; "": it could */
-    char *config;         /* config.yaml, owned; NULL: none */
-};
-
-struct pd_report_difference {
-    const char *key;
-    char values[PD_REPORT_RUNS_MAX][64];
+    char *config; /* config.yaml, owned; NULL: none */
 };
 
 struct pd_report_data {
     uint32_t count;
     struct pd_report_run *runs; /* (count) */
-    uint32_t difference_count;
-    const struct pd_report_difference *differences; /* between configurations, if there are several runs */
 };
 
 PD_MUST_USE pd_status pd_page_write(const struct pd_report_data *report, const char *path, struct pd_error *err);

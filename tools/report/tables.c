@@ -279,83 +279,21 @@ static void layouts(FILE *out, const struct pd_history *h)
 
 /* ---- saves and the store ---- */
 
-static void tiers(FILE *out, const struct pd_report_run *run)
+static void tiers(FILE *out, const struct pd_history *h)
 {
-    const struct pd_history *h = &run->history;
-    static const char *const headings[] = {"tier",
-                                           ">saves",
-                                           ">each",
-                                           ">longest",
-                                           ">checkpoints",
-                                           ">bytes there",
-                                           ">newest step",
-                                           ">failures in a row",
-                                           ">steps given up",
-                                           "~",
-                                           NULL};
+    static const char *const headings[] = {
+        "tier", ">saves", ">each", ">longest", ">newest step", ">failures in a row", ">steps given up", "~", NULL};
     begin_table(out, headings);
     for (uint32_t i = 0; i < h->tier_count; i++) {
         const struct pd_history_tier *t = &h->tiers[i];
-        uint64_t count = 0, bytes = 0, newest = t->newest;
-        for (uint64_t k = 0; k < run->checkpoint_count; k++)
-            if (strcmp(run->checkpoints[k].dir, t->dir) == 0) {
-                count++;
-                bytes += run->checkpoints[k].bytes;
-                if (run->checkpoints[k].step > newest) newest = run->checkpoints[k].step;
-            }
         ADD_CELLS(out, headings, t->dir, pd_text_plain(pd_history_saves(h, i, NULL)).text,
                   t->timed ? pd_quantity_text(PD_QUANTITY_SECONDS, t->seconds / (double)t->timed).text : "",
-                  t->timed ? pd_quantity_text(PD_QUANTITY_SECONDS, t->seconds_max).text : "", pd_text_plain(count).text,
-                  pd_quantity_text(PD_QUANTITY_BYTES, (double)bytes).text, pd_text_plain(newest).text,
+                  t->timed ? pd_quantity_text(PD_QUANTITY_SECONDS, t->seconds_max).text : "", pd_text_plain(t->newest).text,
                   pd_text_plain(t->failures).text, pd_text_plain(t->skipped).text,
                   t->is_left_out ? "left out: it lies in memory and does not fit"
                   : t->failures  ? t->cause
                   : t->in_memory ? "in memory"
                                  : "");
-    }
-    end_table(out);
-}
-
-static void store(FILE *out, const struct pd_report_run *run)
-{
-    if (run->store_note[0]) {
-        pd_chart_text(out, "<p>", run->store_note, "</p>\n");
-    }
-    if (!run->checkpoint_count) return;
-    static const char *const headings[] = {"checkpoint", ">step", ">lineage", ">start", ">ranks",
-                                           ">loss",      ">size", "tier",     NULL};
-    begin_table(out, headings);
-    for (uint64_t i = 0; i < run->checkpoint_count && i < ROWS_MAX; i++) {
-        const struct pd_report_checkpoint *c = &run->checkpoints[i];
-        ADD_CELLS(out, headings, c->name, pd_text_plain(c->step).text, pd_text_plain(c->lineage).text,
-                  pd_text_plain(c->fence).text, pd_text_plain(c->ranks).text, number(c->loss).text,
-                  pd_quantity_text(PD_QUANTITY_BYTES, (double)c->bytes).text, c->dir);
-    }
-    if (run->checkpoint_count > ROWS_MAX)
-        fprintf(out, "<tr><td colspan=\"8\">… %" PRIu64 " more</td></tr>\n", run->checkpoint_count - ROWS_MAX);
-    end_table(out);
-}
-
-/* ---- configurations ---- */
-
-static void differences(FILE *out, const struct pd_report_data *r)
-{
-    fputs("<h2>Configurations that differ</h2>\n", out);
-    if (!r->difference_count) {
-        fputs("<p>All keys have the same values.</p>\n", out);
-        return;
-    }
-    fputs("<div class=\"scroll\"><table><thead><tr><th>key</th>", out);
-    for (uint32_t i = 0; i < r->count; i++) {
-        pd_chart_text(out, "<th>", r->runs[i].history.name, "</th>");
-    }
-    fputs("</tr></thead><tbody>\n", out);
-    for (uint32_t k = 0; k < r->difference_count; k++) {
-        fputs("<tr>", out);
-        pd_chart_text(out, "<td>", r->differences[k].key, "</td>");
-        for (uint32_t i = 0; i < r->count; i++)
-            pd_chart_text(out, "<td>", r->differences[k].values[i], "</td>");
-        fputs("</tr>\n", out);
     }
     end_table(out);
 }
@@ -369,14 +307,13 @@ void pd_tables_rest(FILE *out, const struct pd_report_data *r)
         life(out, &run->life);
         heading(out, r, i, "Layouts");
         layouts(out, &run->history);
-        heading(out, r, i, "Saves and what is stored");
-        tiers(out, run);
-        store(out, run);
-        if (r->count > 1 || !run->config) continue;
-        fputs("<h2>Configuration</h2>\n<details><summary>config.yaml</summary><pre>", out);
+        heading(out, r, i, "Saves");
+        tiers(out, &run->history);
+        if (!run->config) continue;
+        heading(out, r, i, "Configuration");
+        fputs("<details><summary>config.yaml</summary><pre>", out);
         for (const char *c = run->config; *c; c++)
             fputs(*c == '<' ? "&lt;" : *c == '&' ? "&amp;" : (char[]){*c, '\0'}, out);
         fputs("</pre></details>\n", out);
     }
-    if (r->count > 1) differences(out, r);
 }
