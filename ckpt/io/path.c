@@ -73,7 +73,8 @@ pd_status pd_vfs_stat(struct pd_vfs *vfs, const char *path, struct pd_stat *ret_
     struct pd_stat st;
     int result;
     PD_ON_STORAGE(result = vfs->ops->stat(vfs, path, &st));
-    if (result) PD_FAIL_ERRNO(err, result, "stat %s", path);
+    if (result)
+        return pd_vfs_explain(vfs, pd_error_set(err, pd_status_from_errno(result), PD_WHERE, result, "stat %s", path), err);
     *ret_stat = st;
     return PD_OK;
 }
@@ -131,7 +132,8 @@ pd_status pd_vfs_list(struct pd_vfs *vfs, const char *path, struct pd_listing *r
     PD_ON_STORAGE(result = vfs->ops->list(vfs, path, &listing));
     if (result) {
         pd_listing_deinit(&listing);
-        PD_FAIL_ERRNO(err, result, "list directory %s", path);
+        return pd_vfs_explain(
+            vfs, pd_error_set(err, pd_status_from_errno(result), PD_WHERE, result, "list directory %s", path), err);
     }
     pd_listing_sort(&listing);
     *ret_listing = listing;

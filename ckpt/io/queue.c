@@ -163,6 +163,7 @@ pd_status pd_transfer_error(const struct pd_transfer *transfer, struct pd_error 
     if (transfer->status == PD_CORRUPT)
         PD_FAIL(err, PD_CORRUPT, "read %s: the file ends before the %" PRIu64 " bytes at %" PRIu64, path, transfer->bytes,
                 transfer->offset);
-    return pd_error_set(err, transfer->status, PD_WHERE, transfer->sys_errno, "%s %s: %" PRIu64 " bytes at %" PRIu64, what,
-                        path, transfer->bytes, transfer->offset);
+    pd_error_set(err, transfer->status, PD_WHERE, transfer->sys_errno, "%s %s: %" PRIu64 " bytes at %" PRIu64, what, path,
+                 transfer->bytes, transfer->offset);
+    return pd_vfs_explain(transfer->file->vfs, transfer->status, err);
 }

@@ -68,6 +68,29 @@ void pd_vfs_set_description(struct pd_vfs *vfs, const char *format, ...)
     pthread_mutex_unlock(&vfs->mutex);
 }
 
+void pd_vfs_set_failure(struct pd_vfs *vfs, int sys_errno, const struct pd_error *failure)
+{
+    pthread_mutex_lock(&vfs->mutex);
+    vfs->failure = *failure;
+    vfs->failure_errno = sys_errno;
+    pthread_mutex_unlock(&vfs->mutex);
+}
+
+pd_status pd_vfs_explain(struct pd_vfs *vfs, pd_status st, struct pd_error *err)
+{
+    pthread_mutex_lock(&vfs->mutex);
+    if (err && err->sys_errno && err->sys_errno == vfs->failure_errno) {
+        const char *errno_text = strerrordesc_np(err->sys_errno);
+        const size_t bytes = strlen(err->message), length = strlen(errno_text);
+        const bool ends = bytes > length && strcmp(err->message + bytes - length, errno_text) == 0;
+        snprintf(err->message + bytes - (ends ? length : 0), sizeof err->message - bytes + (ends ? length : 0), "%s%s",
+                 ends ? "" : ": ", vfs->failure.message); /* which says more than an errno does */
+        st = pd_error_change(err, vfs->failure.status);
+    }
+    pthread_mutex_unlock(&vfs->mutex);
+    return st;
+}
+
 /* ---- direct I/O that is refused ---- */
 
 /* Once a process, whose ranks may be threads: the fallback is correct, only slower, and must be known. */
@@ -127,7 +150,8 @@ pd_status pd_file_open(struct pd_vfs *vfs, const char *path, unsigned flags, str
         free(copy);
         if (result == ENXIO) PD_FAIL(err, PD_IO, "open %s: it is not a regular file", path);
         const pd_status st = flags & PD_OPEN_EXCLUSIVE ? pd_vfs_name_status(result) : pd_status_from_errno(result);
-        return pd_error_set(err, st, PD_WHERE, result, "open %s%s", path, flags & PD_OPEN_CREATE ? " for writing" : "");
+        pd_error_set(err, st, PD_WHERE, result, "open %s%s", path, flags & PD_OPEN_CREATE ? " for writing" : "");
+        return pd_vfs_explain(vfs, st, err);
     }
     atomic_store(&file->direct, (flags & PD_OPEN_DIRECT) && !refused);
     if (refused) log_buffered(file, "open");
@@ -223,8 +247,10 @@ pd_status pd_file_read(struct pd_file *file, uint64_t offset, void *data, uint64
         PD_FAIL(err, PD_CORRUPT,
                 "read %s: the file ends at %" PRIu64 " where %" PRIu64 " bytes at %" PRIu64 " were expected", file->path,
                 offset + moved, bytes, offset);
-    if (result) PD_FAIL_ERRNO(err, result, "read %s: %" PRIu64 " bytes at %" PRIu64, file->path, bytes, offset);
-    return PD_OK;
+    if (!result) return PD_OK;
+    const pd_status st = pd_error_set(err, pd_status_from_errno(result), PD_WHERE, result,
+                                      "read %s: %" PRIu64 " bytes at %" PRIu64, file->path, bytes, offset);
+    return pd_vfs_explain(file->vfs, st, err);
 }
 
 pd_status pd_file_write(struct pd_file *file, uint64_t offset, const void *data, uint64_t bytes, struct pd_error *err)

@@ -102,6 +102,8 @@ struct pd_vfs {
     char texts[4][256];                                  /* descriptions: a published one never changes */
     uint32_t text_count;
     _Atomic(const char *) description;
+    struct pd_error failure; /* the last one that an implementation has words for, */
+    int failure_errno;       /* and what its slot returned; 0: there was none */
 };
 
 /* Of calls that make or remove a name: of others EEXIST is no answer. */
@@ -114,6 +116,10 @@ static inline pd_status pd_vfs_name_status(int sys_errno)
 PD_MUST_USE pd_status pd_vfs_new(const struct pd_vfs_ops *ops, uint32_t queue_depth, void *context, struct pd_vfs **ret_vfs,
                                  struct pd_error *err);
 void pd_vfs_set_description(struct pd_vfs *vfs, const char *format, ...) PD_PRINTF(2, 3);
+/* What a server says of the failure that a slot is about to return as `sys_errno`: pd_vfs_explain puts it behind the message. */
+void pd_vfs_set_failure(struct pd_vfs *vfs, int sys_errno, const struct pd_error *failure);
+/* For wrappers.   returns  `st`, or the status of the failure where it is the one of err->sys_errno */
+pd_status pd_vfs_explain(struct pd_vfs *vfs, pd_status st, struct pd_error *err);
 /* Appends a copied name; for the list slot.  errors  ENOMEM */
 int pd_listing_add(struct pd_listing *listing, const char *name);
 void pd_listing_sort(struct pd_listing *listing);

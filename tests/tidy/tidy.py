@@ -11,7 +11,7 @@ CODE = ("ckpt", "resharder", "offload", "trainer", "tools")
 # The house: columns, and in each its rooms from the lowest up. A file includes its own room, rooms before it in its column, and the
 # columns named behind it. Rooms of one entry stand beside each other: neither includes the other.
 COLUMNS = {
-    "ckpt": (["ckpt/base", "ckpt/io", ("ckpt/group", "ckpt/tensor"), "ckpt/hdf5", "ckpt/shard", "ckpt/store",
+    "ckpt": (["ckpt/base", "ckpt/io", ("ckpt/group", "ckpt/tensor"), "ckpt/hdf5", "ckpt/shard", "ckpt/store", "ckpt/objects",
               ("ckpt/tiers", "ckpt/inspect")], []),
     "resharder": (["resharder", ("resharder/load", "resharder/catalog"), "resharder/torch", "resharder/formats", "resharder/convert"], ["ckpt"]),
     "offload": (["offload"], ["ckpt"]),

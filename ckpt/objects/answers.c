@@ -1,0 +1,149 @@
+#include "ckpt/objects/answers.h"
+#include "ckpt/objects/xml.h"
+
+#include "ckpt/base/parse.h"
+
+#include <string.h>
+
+/* False: there is no room. */
+static bool answer_copy(char *to, size_t to_bytes, const char *text)
+{
+    const size_t bytes = strlen(text);
+    if (bytes >= to_bytes) return false;
+    memcpy(to, text, bytes + 1);
+    return true;
+}
+
+static pd_status error_element(void *context, const char *path, const char *text, struct pd_error *err)
+{
+    struct pd_answer_error *e = context;
+    (void)err;
+    if (strcmp(path, "Error/Code") == 0) snprintf(e->code, sizeof e->code, "%s", text);
+    if (strcmp(path, "Error/Message") == 0) snprintf(e->message, sizeof e->message, "%s", text);
+    if (strcmp(path, "Error/Region") == 0) snprintf(e->region, sizeof e->region, "%s", text);
+    return PD_OK;
+}
+
+void pd_answer_error_parse(const char *text, size_t bytes, struct pd_answer_error *ret)
+{
+    *ret = (struct pd_answer_error){.code = ""};
+    if (pd_xml_parse("", text, bytes, error_element, ret, NULL)) *ret = (struct pd_answer_error){.code = ""};
+}
+
+struct listing_reader {
+    pd_bucket_listed listed;
+    void *context;
+    bool is_truncated, is_listing;
+    uint64_t bytes;
+    char key[PD_OBJECT_KEY_MAX + 2], next[PD_ANSWER_TOKEN_MAX]; /* a prefix has a slash more */
+};
+
+static pd_status listing_element(void *context, const char *path, const char *text, struct pd_error *err)
+{
+    static const char root[] = "ListBucketResult";
+    struct listing_reader *r = context;
+    if (strncmp(path, root, sizeof root - 1) != 0) return PD_OK;
+    r->is_listing = true;
+    path += sizeof root - 1;
+    bool has_room = true;
+    if (strcmp(path, "/IsTruncated") == 0) {
+        r->is_truncated = strcmp(text, "true") == 0;
+    } else if (strcmp(path, "/NextContinuationToken") == 0) {
+        has_room = answer_copy(r->next, sizeof r->next, text);
+    } else if (strcmp(path, "/Contents/Key") == 0) {
+        has_room = answer_copy(r->key, sizeof r->key, text);
+    } else if (strcmp(path, "/Contents/Size") == 0) {
+        has_room = pd_parse_u64(text, &r->bytes);
+    } else if (strcmp(path, "/Contents") == 0) {
+        PD_TRY(r->listed(r->context, r->key, r->bytes, false, err));
+        r->key[0] = '\0';
+        r->bytes = 0;
+    } else if (strcmp(path, "/CommonPrefixes/Prefix") == 0) {
+        has_room = answer_copy(r->key, sizeof r->key, text);
+        const size_t length = strlen(r->key);
+        if (length && r->key[length - 1] == '/') r->key[length - 1] = '\0';
+        if (has_room) PD_TRY(r->listed(r->context, r->key, 0, true, err));
+    }
+    if (!has_room) PD_FAIL(err, PD_CORRUPT, "a listing with a %s that cannot be one", path + 1);
+    return PD_OK;
+}
+
+pd_status pd_answer_listing_parse(const char *text, size_t bytes, pd_bucket_listed listed, void *context,
+                                  char ret_next[PD_ANSWER_TOKEN_MAX], struct pd_error *err)
+{
+    struct listing_reader r = {.listed = listed, .context = context};
+    PD_TRY(pd_xml_parse("the listing", text, bytes, listing_element, &r, err));
+    if (!r.is_listing) PD_FAIL(err, PD_CORRUPT, "the answer is not a listing: is this the address of an object store?");
+    if (r.is_truncated && !r.next[0]) PD_FAIL(err, PD_CORRUPT, "a listing that goes on, and does not say where");
+    memcpy(ret_next, r.is_truncated ? r.next : "", r.is_truncated ? strlen(r.next) + 1 : 1);
+    return PD_OK;
+}
+
+struct uploads_reader {
+    pd_bucket_uploading uploading;
+    void *context;
+    bool is_truncated, is_listing;
+    char key[PD_OBJECT_KEY_MAX + 1], id[PD_UPLOAD_ID_MAX], next_key[PD_OBJECT_KEY_MAX + 1], next_id[PD_UPLOAD_ID_MAX];
+};
+
+static pd_status uploads_element(void *context, const char *path, const char *text, struct pd_error *err)
+{
+    static const char root[] = "ListMultipartUploadsResult";
+    struct uploads_reader *r = context;
+    if (strncmp(path, root, sizeof root - 1) != 0) return PD_OK;
+    r->is_listing = true;
+    path += sizeof root - 1;
+    const struct {
+        const char *path;
+        char *to;
+        size_t bytes;
+    } texts[] = {{"/Upload/Key", r->key, sizeof r->key},
+                 {"/Upload/UploadId", r->id, sizeof r->id},
+                 {"/NextKeyMarker", r->next_key, sizeof r->next_key},
+                 {"/NextUploadIdMarker", r->next_id, sizeof r->next_id}};
+    for (unsigned i = 0; i < sizeof texts / sizeof *texts; i++)
+        if (strcmp(path, texts[i].path) == 0 && !answer_copy(texts[i].to, texts[i].bytes, text))
+            PD_FAIL(err, PD_CORRUPT, "a listing of uploads with a %s that is too long", path + 1);
+    if (strcmp(path, "/IsTruncated") == 0) r->is_truncated = strcmp(text, "true") == 0;
+    if (strcmp(path, "/Upload") != 0) return PD_OK;
+    return r->uploading(r->context, r->key, r->id, err);
+}
+
+pd_status pd_answer_uploads_parse(const char *text, size_t bytes, pd_bucket_uploading uploading, void *context,
+                                  char ret_next_key[PD_OBJECT_KEY_MAX + 1], char ret_next_id[PD_UPLOAD_ID_MAX],
+                                  struct pd_error *err)
+{
+    struct uploads_reader r = {.uploading = uploading, .context = context};
+    PD_TRY(pd_xml_parse("the listing of uploads", text, bytes, uploads_element, &r, err));
+    if (!r.is_listing) PD_FAIL(err, PD_CORRUPT, "the answer is not a listing of uploads");
+    if (r.is_truncated && !r.next_key[0])
+        PD_FAIL(err, PD_CORRUPT, "a listing of uploads that goes on, and does not say where");
+    if (!r.is_truncated) r.next_key[0] = r.next_id[0] = '\0';
+    memcpy(ret_next_key, r.next_key, sizeof r.next_key);
+    memcpy(ret_next_id, r.next_id, sizeof r.next_id);
+    return PD_OK;
+}
+
+struct id_reader {
+    char *id;
+    bool has_room;
+};
+
+static pd_status id_element(void *context, const char *path, const char *text, struct pd_error *err)
+{
+    struct id_reader *r = context;
+    (void)err;
+    if (strcmp(path, "InitiateMultipartUploadResult/UploadId") == 0)
+        r->has_room = answer_copy(r->id, PD_UPLOAD_ID_MAX, text);
+    return PD_OK;
+}
+
+pd_status pd_answer_upload_id_parse(const char *text, size_t bytes, char ret_id[PD_UPLOAD_ID_MAX], struct pd_error *err)
+{
+    char id[PD_UPLOAD_ID_MAX] = "";
+    struct id_reader r = {id, false};
+    PD_TRY(pd_xml_parse("the answer", text, bytes, id_element, &r, err));
+    if (!r.has_room || !id[0]) PD_FAIL(err, PD_CORRUPT, "an upload was begun, and the answer has no UploadId");
+    memcpy(ret_id, id, sizeof id);
+    return PD_OK;
+}

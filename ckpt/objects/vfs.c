@@ -1,0 +1,309 @@
+#include "ckpt/objects/vfs.h"
+#include "ckpt/objects/bucket.h"
+#include "ckpt/objects/url.h"
+
+#include "ckpt/base/grow.h"
+#include "ckpt/io/threads.h"
+#include "ckpt/io/vfs_ops.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define QUEUE_DEPTH 64u
+#define THREADS 16u /* requests of a queue at once */
+
+struct objects_bucket {
+    char name[PD_BUCKET_NAME_MAX + 1];
+    struct pd_bucket *bucket;
+};
+
+struct objects {
+    struct pd_io_threads *threads;
+    pthread_mutex_t mutex;          /* guards what follows */
+    struct objects_bucket *buckets; /* (bucket_count), until the VFS ends */
+    uint32_t bucket_count;
+};
+
+struct objects_file {
+    struct pd_bucket *bucket;
+    struct pd_object object;
+    struct pd_object_url url;
+};
+
+/* The errno of an error of ours, whose text the VFS keeps for the message of the wrapper. */
+static int objects_failed(struct pd_vfs *vfs, pd_status st, const struct pd_error *err)
+{
+    if (!st) return 0;
+    const int number = err->sys_errno ? err->sys_errno : st == PD_NOT_FOUND ? ENOENT : st == PD_INVALID ? EINVAL : EIO;
+    pd_vfs_set_failure(vfs, number, err);
+    return number;
+}
+
+static pd_status objects_bucket(struct pd_vfs *vfs, const char *name, struct pd_bucket **ret, struct pd_error *err)
+{
+    struct objects *objects = vfs->context;
+    pd_status st = PD_OK;
+    pthread_mutex_lock(&objects->mutex);
+    uint32_t i = 0;
+    while (i < objects->bucket_count && strcmp(objects->buckets[i].name, name) != 0)
+        i++;
+    if (i == objects->bucket_count) {
+        struct objects_bucket made = {.bucket = NULL};
+        snprintf(made.name, sizeof made.name, "%s", name);
+        st = PD_ALLOCATED(pd_grow(&objects->buckets, i, sizeof made), err, "opening bucket %s", name);
+        if (!st) st = pd_bucket_open(name, NULL, &made.bucket, err);
+        if (!st) objects->buckets[objects->bucket_count++] = made;
+    }
+    if (!st) *ret = objects->buckets[i].bucket;
+    pthread_mutex_unlock(&objects->mutex);
+    return st;
+}
+
+static pd_status objects_find(struct pd_vfs *vfs, const char *path, struct pd_object_url *ret_url,
+                              struct pd_bucket **ret_bucket, struct pd_error *err)
+{
+    PD_TRY(pd_object_url_parse(path, ret_url, err));
+    return objects_bucket(vfs, ret_url->bucket, ret_bucket, err);
+}
+
+struct objects_listing {
+    struct pd_listing *listing;
+    size_t prefix_bytes;
+};
+
+static pd_status objects_listed(void *context, const char *key, uint64_t bytes, bool is_directory, struct pd_error *err)
+{
+    struct objects_listing *l = context;
+    (void)bytes, (void)is_directory;
+    if (strlen(key) <= l->prefix_bytes) return PD_OK; /* the directory itself, which some tools put there as an object */
+    if (strchr(key + l->prefix_bytes, '/')) PD_FAIL(err, PD_CORRUPT, "a listing of one level with %s in it", key);
+    return PD_ALLOCATED(pd_listing_add(l->listing, key + l->prefix_bytes) == 0, err, "listing a bucket");
+}
+
+static pd_status objects_any(void *context, const char *key, uint64_t bytes, bool is_directory, struct pd_error *err)
+{
+    (void)key, (void)bytes, (void)is_directory, (void)err;
+    *(bool *)context = true;
+    return PD_STOPPED; /* one is enough */
+}
+
+/* "a/b" is "a/b/" as a directory, and the whole bucket is "". */
+static void objects_prefix(const struct pd_object_url *url, char ret[PD_OBJECT_KEY_MAX + 2])
+{
+    snprintf(ret, PD_OBJECT_KEY_MAX + 2, "%s%s", url->key, url->key[0] ? "/" : "");
+}
+
+static pd_status objects_look(struct pd_vfs *vfs, const char *path, struct pd_stat *ret, struct objects_file *ret_file,
+                              struct pd_error *err)
+{
+    struct objects_file file = {.bucket = NULL};
+    char prefix[PD_OBJECT_KEY_MAX + 2];
+    bool is_directory = false;
+    struct pd_error own = {0};
+    PD_TRY(objects_find(vfs, path, &file.url, &file.bucket, err));
+    pd_status st = file.url.key[0] ? pd_bucket_head(file.bucket, file.url.key, &file.object, &own) : PD_NOT_FOUND;
+    if (!st) {
+        *ret = (struct pd_stat){
+            .type = PD_ENTRY_FILE, .bytes = file.object.bytes, .allocated_bytes = file.object.bytes, .link_count = 1};
+        if (ret_file) *ret_file = file;
+        return PD_OK;
+    }
+    if (st != PD_NOT_FOUND) return pd_error_pass(err, st, &own);
+    objects_prefix(&file.url, prefix);
+    PD_TRY(pd_bucket_list(file.bucket, prefix, false, objects_any, &is_directory, err));
+    if (!is_directory && file.url.key[0]) return pd_error_pass(err, st, &own);
+    *ret = (struct pd_stat){.type = PD_ENTRY_DIRECTORY, .link_count = 1};
+    return PD_OK;
+}
+
+/* ---- files ---- */
+
+static int objects_open(struct pd_file *file, unsigned flags)
+{
+    if (flags & PD_OPEN_WRITE) return EROFS;
+    struct pd_stat stat;
+    struct pd_error err = {0};
+    struct objects_file *made = calloc(1, sizeof *made);
+    if (!made) return ENOMEM;
+    const pd_status st = objects_look(file->vfs, file->path, &stat, made, &err);
+    if (!st && stat.type == PD_ENTRY_FILE) {
+        file->context = made;
+        return 0;
+    }
+    free(made);
+    return st ? objects_failed(file->vfs, st, &err) : EISDIR;
+}
+
+static int objects_close(struct pd_file *file)
+{
+    free(file->context);
+    return 0;
+}
+
+static int objects_read(struct pd_file *file, uint64_t offset, void *data, uint64_t bytes, uint64_t *ret_moved)
+{
+    const struct objects_file *f = file->context;
+    struct pd_error err = {0};
+    const uint64_t left = offset < f->object.bytes ? f->object.bytes - offset : 0, moved = bytes < left ? bytes : left;
+    const struct iovec into = {data, moved};
+    const pd_status st = moved ? pd_bucket_get(f->bucket, f->url.key, f->object.etag, offset, &into, 1, &err) : PD_OK;
+    if (!st) *ret_moved = moved;
+    return objects_failed(file->vfs, st, &err);
+}
+
+static int objects_file_stat(struct pd_file *file, struct pd_stat *ret_stat)
+{
+    const struct objects_file *f = file->context;
+    *ret_stat = (struct pd_stat){
+        .type = PD_ENTRY_FILE, .bytes = f->object.bytes, .allocated_bytes = f->object.bytes, .link_count = 1};
+    return 0;
+}
+
+/* ---- names ---- */
+
+static int objects_stat(struct pd_vfs *vfs, const char *path, struct pd_stat *ret_stat)
+{
+    struct pd_error err = {0};
+    return objects_failed(vfs, objects_look(vfs, path, ret_stat, NULL, &err), &err);
+}
+
+static int objects_list(struct pd_vfs *vfs, const char *path, struct pd_listing *ret_listing)
+{
+    struct pd_object_url url;
+    struct pd_bucket *bucket = NULL;
+    struct pd_error err = {0};
+    char prefix[PD_OBJECT_KEY_MAX + 2];
+    pd_status st = objects_find(vfs, path, &url, &bucket, &err);
+    if (!st) {
+        objects_prefix(&url, prefix);
+        struct objects_listing listing = {ret_listing, strlen(prefix)};
+        st = pd_bucket_list(bucket, prefix, false, objects_listed, &listing, &err);
+    }
+    if (!st && !ret_listing->count && url.key[0]) return ENOENT; /* a bucket has no empty directories */
+    return objects_failed(vfs, st, &err);
+}
+
+/* What writes. A bucket is written to by uploads alone. */
+static int refuse_write(struct pd_file *file, uint64_t offset, const void *data, uint64_t bytes, uint64_t *ret_moved)
+{
+    (void)file, (void)offset, (void)data, (void)bytes, (void)ret_moved;
+    return EROFS;
+}
+
+static int refuse_size(struct pd_file *file, uint64_t bytes)
+{
+    (void)file, (void)bytes;
+    return EROFS;
+}
+
+static int refuse_file(struct pd_file *file)
+{
+    (void)file;
+    return EROFS;
+}
+
+static int refuse_two(struct pd_vfs *vfs, const char *from, const char *to)
+{
+    (void)vfs, (void)from, (void)to;
+    return EROFS;
+}
+
+static int refuse_path(struct pd_vfs *vfs, const char *path)
+{
+    (void)vfs, (void)path;
+    return EROFS;
+}
+
+static int no_link(struct pd_vfs *vfs, const char *path, char ret_target[PD_VFS_PATH_MAX])
+{
+    (void)vfs, (void)path, (void)ret_target;
+    return EINVAL;
+}
+
+static int no_space(struct pd_vfs *vfs, const char *path, struct pd_space *ret_space)
+{
+    (void)vfs, (void)path, (void)ret_space;
+    return EOPNOTSUPP;
+}
+
+static int no_lock(struct pd_vfs *vfs, const char *path, struct pd_lock *lock)
+{
+    (void)vfs, (void)path, (void)lock;
+    return EOPNOTSUPP;
+}
+
+static void no_unlock(struct pd_lock *lock)
+{
+    (void)lock;
+}
+
+static int stays_direct(struct pd_file *file)
+{
+    (void)file; /* no page cache is in the way here */
+    return 0;
+}
+
+static int objects_queue_open(struct pd_queue *queue, void *buffers, uint64_t buffer_bytes)
+{
+    (void)buffers, (void)buffer_bytes;
+    return pd_io_threads_queue_open(((struct objects *)queue->vfs->context)->threads, queue);
+}
+
+static void objects_free(struct objects *objects)
+{
+    pd_io_threads_free(objects->threads);
+    for (uint32_t i = 0; i < objects->bucket_count; i++)
+        pd_bucket_close(objects->buckets[i].bucket);
+    pthread_mutex_destroy(&objects->mutex);
+    free(objects->buckets);
+    free(objects);
+}
+
+static void vfs_free(struct pd_vfs *vfs)
+{
+    objects_free(vfs->context);
+}
+
+static const struct pd_vfs_ops objects_ops = {
+    .name = "object storage",
+    .open = objects_open,
+    .close = objects_close,
+    .read = objects_read,
+    .write = refuse_write,
+    .preallocate = refuse_size,
+    .truncate = refuse_size,
+    .sync = refuse_file,
+    .file_stat = objects_file_stat,
+    .set_buffered = stays_direct,
+    .rename = refuse_two,
+    .link = refuse_two,
+    .symlink = refuse_two,
+    .readlink = no_link,
+    .unlink = refuse_path,
+    .mkdir = refuse_path,
+    .rmdir = refuse_path,
+    .sync_dir = refuse_path,
+    .stat = objects_stat,
+    .space = no_space,
+    .list = objects_list,
+    .dir_open = pd_dir_open_by_path,
+    .dir_list = pd_dir_list_by_path,
+    .dir_unlink = pd_dir_unlink_by_path,
+    .dir_close = pd_dir_close_by_path,
+    .lock = no_lock,
+    .unlock = no_unlock,
+    .queue_open = objects_queue_open,
+    .free = vfs_free,
+};
+
+pd_status pd_vfs_new_objects(struct pd_vfs **ret_vfs, struct pd_error *err)
+{
+    struct objects *objects = calloc(1, sizeof *objects);
+    if (!objects) PD_FAIL(err, PD_NO_MEMORY, "opening object storage");
+    pthread_mutex_init(&objects->mutex, NULL);
+    pd_status st = pd_io_threads_new(THREADS, &objects->threads, err);
+    if (!st) st = pd_vfs_new(&objects_ops, QUEUE_DEPTH, objects, ret_vfs, err);
+    if (st) objects_free(objects);
+    return st;
+}
