@@ -1,0 +1,213 @@
+#!/usr/bin/env python3
+"""What a bucket may answer, and what comes of it: each refusal has its message, what passes is tried again, and what is wrong is never
+taken for right.   Arguments: PROGRAM"""
+import os
+import socket
+import subprocess
+import sys
+
+from server import Server
+
+# No metadata service is asked, no file of the user is read.
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+CLEAN.update({"AWS_EC2_METADATA_DISABLED": "true", "HOME": "/nonexistent"})
+
+
+class Program:
+    def __init__(self, path, environment, bucket="bucket"):
+        self.process = subprocess.Popen([path, bucket], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                        env={**CLEAN, **environment})
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.process.stdin.close()
+        self.process.wait()
+
+    def call(self, *fields):
+        self.process.stdin.write("\t".join(str(field) for field in fields) + "\n")
+        self.process.stdin.flush()
+        status, _, text = self.process.stdout.readline().rstrip("\n").partition("\t")
+        return status, text
+
+
+def check(found, status, text):
+    if found[0] != status or text not in found[1]:
+        raise SystemExit(f"expected {status} with {text!r}, found {found}")
+
+
+def refusal(code, name, more=""):
+    return lambda handler, _: handler.refuse(code, name, more)
+
+
+def cut(handler, data):
+    """Half of what was asked for, and the connection ends."""
+    begin, end = (int(x) for x in handler.headers["range"].removeprefix("bytes=").split("-"))
+    part = data[begin:end + 1]
+    handler.send_response(206)
+    handler.send_header("Content-Range", f"bytes {begin}-{begin + len(part) - 1}/{len(data)}")
+    handler.send_header("Content-Length", str(len(part)))
+    handler.end_headers()
+    handler.wfile.write(part[:len(part) // 2])
+    handler.close_connection = True
+
+
+def hang_up(handler, _):
+    handler.connection.shutdown(socket.SHUT_RDWR)
+    handler.close_connection = True
+
+
+def other_range(handler, data):
+    handler.answer(206, data[1:5], [("Content-Range", f"bytes 1-4/{len(data)}")])
+
+
+def too_long(handler, data):
+    handler.answer(206, data + b"more", [("Content-Range", f"bytes 0-{len(data) + 3}/{len(data) + 4}")])
+
+
+def skewed(handler, _):
+    handler.send_response_only(403)
+    handler.send_header("Date", "Thu, 01 Jan 2026 00:00:00 GMT")
+    body = b"<Error><Code>RequestTimeTooSkewed</Code></Error>"
+    handler.send_header("Content-Length", str(len(body)))
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+REFUSALS = [
+    (refusal(401, "Unauthorized"), 2, "PD_IO", "no longer valid"),
+    (refusal(403, "AccessDenied"), 1, "PD_IO", "may not do this: allow them s3:GetObject on arn:aws:s3:::bucket/*"),
+    (refusal(403, "InvalidAccessKeyId"), 2, "PD_IO", "does not know the access key of AWS_ACCESS_KEY_ID"),
+    (refusal(403, "SignatureDoesNotMatch"), 1, "PD_IO", "does not belong to its access key"),
+    (skewed, 1, "PD_IO", "s ahead of the server's: set it"),
+    (refusal(404, "NoSuchKey"), 1, "PD_NOT_FOUND", "no such object"),
+    (refusal(404, "NoSuchBucket"), 1, "PD_INVALID", "has no bucket of this name"),
+    (refusal(301, "PermanentRedirect", "<Region>eu-west-3</Region>"), 1, "PD_INVALID", "set AWS_REGION=eu-west-3"),
+    (refusal(400, "AuthorizationHeaderMalformed", "<Region>eu-west-3</Region>"), 1, "PD_INVALID", "in region eu-west-3, and eu-test-1"),
+    (refusal(409, "Conflict"), 1, "PD_BUSY", "somebody else writes it now"),
+    (refusal(416, "InvalidRange"), 1, "PD_CORRUPT", "shorter than it was"),
+    (refusal(400, "Nonsense"), 1, "PD_IO", "HTTP 400 Nonsense: as the test asked"),
+    (lambda handler, _: handler.answer(403, "<html>a proxy</html>"), 1, "PD_IO", "may not do this"),
+    (other_range, 1, "PD_CORRUPT", "other bytes than the range"),
+    (too_long, 1, "PD_CORRUPT", "more bytes than were asked for"),
+]
+PASSING = [refusal(429, "TooManyRequests"), refusal(500, "InternalError"), refusal(503, "SlowDown"), refusal(503, "ServiceUnavailable"),
+           refusal(504, ""), cut, hang_up]
+
+
+def refused(program, store):
+    store.objects["key"] = b"0123456789"
+    for fault, requests, status, text in REFUSALS:
+        store.faults["key"], before = [fault] * requests, len(store.requests)
+        check(program.call("get", "key", 0, 10), status, text)
+        made = len(store.requests) - before
+        if made != requests:
+            raise SystemExit(f"{made} requests where {requests} were expected: {text}")
+    print(f"{len(REFUSALS)} refusals, each with its message")
+
+
+def passing(program, store):
+    for fault in PASSING:
+        store.faults["key"] = [fault, fault]
+        check(program.call("get", "key", 0, 10), "PD_OK", "0123456789")
+    ranges = [headers.get("range") for method, key, _, headers in store.requests if key == "key" and method == "GET"]
+    if "bytes=5-9" not in ranges:
+        raise SystemExit(f"a cut read begins again from its beginning: {ranges}")
+    store.faults["key"] = [refusal(500, "InternalError")] * 100
+    before = len(store.requests)
+    check(program.call("get", "key", 0, 10), "PD_IO", "HTTP 500 InternalError")
+    print(f"{len(PASSING)} faults that pass; one that does not is given up after {len(store.requests) - before} tries")
+    store.faults["key"] = []
+
+
+def conditions(program, store):
+    check(program.call("put-absent", "once", "mine"), "PD_OK", "")
+    check(program.call("put-absent", "once", "other"), "PD_EXISTS", "it is there already")
+    store.faults["conflict"] = [refusal(409, "ConditionalRequestConflict")]
+    check(program.call("put-absent", "conflict", "x"), "PD_EXISTS", "somebody else writes it now")
+
+    def lost(handler, _):  # done, and the answer is lost: the next try finds it there, and only a look tells whose it is
+        handler.store.objects["lost"] = b"mine"
+        hang_up(handler, _)
+
+    store.faults["lost"] = [lost]
+    check(program.call("put-absent", "lost", "mine"), "PD_EXISTS", "")
+    check(program.call("get-if", "once", '"another"', 4), "PD_CORRUPT", "not the object that was opened")
+    if store.objects["once"] != b"mine":
+        raise SystemExit("an object was overwritten")
+    print("one of two conditional puts wins; an answer that is lost is no success")
+
+
+def listings(program, store):
+    store.objects.clear()
+    store.faults.clear()
+    for name in ("a/1", "a/2", "a/b/3", "a/b/4", "a/c/5", "a/d", "a/e e&<x>", "z"):
+        store.objects[name] = b"x" * len(name)
+    check(program.call("list", "a/"), "PD_OK", "[a/1 3][a/2 3][a/b/ 0][a/c/ 0][a/d 3][a/e e&<x> 9]")
+    check(program.call("list-flat", ""), "PD_OK", "[a/1 3][a/2 3][a/b/3 5][a/b/4 5][a/c/5 5][a/d 3][a/e e&<x> 9][z 1]")
+    for body, text in (("<html/>", "is not a listing"), ("<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>", "does not say where"),
+                       ("<!DOCTYPE x [<!ENTITY a 'b'>]><ListBucketResult/>", "document type"), ("<ListBucketResult>", "line 1"),
+                       (f"<ListBucketResult><Contents><Key>{'k' * 2000}</Key></Contents></ListBucketResult>", "cannot be one"),
+                       ("<ListBucketResult>" + "<a>" * 20, "too deep"),
+                       ("<ListBucketResult><Contents><Size>-1</Size></Contents></ListBucketResult>", "cannot be one")):
+        store.faults["a/"] = [lambda handler, _, body=body: handler.answer(200, body)]
+        check(program.call("list", "a/"), "PD_CORRUPT", text)
+    endless = "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken></ListBucketResult>"
+    store.faults["a/"] = [lambda handler, _: handler.answer(200, endless)] * 3
+    check(program.call("list", "a/"), "PD_CORRUPT", "does not end")
+    print("listings in pages; seven that are none")
+
+
+def uploads(program, store):
+    store.faults["big"] = [refusal(503, "SlowDown")]
+    check(program.call("upload", "big", 2500, 1000), "PD_OK", "")
+    if store.objects["big"] != b"\1" * 1000 + b"\2" * 1000 + b"\3" * 500:
+        raise SystemExit("an upload has other bytes")
+
+    status, number = program.call("begin", "late")
+    check((status, number), "PD_OK", "")
+    check(program.call("uploads", "la"), "PD_OK", f"[late {number}]")
+    check(program.call("abort", "late", number), "PD_OK", "")
+    check(program.call("abort", "late", number), "PD_OK", "")
+    check(program.call("uploads", ""), "PD_OK", "")
+    store.faults["inside"] = [lambda handler, _: handler.answer(200, "<InitiateMultipartUploadResult/>")]
+    check(program.call("upload", "inside", 10, 10), "PD_CORRUPT", "no UploadId")
+
+    def completed_and_lost(handler, _):
+        handler.on_post("late", {"uploadId": handler.path.partition("uploadId=")[2]}, b"")
+        hang_up(handler, _)
+
+    store.faults["late"] = [lambda handler, _: handler.on_post("late", {"uploads": ""}, b""),
+                            lambda handler, _: handler.on_put("late", {"uploadId": list(store.uploads)[0], "partNumber": "1"}, b"x" * 10),
+                            completed_and_lost]
+    check(program.call("upload", "late", 10, 10), "PD_OK", "")
+    print("uploads in parts")
+
+
+def environments(path, server):
+    for environment, text in (({}, "no credentials for a bucket: set AWS_ACCESS_KEY_ID"),
+                              ({"AWS_ACCESS_KEY_ID": "x"}, "AWS_ACCESS_KEY_ID is set and AWS_SECRET_ACCESS_KEY is not"),
+                              ({"AWS_ACCESS_KEY_ID": "AKIDTEST", "AWS_SECRET_ACCESS_KEY": "wrong"}, "does not belong to its access key")):
+        with Program(path, {"AWS_ENDPOINT_URL_S3": server.url, "AWS_REGION": "eu-test-1", **environment}) as program:
+            found = program.call("head" if not environment else "get", "key", 0, 1)
+        if text not in found[1] or any(secret in found[1] for secret in ("wrong", "secret/")):
+            raise SystemExit(f"expected {text!r}, found {found}")
+    for environment in ({"AWS_ENDPOINT_URL_S3": "localhost:9000"}, {"AWS_ENDPOINT_URL_S3": "http://"}, {"AWS_PROFILE": "nobody"}):
+        with Program(path, environment) as program:
+            found = program.process.stdout.readline()
+        if not found.startswith("PD_INVALID"):
+            raise SystemExit(f"{environment}: {found}")
+    print("environments that cannot do, each with its message")
+
+
+def main():
+    path = os.path.abspath(sys.argv[1])
+    with Server() as server, Program(path, server.environment()) as program:
+        for test in (refused, passing, conditions, listings, uploads):
+            test(program, server.store)
+        environments(path, server)
+
+
+if __name__ == "__main__":
+    main()
