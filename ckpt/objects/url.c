@@ -17,7 +17,7 @@ static pd_status url_key_parse(const char *text, const char *key, struct pd_obje
         if ((part == 1 && key[0] == '.') || (part == 2 && key[0] == '.' && key[1] == '.'))
             PD_FAIL(err, PD_INVALID, "%s: \".\" and \"..\" have no meaning in a bucket", text);
         if (part) {
-            if (length + 1 + part > PD_OBJECT_KEY_MAX)
+            if (length + (length > 0) + part > PD_OBJECT_KEY_MAX)
                 PD_FAIL(err, PD_INVALID, "%s: a key has at most %u bytes", text, PD_OBJECT_KEY_MAX);
             if (length) ret->key[length++] = '/';
             memcpy(ret->key + length, key, part);
