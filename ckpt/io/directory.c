@@ -11,6 +11,7 @@
 static pd_status dir_open(struct pd_vfs *vfs, const struct pd_dir *parent, const char *name, struct pd_dir **ret_dir,
                           struct pd_error *err)
 {
+    if (!parent) PD_TRY(pd_vfs_of_path(&vfs, name, err));
     struct pd_dir *dir = calloc(1, sizeof *dir);
     if (!dir) PD_FAIL(err, PD_NO_MEMORY, "no memory to open directory %s", name);
     *dir = (struct pd_dir){.vfs = vfs, .fd = -1};

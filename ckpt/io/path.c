@@ -38,6 +38,7 @@ pd_status pd_vfs_readlink(struct pd_vfs *vfs, const char *path, char *ret_target
 
 pd_status pd_vfs_unlink(struct pd_vfs *vfs, const char *path, struct pd_error *err)
 {
+    PD_TRY(pd_vfs_of_path(&vfs, path, err));
     int result;
     PD_ON_STORAGE(result = vfs->ops->unlink(vfs, path));
     if (result) PD_FAIL_ERRNO(err, result, "unlink %s", path);
@@ -46,6 +47,7 @@ pd_status pd_vfs_unlink(struct pd_vfs *vfs, const char *path, struct pd_error *e
 
 pd_status pd_vfs_mkdir(struct pd_vfs *vfs, const char *path, struct pd_error *err)
 {
+    PD_TRY(pd_vfs_of_path(&vfs, path, err));
     int result;
     PD_ON_STORAGE(result = vfs->ops->mkdir(vfs, path));
     if (result) return pd_error_set(err, pd_vfs_name_status(result), PD_WHERE, result, "mkdir %s", path);
@@ -70,6 +72,7 @@ pd_status pd_vfs_sync_dir(struct pd_vfs *vfs, const char *path, struct pd_error 
 
 pd_status pd_vfs_stat(struct pd_vfs *vfs, const char *path, struct pd_stat *ret_stat, struct pd_error *err)
 {
+    PD_TRY(pd_vfs_of_path(&vfs, path, err));
     struct pd_stat st;
     int result;
     PD_ON_STORAGE(result = vfs->ops->stat(vfs, path, &st));
@@ -81,6 +84,7 @@ pd_status pd_vfs_stat(struct pd_vfs *vfs, const char *path, struct pd_stat *ret_
 
 pd_status pd_vfs_space(struct pd_vfs *vfs, const char *path, struct pd_space *ret_space, struct pd_error *err)
 {
+    PD_TRY(pd_vfs_of_path(&vfs, path, err));
     struct pd_space space;
     int result;
     PD_ON_STORAGE(result = vfs->ops->space(vfs, path, &space));
@@ -127,6 +131,7 @@ bool pd_vfs_is_in_memory(struct pd_vfs *vfs, const char *path)
 
 pd_status pd_vfs_list(struct pd_vfs *vfs, const char *path, struct pd_listing *ret_listing, struct pd_error *err)
 {
+    PD_TRY(pd_vfs_of_path(&vfs, path, err));
     struct pd_listing listing = {0};
     int result;
     PD_ON_STORAGE(result = vfs->ops->list(vfs, path, &listing));
@@ -153,6 +158,7 @@ void pd_listing_deinit(struct pd_listing *listing)
 
 pd_status pd_vfs_lock(struct pd_vfs *vfs, const char *path, struct pd_lock **ret_lock, struct pd_error *err)
 {
+    PD_TRY(pd_vfs_of_path(&vfs, path, err));
     struct pd_lock *lock = calloc(1, sizeof *lock);
     char *copy = strdup(path);
     int result = lock && copy ? 0 : ENOMEM;

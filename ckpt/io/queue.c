@@ -1,5 +1,6 @@
 /* The checked wrappers of queues. A transfer is in one of three places: with the implementation (counted by in_flight), on
  * the done list, or with the caller. What is refused here goes to the done list without having been sent. */
+#include "ckpt/base/clock.h"
 #include "ckpt/base/heartbeat.h"
 #include "ckpt/base/trace.h"
 #include "ckpt/io/vfs_ops.h"
@@ -28,6 +29,7 @@ pd_status pd_queue_open(struct pd_vfs *vfs, void *buffers, uint64_t buffer_bytes
 void pd_queue_close(struct pd_queue *queue)
 {
     if (!queue) return;
+    pd_queue_close(queue->remote);
     PD_CHECK(queue->in_flight == 0); /* buffers in flight belong to the kernel */
     queue->ops->close(queue);
     free(queue);
@@ -112,7 +114,8 @@ static int reap_some(struct pd_queue *queue, bool wait)
     return result;
 }
 
-pd_status pd_queue_submit(struct pd_queue *queue, struct pd_transfer *const *transfers, uint32_t count, struct pd_error *err)
+static pd_status submit_local(struct pd_queue *queue, struct pd_transfer *const *transfers, uint32_t count,
+                              struct pd_error *err)
 {
     int result = 0;
     for (uint32_t done = 0; !result && done < count;) {
@@ -122,6 +125,20 @@ pd_status pd_queue_submit(struct pd_queue *queue, struct pd_transfer *const *tra
         done += taken;
     }
     if (result) PD_FAIL_ERRNO(err, result, "submitting %" PRIu32 " transfers to the %s queue", count, queue->ops->name);
+    return PD_OK;
+}
+
+/* Transfers of the remote VFS's files go to a queue of its own behind this one. */
+pd_status pd_queue_submit(struct pd_queue *queue, struct pd_transfer *const *transfers, uint32_t count, struct pd_error *err)
+{
+    for (uint32_t done = 0, same = 0; done < count; done += same) {
+        struct pd_vfs *vfs = transfers[done]->file->vfs;
+        for (same = 0; done + same < count && transfers[done + same]->file->vfs == vfs;)
+            same++;
+        const bool is_remote = vfs != queue->vfs;
+        if (is_remote && !queue->remote) PD_TRY(pd_queue_open(vfs, NULL, 0, &queue->remote, err));
+        PD_TRY(submit_local(is_remote ? queue->remote : queue, transfers + done, same, err));
+    }
     return PD_OK;
 }
 
@@ -144,16 +161,36 @@ static pd_status reap(struct pd_queue *queue, bool wait, struct pd_transfer **re
     return PD_OK;
 }
 
+static bool has_any(const struct pd_queue *queue)
+{
+    return queue->in_flight || queue->done_head;
+}
+
+/* With transfers in both queues neither can be slept on for the other: look at them in turn. */
+static pd_status reap_either(struct pd_queue *queue, bool wait, struct pd_transfer **ret_done, uint32_t capacity,
+                             uint32_t *ret_count, struct pd_error *err)
+{
+    struct pd_queue *remote = queue->remote;
+    if (!remote || !has_any(remote)) return reap(queue, wait, ret_done, capacity, ret_count, err);
+    if (!has_any(queue)) return reap(remote, wait, ret_done, capacity, ret_count, err);
+    for (;;) {
+        PD_TRY(reap(queue, false, ret_done, capacity, ret_count, err));
+        if (!*ret_count) PD_TRY(reap(remote, false, ret_done, capacity, ret_count, err));
+        if (*ret_count || !wait) return PD_OK;
+        pd_clock_sleep_ns(NULL, 100000);
+    }
+}
+
 pd_status pd_queue_reap(struct pd_queue *queue, struct pd_transfer **ret_done, uint32_t capacity, uint32_t *ret_count,
                         struct pd_error *err)
 {
-    return reap(queue, true, ret_done, capacity, ret_count, err);
+    return reap_either(queue, true, ret_done, capacity, ret_count, err);
 }
 
 pd_status pd_queue_poll(struct pd_queue *queue, struct pd_transfer **ret_done, uint32_t capacity, uint32_t *ret_count,
                         struct pd_error *err)
 {
-    return reap(queue, false, ret_done, capacity, ret_count, err);
+    return reap_either(queue, false, ret_done, capacity, ret_count, err);
 }
 
 pd_status pd_transfer_error(const struct pd_transfer *transfer, struct pd_error *err)

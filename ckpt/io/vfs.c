@@ -32,9 +32,33 @@ pd_status pd_vfs_new(const struct pd_vfs_ops *ops, uint32_t queue_depth, void *c
 void pd_vfs_free(struct pd_vfs *vfs)
 {
     if (!vfs) return;
+    pd_vfs_free(vfs->remote);
     vfs->ops->free(vfs);
     pthread_mutex_destroy(&vfs->mutex);
     free(vfs);
+}
+
+static struct {
+    const char *scheme; /* NULL: none is registered */
+    pd_status (*open)(struct pd_vfs **ret_vfs, struct pd_error *err);
+} remote;
+
+void pd_vfs_register_remote(const char *scheme, pd_status (*open)(struct pd_vfs **ret_vfs, struct pd_error *err))
+{
+    remote.scheme = scheme;
+    remote.open = open;
+}
+
+pd_status pd_vfs_of_path(struct pd_vfs **vfs, const char *path, struct pd_error *err)
+{
+    struct pd_vfs *local = *vfs;
+    pd_status st = PD_OK;
+    if (!remote.scheme || strncmp(path, remote.scheme, strlen(remote.scheme)) != 0) return PD_OK;
+    pthread_mutex_lock(&local->mutex);
+    if (!local->remote) st = remote.open(&local->remote, err);
+    if (!st) *vfs = local->remote;
+    pthread_mutex_unlock(&local->mutex);
+    return st;
 }
 
 const char *pd_vfs_describe(const struct pd_vfs *vfs)
@@ -44,8 +68,10 @@ const char *pd_vfs_describe(const struct pd_vfs *vfs)
 
 struct pd_vfs_counts pd_vfs_counts(const struct pd_vfs *vfs)
 {
-    return (struct pd_vfs_counts){atomic_load(&vfs->bytes_read), atomic_load(&vfs->bytes_written),
-                                  atomic_load(&vfs->flushes)};
+    struct pd_vfs_counts counts = {atomic_load(&vfs->bytes_read), atomic_load(&vfs->bytes_written),
+                                   atomic_load(&vfs->flushes)};
+    if (vfs->remote) counts.bytes_read += atomic_load(&vfs->remote->bytes_read); /* nothing is written there */
+    return counts;
 }
 
 void pd_vfs_count_flush(struct pd_vfs *vfs)
@@ -134,6 +160,7 @@ pd_status pd_file_open(struct pd_vfs *vfs, const char *path, unsigned flags, str
 {
     PD_CHECK(flags & (PD_OPEN_READ | PD_OPEN_WRITE));
     PD_CHECK((flags & PD_OPEN_WRITE) || !(flags & (PD_OPEN_TRUNCATE | PD_OPEN_CREATE)));
+    PD_TRY(pd_vfs_of_path(&vfs, path, err));
     struct pd_file *file = calloc(1, sizeof *file);
     char *copy = strdup(path);
     if (!file || !copy) {

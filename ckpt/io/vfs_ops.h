@@ -59,6 +59,7 @@ struct pd_queue {
     struct pd_transfer *done_head; /* finished, not reaped */
     struct pd_transfer *done_tail;
     void *context;
+    struct pd_queue *remote; /* of the remote VFS; NULL: no transfer of a file there came yet */
 };
 
 struct pd_vfs_ops {
@@ -103,6 +104,7 @@ struct pd_vfs {
     uint32_t text_count;
     _Atomic(const char *) description;
     struct pd_error failure; /* the last one that an implementation has words for, */
+    struct pd_vfs *remote;   /* NULL: no path that is its came yet */
     int failure_errno;       /* and what its slot returned; 0: there was none */
 };
 
@@ -116,6 +118,8 @@ static inline pd_status pd_vfs_name_status(int sys_errno)
 PD_MUST_USE pd_status pd_vfs_new(const struct pd_vfs_ops *ops, uint32_t queue_depth, void *context, struct pd_vfs **ret_vfs,
                                  struct pd_error *err);
 void pd_vfs_set_description(struct pd_vfs *vfs, const char *format, ...) PD_PRINTF(2, 3);
+/* For wrappers: *vfs becomes the remote one where the path is its. */
+PD_MUST_USE pd_status pd_vfs_of_path(struct pd_vfs **vfs, const char *path, struct pd_error *err);
 /* What a server says of the failure that a slot is about to return as `sys_errno`: pd_vfs_explain puts it behind the message. */
 void pd_vfs_set_failure(struct pd_vfs *vfs, int sys_errno, const struct pd_error *failure);
 /* For wrappers.   returns  `st`, or the status of the failure where it is the one of err->sys_errno */
