@@ -177,7 +177,7 @@ static pd_status reap_either(struct pd_queue *queue, bool wait, struct pd_transf
         PD_TRY(reap(queue, false, ret_done, capacity, ret_count, err));
         if (!*ret_count) PD_TRY(reap(remote, false, ret_done, capacity, ret_count, err));
         if (*ret_count || !wait) return PD_OK;
-        pd_clock_sleep_ns(NULL, 100000);
+        pd_clock_sleep_ns(100000);
     }
 }
 

@@ -201,7 +201,7 @@ static pd_status call_sign(struct pd_bucket *b, const struct bucket_call *call, 
         request.headers[request.header_count++] = (struct pd_sign_pair){"range", range};
     }
     const struct pd_sign_keys keys = {who->access, who->secret, who->token};
-    return pd_sign(&request, &keys, pd_clock_wall_ns(NULL) / UINT64_C(1000000000), ret, err);
+    return pd_sign(&request, &keys, pd_clock_wall_ns() / UINT64_C(1000000000), ret, err);
 }
 
 /* What came goes off what is left to read. */
@@ -242,7 +242,7 @@ static pd_status bucket_once(struct pd_bucket *b, struct bucket_call *call, stru
     struct pd_signed signed_ = {NULL, NULL};
     *ret_again = *ret_throttled = false;
     *response = (struct pd_http_response){.code = 0};
-    PD_TRY(pd_credentials_get(b->chain, pd_clock_wall_ns(NULL) / UINT64_C(1000000000), &who, err));
+    PD_TRY(pd_credentials_get(b->chain, pd_clock_wall_ns() / UINT64_C(1000000000), &who, err));
     pd_status st = call_sign(b, call, &who, &signed_, err);
     explicit_bzero(who.secret, sizeof who.secret);
     char *url = NULL;
@@ -282,7 +282,7 @@ static pd_status bucket_once(struct pd_bucket *b, struct bucket_call *call, stru
     if (response->text) pd_answer_error_parse(response->text, response->text_bytes, &refusal.error);
     if (is_success && !refusal.error.code[0]) return call->into_count ? call_take(b, call, response, ret_again, err) : PD_OK;
     if (response->region[0]) memcpy(refusal.error.region, response->region, sizeof refusal.error.region);
-    const int64_t now_s = (int64_t)(pd_clock_wall_ns(NULL) / UINT64_C(1000000000));
+    const int64_t now_s = (int64_t)(pd_clock_wall_ns() / UINT64_C(1000000000));
     if (response->date_s) refusal.clock_ahead_s = now_s - (int64_t)response->date_s;
     *ret_throttled = pd_refusal_throttles(&refusal);
     *ret_again = pd_refusal_passes(&refusal);
@@ -300,7 +300,8 @@ static void bucket_pause(struct pd_bucket *b, uint32_t tries, uint32_t retry_aft
     if (ns > PAUSE_NS_MAX) ns = PAUSE_NS_MAX;
     ns = ns / 2 + (uint64_t)pd_random_bits(now_ns, (uintptr_t)&ns) * (ns / 2) / UINT32_MAX;
     if (ns < least_ns) ns = least_ns;
-    pd_clock_pace(now_ns, ns, UINT64_C(1000000000), b->stop); /* a byte a nanosecond: naps that end when *stop is set */
+    (void)pd_clock_pace(now_ns, ns, UINT64_C(1000000000),
+                        b->stop); /* a byte a nanosecond: naps that end when *stop is set */
 }
 
 /* *response is freed by the caller where this returns PD_OK. `ret_tries` may be NULL. */

@@ -238,6 +238,30 @@ static void no_unlock(struct pd_lock *lock)
     (void)lock;
 }
 
+/* Directories are held open to remove what is in them. */
+static int no_dir(struct pd_dir *dir, const struct pd_dir *parent, const char *name)
+{
+    (void)dir, (void)parent, (void)name;
+    return EROFS;
+}
+
+static int no_dir_list(struct pd_dir *dir, struct pd_listing *ret_listing)
+{
+    (void)dir, (void)ret_listing;
+    return EROFS;
+}
+
+static int no_dir_unlink(struct pd_dir *dir, const char *name, bool is_directory)
+{
+    (void)dir, (void)name, (void)is_directory;
+    return EROFS;
+}
+
+static void no_dir_close(struct pd_dir *dir)
+{
+    (void)dir;
+}
+
 static int stays_direct(struct pd_file *file)
 {
     (void)file; /* no page cache is in the way here */
@@ -278,7 +302,6 @@ static const struct pd_vfs_ops objects_ops = {
     .set_buffered = stays_direct,
     .rename = refuse_two,
     .link = refuse_two,
-    .symlink = refuse_two,
     .readlink = no_link,
     .unlink = refuse_path,
     .mkdir = refuse_path,
@@ -287,10 +310,10 @@ static const struct pd_vfs_ops objects_ops = {
     .stat = objects_stat,
     .space = no_space,
     .list = objects_list,
-    .dir_open = pd_dir_open_by_path,
-    .dir_list = pd_dir_list_by_path,
-    .dir_unlink = pd_dir_unlink_by_path,
-    .dir_close = pd_dir_close_by_path,
+    .dir_open = no_dir,
+    .dir_list = no_dir_list,
+    .dir_unlink = no_dir_unlink,
+    .dir_close = no_dir_close,
     .lock = no_lock,
     .unlock = no_unlock,
     .queue_open = objects_queue_open,
