@@ -42,7 +42,7 @@ struct bucket_call {
     struct pd_sign_pair query[6], headers[6];
     uint32_t query_count, header_count;
     const void *body;
-    uint64_t body_bytes, bytes_per_second;
+    uint64_t body_bytes;
     struct iovec into[PIECES_MAX]; /* what is left to read */
     uint32_t into_count;
     uint64_t offset, bytes;   /* of the first byte that is left, and how many there are */
@@ -260,7 +260,6 @@ static pd_status bucket_once(struct pd_bucket *b, struct bucket_call *call, stru
                                                .body_bytes = call->body_bytes,
                                                .into = call->into_count ? call->into : NULL,
                                                .into_count = call->into_count,
-                                               .bytes_per_second = call->bytes_per_second,
                                                .stop = b->stop},
                      response, &own);
     free(url);
@@ -465,15 +464,9 @@ pd_status pd_bucket_upload_begin(struct pd_bucket *b, const char *key, char ret_
 }
 
 pd_status pd_bucket_upload_part(struct pd_bucket *b, const char *key, const char *id, uint32_t number, const void *data,
-                                uint64_t bytes, uint64_t bytes_per_second, struct pd_uploaded_part *ret,
-                                struct pd_error *err)
+                                uint64_t bytes, struct pd_uploaded_part *ret, struct pd_error *err)
 {
-    struct bucket_call call = {.method = "PUT",
-                               .action = "s3:PutObject",
-                               .key = key,
-                               .body = data,
-                               .body_bytes = bytes,
-                               .bytes_per_second = bytes_per_second};
+    struct bucket_call call = {.method = "PUT", .action = "s3:PutObject", .key = key, .body = data, .body_bytes = bytes};
     char checksum[32], part[16];
     snprintf(part, sizeof part, "%" PRIu32, number);
     call_query(&call, "partNumber", part);

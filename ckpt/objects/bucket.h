@@ -55,10 +55,10 @@ struct pd_uploaded_part {
 PD_MUST_USE pd_status pd_bucket_upload_begin(struct pd_bucket *bucket, const char *key, char ret_id[PD_UPLOAD_ID_MAX],
                                              struct pd_error *err);
 /*   number   from 1; parts may come in any order, from any thread
- *   bytes_per_second   0: no limit */
+ */
 PD_MUST_USE pd_status pd_bucket_upload_part(struct pd_bucket *bucket, const char *key, const char *id, uint32_t number,
-                                            const void *data, uint64_t bytes, uint64_t bytes_per_second,
-                                            struct pd_uploaded_part *ret, struct pd_error *err);
+                                            const void *data, uint64_t bytes, struct pd_uploaded_part *ret,
+                                            struct pd_error *err);
 PD_MUST_USE pd_status pd_bucket_upload_complete(struct pd_bucket *bucket, const char *key, const char *id,
                                                 const struct pd_uploaded_part *parts, uint32_t count, struct pd_error *err);
 PD_MUST_USE pd_status pd_bucket_upload_abort(struct pd_bucket *bucket, const char *key, const char *id,

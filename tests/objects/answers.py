@@ -185,6 +185,24 @@ def uploads(program, store):
     print("uploads in parts")
 
 
+def probes(program, store):
+    store.objects.clear()
+    store.uploads.clear()
+    check(program.call("probe", "runs/mine"), "PD_OK", "rates")
+    for method, action in (("GET", "s3:ListBucket"), ("PUT", "s3:PutObject"), ("DELETE", "s3:")):
+        store.denied = (method,)
+        check(program.call("probe", "runs/mine"), "PD_IO", f"may not do this: allow them {action}")
+        store.denied = ()
+    store.objects.clear()
+    store.uploads.clear()
+    store.excludes = False
+    check(program.call("probe", ""), "PD_UNSUPPORTED", "of 8 PUTs of one name with If-None-Match at once 8 succeeded, and exactly one must")
+    store.excludes = True
+    if store.objects or store.uploads:
+        raise SystemExit(f"a probe leaves {list(store.objects)} {list(store.uploads)}")
+    print("a probe finds a server that does not exclude, and what it may not do")
+
+
 def environments(path, server):
     for environment, text in (({}, "no credentials for a bucket: set AWS_ACCESS_KEY_ID"),
                               ({"AWS_ACCESS_KEY_ID": "x"}, "AWS_ACCESS_KEY_ID is set and AWS_SECRET_ACCESS_KEY is not"),
@@ -204,7 +222,7 @@ def environments(path, server):
 def main():
     path = os.path.abspath(sys.argv[1])
     with Server() as server, Program(path, server.environment()) as program:
-        for test in (refused, passing, conditions, listings, uploads):
+        for test in (refused, passing, conditions, listings, uploads, probes):
             test(program, server.store)
         environments(path, server)
 

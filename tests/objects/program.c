@@ -1,6 +1,7 @@
 /* Calls on a bucket, one a line of stdin, fields between tabs; each answers with a line: the status, a tab, what came or the message.
  * The first argument is the bucket. */
 #include "ckpt/objects/bucket.h"
+#include "ckpt/objects/probe.h"
 
 #include "ckpt/base/parse.h"
 
@@ -50,7 +51,8 @@ static pd_status upload(struct pd_bucket *bucket, const char *key, uint64_t byte
     for (uint64_t at = 0; at < bytes && !st; at += part_bytes, count++) {
         const uint64_t left = bytes - at;
         memset(data, (int)count + 1, part_bytes);
-        st = pd_bucket_upload_part(bucket, key, id, count + 1, data, left < part_bytes ? left : part_bytes, 0, &parts[count], err);
+        st = pd_bucket_upload_part(bucket, key, id, count + 1, data, left < part_bytes ? left : part_bytes, 0, &parts[count],
+                                   err);
     }
     free(data);
     if (st) return st;
@@ -91,6 +93,12 @@ static pd_status call(struct pd_bucket *bucket, char *const *field, struct listi
         char id[PD_UPLOAD_ID_MAX];
         PD_TRY(pd_bucket_upload_begin(bucket, key, id, err));
         fputs(id, l->out);
+        return PD_OK;
+    }
+    if (strcmp(what, "probe") == 0) {
+        struct pd_bucket_rates rates;
+        PD_TRY(pd_bucket_probe(bucket, key, 1 << 20, &rates, err));
+        fputs(rates.upload_bytes_per_second > 0 && rates.download_bytes_per_second > 0 ? "rates" : "no rates", l->out);
         return PD_OK;
     }
     if (strcmp(what, "abort") == 0) return pd_bucket_upload_abort(bucket, key, field[2], err);

@@ -43,7 +43,8 @@ class Store:
         self.objects, self.uploads = {}, {}
         self.faults = {}  # key: [function(handler, object or None) that answers, ...]; the last one stays where it is "for ever"
         self.requests = []
-        self.check_signatures = True
+        self.check_signatures = self.excludes = True  # excludes: If-None-Match is kept
+        self.denied = ()  # methods
 
     def fault(self, key):
         with self.lock:
@@ -95,6 +96,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         query = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
         self.store.requests.append((self.command, key, query, dict(self.headers)))
         if self.refuses_signature():
+            return
+        if self.command in self.store.denied:
+            self.refuse(403, "AccessDenied")
             return
         fault = self.store.fault(key if key else query.get("prefix", ""))
         if fault:
@@ -154,7 +158,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def on_put(self, key, query, body):
         if "uploadId" in query:
             self.store.uploads[query["uploadId"]][1][int(query["partNumber"])] = body
-        elif self.headers.get("if-none-match") == "*" and key in self.store.objects:
+        elif self.store.excludes and self.headers.get("if-none-match") == "*" and key in self.store.objects:
             self.refuse(412, "PreconditionFailed")
             return
         else:
