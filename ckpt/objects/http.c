@@ -237,7 +237,6 @@ static void http_set(CURL *handle, struct http_transfer *t, struct curl_slist *h
     curl_easy_setopt(handle, CURLOPT_TIMEOUT, (long)request->timeout_s);
     curl_easy_setopt(handle, CURLOPT_BUFFERSIZE, 512L << 10);
     curl_easy_setopt(handle, CURLOPT_UPLOAD_BUFFERSIZE, 512L << 10);
-    curl_easy_setopt(handle, CURLOPT_MAX_SEND_SPEED_LARGE, (curl_off_t)request->bytes_per_second);
     curl_easy_setopt(handle, CURLOPT_HEADERFUNCTION, http_receive_header);
     curl_easy_setopt(handle, CURLOPT_HEADERDATA, t);
     curl_easy_setopt(handle, CURLOPT_WRITEFUNCTION, http_receive);

@@ -15,10 +15,9 @@ struct pd_http_request {
     uint64_t body_bytes;
     const struct iovec *into; /* where the body of a 200 or 206 goes; NULL: into text */
     uint32_t into_count;
-    uint32_t timeout_s;        /* for all of it; 0: as long as bytes move */
-    uint64_t bytes_per_second; /* of what is sent at most; 0: no limit */
-    bool ignores_proxy;        /* http_proxy is not for metadata of this machine */
-    const _Atomic bool *stop;  /* set: the request ends with PD_STOPPED; NULL: it never is */
+    uint32_t timeout_s;       /* for all of it; 0: as long as bytes move */
+    bool ignores_proxy;       /* http_proxy is not for metadata of this machine */
+    const _Atomic bool *stop; /* set: the request ends with PD_STOPPED; NULL: it never is */
 };
 
 #define PD_HTTP_ETAG_MAX 128u

@@ -51,7 +51,7 @@ static pd_status upload(struct pd_bucket *bucket, const char *key, uint64_t byte
     for (uint64_t at = 0; at < bytes && !st; at += part_bytes, count++) {
         const uint64_t left = bytes - at;
         memset(data, (int)count + 1, part_bytes);
-        st = pd_bucket_upload_part(bucket, key, id, count + 1, data, left < part_bytes ? left : part_bytes, 0, &parts[count],
+        st = pd_bucket_upload_part(bucket, key, id, count + 1, data, left < part_bytes ? left : part_bytes, &parts[count],
                                    err);
     }
     free(data);
