@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Installs what perdure needs on Debian 12, when it is missing: tools/packages.sh build|run|text|test|coverage ...
-# build: compiler and libraries · run: MPI and HDF5 tools · text: the King James Bible · test: what the tests use besides
-# coverage: what tests/coverage.sh uses besides
+# build: compiler and libraries · run: MPI, HDF5 tools, certificates of servers · text: the King James Bible
+# test: what the tests use besides · coverage: what tests/coverage.sh uses besides
 set -euo pipefail
 
 build="gcc g++ make cmake ninja-build pkg-config libhdf5-dev liburing-dev libopenmpi-dev openmpi-bin libzstd-dev zlib1g-dev
-  libxxhash-dev libyaml-dev libjansson-dev libpcre2-dev libutf8proc-dev libmicrohttpd-dev libssl-dev libdnnl-dev libcriterion-dev"
-run="openmpi-bin hdf5-tools"
+  libxxhash-dev libyaml-dev libjansson-dev libpcre2-dev libutf8proc-dev libmicrohttpd-dev libssl-dev libcurl4-openssl-dev
+  libexpat1-dev libdnnl-dev libcriterion-dev"
+run="openmpi-bin hdf5-tools ca-certificates"
 text="bible-kjv bible-kjv-text"
 test="clang-format python3 python3-venv procps slurm-wlm munge fuse3 libfuse3-dev"
 coverage="gcovr"

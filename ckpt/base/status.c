@@ -116,6 +116,11 @@ pd_status pd_error_change(struct pd_error *err, pd_status status)
     return status;
 }
 
+void pd_error_set_errno(struct pd_error *err, int sys_errno)
+{
+    if (err) err->sys_errno = sys_errno;
+}
+
 pd_status pd_error_pass(struct pd_error *err, pd_status status, const struct pd_error *from)
 {
     if (status && err) *err = *from;

@@ -3,8 +3,8 @@
  * The environment says where it is (AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL, a profile's endpoint_url; else Amazon's of AWS_REGION)
  * and who we are (credentials.h). A call that fails names the object, the action that was refused and what to do.
  *   errors   PD_INVALID: no such bucket, another region, no credentials; PD_NOT_FOUND: no such object;
- *            PD_IO: refused, or no answer after all tries (sys_errno EACCES where we may not); PD_CORRUPT: an answer that S3 does not
- *            give; PD_STOPPED: *stop is set; PD_NO_MEMORY
+ *            PD_IO: refused, or no answer after all tries (sys_errno EACCES where we may not); PD_CORRUPT: an answer that S3
+ *            does not give; PD_STOPPED: *stop is set; PD_NO_MEMORY
  *   threads  any; each call runs in the thread that makes it
  *   source   Amazon Simple Storage Service, API Reference */
 #pragma once

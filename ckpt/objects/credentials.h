@@ -1,6 +1,7 @@
 /* Who we are, in the order of AWS's own tools: environment, web identity, files, container endpoint, instance metadata.
  *
- * Temporary credentials are fetched again five minutes before they expire; where that fails, the old ones serve as long as they last.
+ * Temporary credentials are fetched again five minutes before they expire; where that fails, the old ones serve as long as
+ * they last.
  *   threads  any
  *   sources  AWS SDKs and Tools Reference Guide: "Standardized credential providers", "IMDS credential provider", "Container
  *            credential provider", "Assume role credential provider" */

@@ -289,7 +289,7 @@ static pd_status http_failure(const struct http_transfer *t, CURLcode code, cons
     if (code == CURLE_ABORTED_BY_CALLBACK) PD_FAIL(err, PD_STOPPED, "%.*s: asked to end", length, url);
     const pd_status st =
         pd_error_set(err, PD_IO, PD_WHERE, 0, "%.*s: %s", length, url, text[0] ? text : curl_easy_strerror(code));
-    if (err) err->sys_errno = http_errno(code);
+    pd_error_set_errno(err, http_errno(code));
     return st;
 }
 

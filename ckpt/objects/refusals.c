@@ -35,7 +35,7 @@ bool pd_refusal_is_of_credentials(const struct pd_refusal *r)
 static pd_status refuse(struct pd_error *err, pd_status st, int sys_errno, const struct pd_refusal *r, const char *text)
 {
     pd_error_set(err, st, PD_WHERE, 0, "s3://%s%s%s: %s", r->bucket, r->key[0] ? "/" : "", r->key, text);
-    if (err) err->sys_errno = sys_errno;
+    pd_error_set_errno(err, sys_errno);
     return st;
 }
 

@@ -1,5 +1,5 @@
-/* s3://bucket/key through the table of ckpt/io, read only: what would write is EROFS. A key that is the beginning of others, with a
- * slash behind it, is a directory. */
+/* s3://bucket/key through the table of ckpt/io, read only: what would write is EROFS. A key that is the beginning of others,
+ * with a slash behind it, is a directory. */
 #pragma once
 
 #include "ckpt/io/vfs.h"

@@ -58,6 +58,7 @@ def checksum(data):
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else the second write of an answer waits 40 ms for an acknowledgement
     store = None
 
     def log_message(self, *_):
