@@ -144,8 +144,9 @@ static pd_status take_word(const struct parsing *p, const char *word)
         PD_FAIL(p->err, PD_USAGE, "%s takes no argument such as \"%s\"; see %s --help", p->program, word, p->program);
     if (*u->word_count == u->words_max)
         PD_FAIL(p->err, PD_USAGE, "\"%s\" is one path too many: at most %u; see %s --help", word, u->words_max, p->program);
+    const bool is_source = *u->word_count < u->words_of_checkpoints;
     u->words[(*u->word_count)++] = word;
-    return pd_scheme_check(p->program, word, PD_USAGE, p->err);
+    return (is_source ? pd_scheme_check_source : pd_scheme_check)(p->program, word, PD_USAGE, p->err);
 }
 
 /* Returns the word that argp refuses: the one before the next, or the next if argp is inside that cluster of letters. */

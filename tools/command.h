@@ -72,7 +72,8 @@ struct pd_usage {
     bool *json;                  /* NULL: a command without --json */
     const char **words;          /* (words_max): arguments that are not options */
     uint32_t words_max, *word_count;
-    bool takes_keys; /* accepts section.key=value among the words */
+    uint32_t words_of_checkpoints; /* so many of the first are read as checkpoints: s3://bucket/prefix too */
+    bool takes_keys;               /* section.key=value among the words */
 };
 
 /* Sets those three members: PD_WORDS(paths, 2, &path_count). */

@@ -1,6 +1,8 @@
 #include "ckpt/base/log.h"
 #include "ckpt/base/utf8.h"
 #include "ckpt/base/words.h"
+#include "ckpt/io/vfs.h"
+#include "ckpt/objects/vfs.h"
 #include "offload/device.h"
 #include "tools/command.h"
 #include "tools/output.h"
@@ -134,7 +136,8 @@ int main(int argc, char **argv)
     fill_descriptors();
     pd_dev_prepare();
     signal(SIGPIPE, SIG_IGN);                 /* a closed pipe must not end a run */
-    if (!is_worker) signal(SIGXFSZ, SIG_IGN); /* exceeding a file size limit fails the write; ranks: pd_launched_ready */
+    if (!is_worker) signal(SIGXFSZ, SIG_IGN); /* a limit of file sizes is an error of the write; ranks: pd_launched_ready */
+    pd_vfs_register_remote("s3://", pd_vfs_new_objects);
     pd_status status = name_limit(run(argc, argv, &err), &err);
     pd_utf8_clean(err.message); /* it may quote a file */
     if (status && is_json && err.message[0]) pd_output_json_error(&err);

@@ -11,13 +11,27 @@ static size_t scheme_bytes(const char *path)
     return bytes && strchr(letters, path[0]) && strncmp(path + bytes, "://", 3) == 0 ? bytes : 0;
 }
 
+/* Google Cloud Storage, R2, Ceph and MinIO too: AWS_ENDPOINT_URL_S3 names the server. */
+static bool scheme_is_spoken(const char *path)
+{
+    return strncmp(path, "s3://", 5) == 0;
+}
+
 pd_status pd_scheme_check(const char *what, const char *path, pd_status status, struct pd_error *err)
 {
     const size_t bytes = scheme_bytes(path);
     if (!bytes) return PD_OK;
-    PD_FAIL(
-        err, status,
-        "%s: perdure does not read or write %.*s:// (%.300s); schemes that work: none yet. Name a file or directory of a "
-        "mounted file system",
-        what, (int)bytes, path, path);
+    if (scheme_is_spoken(path))
+        PD_FAIL(err, status,
+                "%s: only checkpoints are read from s3:// (%.300s). Name a file or directory of a mounted file system", what,
+                path);
+    PD_FAIL(err, status,
+            "%s: perdure does not read or write %.*s:// (%.300s); the scheme that works is s3://, for checkpoints. Name a "
+            "file or directory of a mounted file system",
+            what, (int)bytes, path, path);
+}
+
+pd_status pd_scheme_check_source(const char *what, const char *path, pd_status status, struct pd_error *err)
+{
+    return scheme_is_spoken(path) ? PD_OK : pd_scheme_check(what, path, status, err);
 }

@@ -4,6 +4,8 @@
 
 #include "ckpt/base/status.h"
 
-/* Fails with `status` (PD_USAGE, PD_INVALID) if `path` begins with a scheme that perdure does not support. `what`: the
- * key, option or argument that gave it, with nothing after it. */
+/* `status` (PD_USAGE, PD_INVALID) where `path` begins with a scheme. `what`: the key, option or argument that gave it, with
+ * nothing behind it. */
 PD_MUST_USE pd_status pd_scheme_check(const char *what, const char *path, pd_status status, struct pd_error *err);
+/* The same for a path that a checkpoint is read from, which may be in a bucket: s3:// is no failure. */
+PD_MUST_USE pd_status pd_scheme_check_source(const char *what, const char *path, pd_status status, struct pd_error *err);

@@ -49,11 +49,16 @@ void pd_vfs_register_remote(const char *scheme, pd_status (*open)(struct pd_vfs 
     remote.open = open;
 }
 
+bool pd_vfs_is_remote(const char *path)
+{
+    return remote.scheme && strncmp(path, remote.scheme, strlen(remote.scheme)) == 0;
+}
+
 pd_status pd_vfs_of_path(struct pd_vfs **vfs, const char *path, struct pd_error *err)
 {
     struct pd_vfs *local = *vfs;
     pd_status st = PD_OK;
-    if (!remote.scheme || strncmp(path, remote.scheme, strlen(remote.scheme)) != 0) return PD_OK;
+    if (!pd_vfs_is_remote(path)) return PD_OK;
     pthread_mutex_lock(&local->mutex);
     if (!local->remote) st = remote.open(&local->remote, err);
     if (!st) *vfs = local->remote;
@@ -106,11 +111,13 @@ pd_status pd_vfs_explain(struct pd_vfs *vfs, pd_status st, struct pd_error *err)
 {
     pthread_mutex_lock(&vfs->mutex);
     if (err && err->sys_errno && err->sys_errno == vfs->failure_errno) {
-        const char *errno_text = strerrordesc_np(err->sys_errno);
+        const char *errno_text = strerrordesc_np(err->sys_errno), *said = vfs->failure.message;
+        const char *colon = strstr(said, ": "); /* "s3://bucket/key: ...", which the message names already */
+        if (colon && memmem(err->message, strlen(err->message), said, (size_t)(colon - said))) said = colon + 2;
         const size_t bytes = strlen(err->message), length = strlen(errno_text);
         const bool ends = bytes > length && strcmp(err->message + bytes - length, errno_text) == 0;
         snprintf(err->message + bytes - (ends ? length : 0), sizeof err->message - bytes + (ends ? length : 0), "%s%s",
-                 ends ? "" : ": ", vfs->failure.message); /* which says more than an errno does */
+                 ends ? "" : ": ", said); /* which says more than an errno does */
         st = pd_error_change(err, vfs->failure.status);
     }
     pthread_mutex_unlock(&vfs->mutex);

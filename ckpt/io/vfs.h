@@ -78,9 +78,10 @@ PD_MUST_USE pd_status pd_vfs_new_threads(uint32_t queue_depth, uint32_t thread_c
 /* PERDURE_IO=uring|threads|auto decides; auto tries uring. */
 PD_MUST_USE pd_status pd_vfs_new_auto(struct pd_vfs **ret_vfs, struct pd_error *err);
 void pd_vfs_free(struct pd_vfs *vfs);
-/* In every VFS, paths that begin with `scheme` ("s3://") go to another one, which `open` makes when the first such path comes. Once a
- * process, before it has threads. A queue of the VFS takes transfers of files of both. */
+/* In every VFS, paths that begin with `scheme` ("s3://") go to another one, which `open` makes when the first such path
+ * comes. Once a process, before it has threads. A queue of the VFS takes transfers of files of both. */
 void pd_vfs_register_remote(const char *scheme, pd_status (*open)(struct pd_vfs **ret_vfs, struct pd_error *err));
+bool pd_vfs_is_remote(const char *path); /* it begins with the scheme of the remote one */
 /* One line for doctor and logs: "io_uring", or "threads (io_uring: Operation not permitted; ...)". */
 const char *pd_vfs_describe(const struct pd_vfs *vfs);
 

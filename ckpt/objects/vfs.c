@@ -180,7 +180,8 @@ static int objects_list(struct pd_vfs *vfs, const char *path, struct pd_listing 
         struct objects_listing listing = {ret_listing, strlen(prefix)};
         st = pd_bucket_list(bucket, prefix, false, objects_listed, &listing, &err);
     }
-    if (!st && !ret_listing->count && url.key[0]) return ENOENT; /* a bucket has no empty directories */
+    if (!st && !ret_listing->count && url.key[0]) /* a bucket has no empty directories */
+        st = pd_error_set(&err, PD_NOT_FOUND, PD_WHERE, 0, "%s: nothing is there", path);
     return objects_failed(vfs, st, &err);
 }
 

@@ -20,7 +20,8 @@
 pd_status store_absolute(const char *root, char ret_path[STORE_PATH_MAX], struct pd_error *err)
 {
     char here[STORE_PATH_MAX] = "";
-    if (root[0] != '/' && !getcwd(here, sizeof here)) PD_FAIL(err, PD_IO, "the current directory cannot be found");
+    if (root[0] != '/' && !pd_vfs_is_remote(root) && !getcwd(here, sizeof here))
+        PD_FAIL(err, PD_IO, "the current directory cannot be found");
     size_t length = strlen(root);
     while (length > 1 && root[length - 1] == '/')
         length--;

@@ -12,8 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 void pd_run_tiers_of_config(const struct pd_config *config, struct pd_run_tiers *ret_tiers)
 {
@@ -78,8 +76,8 @@ static pd_status tiers_open(struct pd_run_tiers *tiers, struct pd_vfs *vfs, stru
     for (uint32_t i = 0; i < tiers->count; i++) {
         struct pd_run_tier *tier = &tiers->tiers[i];
         struct pd_error own = {0};
-        struct stat st;
-        tier->is_absent = stat(tier->dir, &st) && errno == ENOENT;
+        struct pd_stat stat;
+        tier->is_absent = pd_vfs_stat(vfs, tier->dir, &stat, NULL) == PD_NOT_FOUND;
         if (tier->is_absent) continue;
         tier->status = pd_store_open(vfs, tier->dir, &options, group, &tier->store, &own);
         if (!tier->status) {
@@ -183,12 +181,23 @@ const struct pd_run_tier *pd_run_tiers_look_quietly(struct pd_run_tiers *tiers)
     return pd_run_tiers_newest(tiers);
 }
 
-pd_status pd_run_tiers_checkpoints_of(const char *path, char buffer[4096], const char **ret_path, struct pd_error *err)
+static bool exists(struct pd_vfs *vfs, const char *directory, const char *name)
 {
-    struct stat st;
-    if (stat(path, &st) || !S_ISDIR(st.st_mode))
+    char path[4200];
+    struct pd_stat stat;
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    return !pd_vfs_stat(vfs, path, &stat, NULL);
+}
+
+static pd_status checkpoints_of(struct pd_vfs *vfs, const char *path, char buffer[4096], const char **ret_path,
+                                struct pd_error *err)
+{
+    struct pd_stat stat;
+    const pd_status st = pd_vfs_stat(vfs, path, &stat, err);
+    if (st && st != PD_NOT_FOUND) return st;
+    if (st || stat.type != PD_ENTRY_DIRECTORY)
         PD_FAIL(err, PD_NOT_FOUND, "%s %s; name a run or its directory of checkpoints", path,
-                access(path, F_OK) ? "does not exist" : "is not a directory");
+                st ? "does not exist" : "is not a directory");
     struct pd_run_tiers tiers;
     pd_run_tiers_of_run(path, &tiers);
     pd_status looked = pd_run_tiers_look(&tiers, err);
@@ -199,16 +208,17 @@ pd_status pd_run_tiers_checkpoints_of(const char *path, char buffer[4096], const
         snprintf(buffer, 4096, "%s", newest->dir);
     else
         snprintf(buffer, 4096, "%.4000s/checkpoints", path);
-    *ret_path = stat(buffer, &st) == 0 ? buffer : path;
+    *ret_path = exists(vfs, buffer, "") ? buffer : path;
     return PD_OK;
 }
 
-static bool exists(const char *directory, const char *name)
+pd_status pd_run_tiers_checkpoints_of(const char *path, char buffer[4096], const char **ret_path, struct pd_error *err)
 {
-    char path[4200];
-    struct stat st;
-    snprintf(path, sizeof path, "%s/%s", directory, name);
-    return stat(path, &st) == 0;
+    struct pd_vfs *vfs;
+    PD_TRY(pd_vfs_new_threads(4, 1, &vfs, err));
+    const pd_status st = checkpoints_of(vfs, path, buffer, ret_path, err);
+    pd_vfs_free(vfs);
+    return st;
 }
 
 static void describe_foreign(const char *path, const struct pd_format *format, char *ret_text, size_t bytes)
@@ -225,29 +235,48 @@ static bool is_step_name(const char *name)
     return strncmp(name, "step-", 5) == 0 && name[5] >= '0' && name[5] <= '9' && !strstr(name, ".tmp");
 }
 
-/* PATH is a file: another program's checkpoint, one of its files, or an unknown format. */
-static pd_status refuse_file(const char *path, struct pd_error *err)
+/* PATH is a file: a checkpoint of another system, one file of such, or of no format that is known. */
+static pd_status refuse_file(struct pd_vfs *vfs, const char *path, struct pd_error *err)
 {
     const struct pd_format *format = NULL;
-    struct pd_vfs *vfs = NULL;
     char text[4400];
-    PD_TRY(pd_vfs_new_auto(&vfs, err));
-    const pd_status st = pd_format_of(vfs, path, &format, err);
-    pd_vfs_free(vfs);
-    if (st) return st;
+    PD_TRY(pd_format_of(vfs, path, &format, err));
     describe_foreign(path, format, text, sizeof text);
     PD_FAIL(err, PD_INVALID, "%s", text);
 }
 
-/* ret_root (4096): the directory of checkpoints that PATH means, unless a run names others. */
-static pd_status find_root(const char *path, char ret_root[4096], char ret_named[64], struct pd_error *err)
+/* Without links, and slashes at the end: its last name is a checkpoint's or not. *ret_real is freed by the caller. */
+static pd_status find_real(struct pd_vfs *vfs, const char *path, char **ret_real, bool *ret_is_directory,
+                           struct pd_error *err)
 {
-    char *real = realpath(path, NULL);
-    if (!real && errno == ENOENT)
-        PD_FAIL(err, PD_NOT_FOUND, "%s does not exist; name a run, its checkpoints or one of them", path);
-    if (!real) PD_FAIL_ERRNO(err, errno, "%s: looking for checkpoints", path);
-    struct stat st;
-    bool is_directory = stat(real, &st) == 0 && S_ISDIR(st.st_mode);
+    struct pd_stat stat;
+    const bool is_remote = pd_vfs_is_remote(path);
+    char *real = is_remote ? strdup(path) : realpath(path, NULL);
+    const int number = real ? 0 : errno;
+    pd_status st = number == ENOENT ? PD_NOT_FOUND : PD_OK;
+    if (is_remote && real) st = pd_vfs_stat(vfs, real, &stat, err);
+    if (st == PD_NOT_FOUND)
+        st = pd_error_set(err, st, PD_WHERE, 0, "%s does not exist; name a run, its checkpoints or one of them", path);
+    else if (number)
+        st = pd_error_set(err, pd_status_from_errno(number), PD_WHERE, number, "%s: looking for checkpoints", path);
+    if (st) {
+        free(real);
+        return st;
+    }
+    for (size_t length = strlen(real); length > 1 && real[length - 1] == '/';)
+        real[--length] = '\0';
+    *ret_is_directory = is_remote ? stat.type == PD_ENTRY_DIRECTORY : exists(vfs, real, "");
+    *ret_real = real;
+    return PD_OK;
+}
+
+/* ret_root  (4096): the directory of checkpoints that PATH means where it is no run that names others */
+static pd_status find_root(struct pd_vfs *vfs, const char *path, char ret_root[4096], char ret_named[64],
+                           struct pd_error *err)
+{
+    char *real;
+    bool is_directory;
+    PD_TRY(find_real(vfs, path, &real, &is_directory, err));
     bool fits = strlen(real) < 4096 - 64;
     char *name = strrchr(real, '/');
     if (fits && is_directory && name && is_step_name(name + 1) && strlen(name + 1) < 64) {
@@ -255,9 +284,9 @@ static pd_status find_root(const char *path, char ret_root[4096], char ret_named
         *name = '\0';
     }
     if (fits)
-        snprintf(ret_root, 4096, "%.4000s%s", real, !ret_named[0] && exists(real, "checkpoints") ? "/checkpoints" : "");
+        snprintf(ret_root, 4096, "%.4000s%s", real, !ret_named[0] && exists(vfs, real, "checkpoints") ? "/checkpoints" : "");
     free(real);
-    if (!is_directory) return refuse_file(path, err);
+    if (!is_directory) return refuse_file(vfs, path, err);
     if (!fits) PD_FAIL(err, PD_INVALID, "%s is too long a path; go there and name it .", path);
     return PD_OK;
 }
@@ -274,12 +303,12 @@ static pd_status refuse_absent(const char *dir, const char *path, struct pd_erro
 static pd_status find_tiers(const char *path, struct pd_ckpt_place *place, struct pd_error *err)
 {
     struct pd_run_tiers *tiers = &place->tiers;
-    struct stat st;
+    struct pd_stat stat;
     char root[4096];
-    PD_TRY(find_root(path, root, place->named, err));
+    PD_TRY(find_root(place->vfs, path, root, place->named, err));
     if (!place->named[0]) pd_run_tiers_of_run(path, tiers);
-    if (tiers->count == 1 && stat(tiers->tiers[0].dir, &st) && errno == ENOENT) {
-        if (!exists(path, "checkpoints")) return refuse_absent(tiers->tiers[0].dir, path, err);
+    if (tiers->count == 1 && pd_vfs_stat(place->vfs, tiers->tiers[0].dir, &stat, NULL) == PD_NOT_FOUND) {
+        if (!exists(place->vfs, path, "checkpoints")) return refuse_absent(tiers->tiers[0].dir, path, err);
         tiers->count = 0;
     }
     if (!tiers->count) memcpy(tiers->tiers[tiers->count++].dir, root, sizeof root);
@@ -327,11 +356,11 @@ static pd_status open_tiers(struct pd_ckpt_place *place, const char *path, struc
 static pd_status open_place(const char *path, bool is_quiet, struct pd_ckpt_place *place, struct pd_error *err)
 {
     *place = (struct pd_ckpt_place){0};
-    PD_TRY(find_tiers(path, place, err));
-    place->tiers.is_quiet = is_quiet || place->named[0]; /* a named checkpoint: ignore the others */
     pd_group_init_single(&place->group);
     PD_TRY(pd_vfs_new_auto(&place->vfs, err));
-    const pd_status status = open_tiers(place, path, err);
+    pd_status status = find_tiers(path, place, err);
+    place->tiers.is_quiet = is_quiet || place->named[0]; /* of one that is named, others are no concern */
+    if (!status) status = open_tiers(place, path, err);
     if (status) pd_ckpt_place_close(place);
     return status;
 }

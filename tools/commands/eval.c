@@ -173,13 +173,15 @@ pd_status pd_cmd_eval(int argc, char **argv, struct pd_error *err)
                   PD_OPTION_TEXT, &e.tokenizer),
         PD_PRECISION_ROW(&e.precision),
         {0}};
-    const struct pd_usage usage = {.arguments = "RUN --data=FILE",
-                                   .doc = "Computes loss and perplexity of the newest checkpoint of RUN on FILE, on the "
-                                          "CPU. RUN is a run directory, a directory of checkpoints, one checkpoint, or a "
-                                          "checkpoint of another program, which is first converted into TMPDIR.",
-                                   .options = options,
-                                   .json = &e.json,
-                                   PD_WORDS(&e.path, 1, &e.path_count)};
+    const struct pd_usage usage = {
+        .arguments = "RUN --data=FILE",
+        .doc = "Computes loss and perplexity of the newest checkpoint of RUN on FILE, on the CPU. RUN is a run, its "
+               "checkpoints, one of them, or a checkpoint of another system, which is first converted into TMPDIR. Each may "
+               "be s3://bucket/prefix.",
+        .options = options,
+        .json = &e.json,
+        PD_WORDS(&e.path, 1, &e.path_count),
+        .words_of_checkpoints = 1};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (!e.path || !e.data) PD_FAIL(err, PD_USAGE, "eval needs a model and a file: perdure eval runs/mine --data=test.txt");
     if (access(e.data, R_OK))

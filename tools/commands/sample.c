@@ -194,11 +194,13 @@ pd_status pd_cmd_sample(int argc, char **argv, struct pd_error *err)
         {0}};
     const struct pd_usage usage = {
         .arguments = "PATH",
-        .doc = "Generates text with the newest checkpoint of PATH: a run directory, a directory of checkpoints, or a "
-               "checkpoint of another program, which is first converted into TMPDIR.",
+        .doc = "Draws text from the newest checkpoint under PATH: a run directory, its checkpoints, the directory given as "
+               "checkpoint.dir, or a checkpoint of another system, which is first converted into TMPDIR. Each may be "
+               "s3://bucket/prefix.",
         .options = options,
         .json = &s.json,
-        PD_WORDS(&s.path, 1, &paths)};
+        PD_WORDS(&s.path, 1, &paths),
+        .words_of_checkpoints = 1};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (!s.path) PD_FAIL(err, PD_USAGE, "sample needs a run directory: perdure sample RUN --prompt=\"In the beginning\"");
     if (s.prompt && s.tokens) PD_FAIL(err, PD_USAGE, "sample takes --prompt or --tokens, not both");

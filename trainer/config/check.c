@@ -500,7 +500,9 @@ pd_status pd_config_check(const struct pd_config *c, struct pd_error *err)
     char key[64];
     for (uint32_t i = 0; i < pd_key_count; i++) {
         const char *text = *(char *const *)((const char *)c + pd_keys[i].offset);
-        if (pd_keys[i].type == PD_KEY_STRING && text) PD_TRY(pd_scheme_check(pd_keys[i].name, text, PD_INVALID, err));
+        const bool is_source = strcmp(pd_keys[i].name, "init.from") == 0;
+        if (pd_keys[i].type == PD_KEY_STRING && text)
+            PD_TRY((is_source ? pd_scheme_check_source : pd_scheme_check)(pd_keys[i].name, text, PD_INVALID, err));
     }
     for (uint32_t i = 0; i < c->checkpoint.tiers_count; i++) {
         snprintf(key, sizeof key, "checkpoint.tiers[%u].dir", i);
