@@ -14,6 +14,7 @@ struct pd_io_threads {
     pthread_cond_t wake;
     struct pd_transfer *head, *tail; /* submitted, not taken; for all queues */
     bool stopping;
+    const struct pd_io_join *join; /* constant */
     uint32_t wanted, started;
     pthread_t *workers;
 };
@@ -44,16 +45,54 @@ static struct pd_transfer *list_take(struct pd_transfer **head, struct pd_transf
     return transfer;
 }
 
-static void run_transfer(struct pd_transfer *transfer)
+/* From the list to the end of `chain`: reads that go on where the chain ends, in whatever order they were submitted. */
+static void take_adjacent(struct pd_io_threads *threads, struct pd_transfer *chain)
+{
+    struct pd_transfer *last = chain, *before = NULL, *t = threads->head;
+    uint64_t bytes = chain->bytes;
+    for (uint32_t count = 1; t && count < PD_IO_JOIN_PIECES_MAX;) {
+        const bool goes_on = !t->is_write && t->file == chain->file && t->offset == chain->offset + bytes &&
+                             bytes + t->bytes <= threads->join->bytes_max;
+        if (!goes_on) {
+            before = t;
+            t = t->internal.next;
+            continue;
+        }
+        *(before ? &before->internal.next : &threads->head) = t->internal.next;
+        if (threads->tail == t) threads->tail = before;
+        last = last->internal.next = t;
+        t->internal.next = NULL;
+        bytes += t->bytes;
+        count++;
+        before = NULL;
+        t = threads->head; /* its successor may have been submitted before it */
+    }
+}
+
+static void finish_transfer(struct pd_transfer *transfer, int result)
 {
     struct thread_queue *queue = transfer->internal.queue->context;
-    uint64_t moved = 0;
-    int result = pd_file_move(transfer->file, transfer->is_write, transfer->offset, transfer->data, transfer->bytes, &moved);
     pthread_mutex_lock(&queue->mutex);
     transfer->sys_errno = result; /* the owner's thread reads it in pd_queue_finish */
     list_append(&queue->head, &queue->tail, transfer);
     pthread_cond_signal(&queue->finished);
     pthread_mutex_unlock(&queue->mutex);
+}
+
+static void run_chain(const struct pd_io_threads *threads, struct pd_transfer *chain)
+{
+    struct iovec pieces[PD_IO_JOIN_PIECES_MAX];
+    uint32_t count = 0;
+    for (const struct pd_transfer *t = chain; t; t = t->internal.next)
+        pieces[count++] = (struct iovec){t->data, t->bytes};
+    int result = count > 1 ? threads->join->read(chain->file, chain->offset, pieces, count) : 0;
+    const bool is_alone = count == 1 || result == PD_MOVE_END_OF_FILE; /* the end is in one of them */
+    for (struct pd_transfer *t = chain, *next; t; t = next) {
+        uint64_t moved = 0;
+        next = t->internal.next;
+        if (is_alone) result = pd_file_move(t->file, t->is_write, t->offset, t->data, t->bytes, &moved);
+        finish_transfer(t, result);
+    }
 }
 
 static void *worker_main(void *argument)
@@ -63,8 +102,10 @@ static void *worker_main(void *argument)
     for (;;) {
         struct pd_transfer *transfer = list_take(&threads->head, &threads->tail);
         if (transfer) {
+            transfer->internal.next = NULL;
+            if (threads->join && !transfer->is_write) take_adjacent(threads, transfer);
             pthread_mutex_unlock(&threads->mutex);
-            run_transfer(transfer);
+            run_chain(threads, transfer);
             pthread_mutex_lock(&threads->mutex);
         } else if (threads->stopping) {
             break;
@@ -76,7 +117,8 @@ static void *worker_main(void *argument)
     return NULL;
 }
 
-pd_status pd_io_threads_new(uint32_t thread_count, struct pd_io_threads **ret_threads, struct pd_error *err)
+pd_status pd_io_threads_new(uint32_t thread_count, const struct pd_io_join *join, struct pd_io_threads **ret_threads,
+                            struct pd_error *err)
 {
     if (thread_count == 0 || thread_count > 256)
         PD_FAIL(err, PD_INVALID, "%" PRIu32 " I/O threads are outside 1..256", thread_count);
@@ -88,6 +130,7 @@ pd_status pd_io_threads_new(uint32_t thread_count, struct pd_io_threads **ret_th
         PD_FAIL_ERRNO(err, ENOMEM, "starting %" PRIu32 " I/O threads", thread_count);
     }
     threads->wanted = thread_count;
+    threads->join = join;
     threads->workers = workers;
     pthread_mutex_init(&threads->mutex, NULL);
     pthread_cond_init(&threads->wake, NULL);

@@ -312,7 +312,7 @@ static int fall_to_threads(struct pd_uring *uring, struct pd_queue *queue, int r
     pthread_mutex_lock(&uring->mutex);
     int result = 0;
     if (!uring->threads) {
-        result = pd_io_threads_new(PD_IO_THREADS_DEFAULT, &uring->threads, NULL) ? ENOMEM : 0;
+        result = pd_io_threads_new(PD_IO_THREADS_DEFAULT, NULL, &uring->threads, NULL) ? ENOMEM : 0;
         describe_threads(queue->vfs, reason);
     }
     pthread_mutex_unlock(&uring->mutex);
@@ -352,7 +352,7 @@ pd_status pd_uring_new(uint32_t thread_count, unsigned refusals, struct pd_uring
     uring->refusals = refusals;
     pthread_mutex_init(&uring->mutex, NULL);
     if (!thread_count) uring->refused = find_rung(uring);
-    pd_status st = thread_count ? pd_io_threads_new(thread_count, &uring->threads, err) : PD_OK;
+    pd_status st = thread_count ? pd_io_threads_new(thread_count, NULL, &uring->threads, err) : PD_OK;
     if (st)
         pd_uring_free(uring);
     else

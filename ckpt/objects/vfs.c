@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define QUEUE_DEPTH 64u
-#define THREADS 16u /* requests of a queue at once */
+#define QUEUE_DEPTH 1024u /* what waits is joined */
+#define THREADS 16u       /* requests of a queue at once */
 
 struct objects_bucket {
     char name[PD_BUCKET_NAME_MAX + 1];
@@ -151,6 +151,20 @@ static int objects_read(struct pd_file *file, uint64_t offset, void *data, uint6
     if (!st) *ret_moved = moved;
     return objects_failed(file->vfs, st, &err);
 }
+
+static int objects_read_pieces(struct pd_file *file, uint64_t offset, const struct iovec *pieces, uint32_t count)
+{
+    const struct objects_file *f = file->context;
+    struct pd_error err = {0};
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < count; i++)
+        bytes += pieces[i].iov_len;
+    if (offset + bytes > f->object.bytes) return PD_MOVE_END_OF_FILE;
+    return objects_failed(file->vfs, pd_bucket_get(f->bucket, f->url.key, f->object.etag, offset, pieces, count, &err),
+                          &err);
+}
+
+static const struct pd_io_join objects_join = {.bytes_max = 8 << 20, .read = objects_read_pieces};
 
 static int objects_file_stat(struct pd_file *file, struct pd_stat *ret_stat)
 {
@@ -326,7 +340,7 @@ pd_status pd_vfs_new_objects(struct pd_vfs **ret_vfs, struct pd_error *err)
     struct objects *objects = calloc(1, sizeof *objects);
     if (!objects) PD_FAIL(err, PD_NO_MEMORY, "opening object storage");
     pthread_mutex_init(&objects->mutex, NULL);
-    pd_status st = pd_io_threads_new(THREADS, &objects->threads, err);
+    pd_status st = pd_io_threads_new(THREADS, &objects_join, &objects->threads, err);
     if (!st) st = pd_vfs_new(&objects_ops, QUEUE_DEPTH, objects, ret_vfs, err);
     if (st) objects_free(objects);
     return st;

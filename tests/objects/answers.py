@@ -121,6 +121,22 @@ def passing(program, store):
     store.faults["key"] = []
 
 
+def joined(program, store):
+    """Reads that lie one behind the other are one request of 8 MiB at most; the end of the object is found by the read that meets it."""
+    store.objects["big"] = bytes(i * i % 251 for i in range(1 << 16)) * 320  # 20 MiB
+    total = sum((at + 1) * byte for at, byte in enumerate(store.objects["big"]))
+    before = len(store.requests)
+    check(program.call("pieces", "s3://bucket/big", 1 << 19, 40), "PD_OK", f"0 ended, sum {total % (1 << 64)}")
+    ranges = [headers["range"] for method, _, _, headers in store.requests[before:] if method == "GET"]
+    if sorted(ranges) != ["bytes=0-8388607", "bytes=16777216-20971519", "bytes=8388608-16777215"]:
+        raise SystemExit(f"40 reads of 512 KiB are not joined to 8 MiB: {ranges}")
+    store.faults["big"] = [None, cut, cut, refusal(503, "SlowDown")]  # the first is the HEAD
+    check(program.call("pieces", "s3://bucket/big", 1 << 19, 40), "PD_OK", f"0 ended, sum {total % (1 << 64)}")
+    check(program.call("pieces", "s3://bucket/big", 1 << 19, 42), "PD_OK", f"2 ended, sum {total % (1 << 64)}")
+    print("40 reads are 3 requests")
+    store.faults["big"] = []
+
+
 def conditions(program, store):
     check(program.call("put-absent", "once", "mine"), "PD_OK", "")
     check(program.call("put-absent", "once", "other"), "PD_EXISTS", "it is there already")
@@ -222,7 +238,7 @@ def environments(path, server):
 def main():
     path = os.path.abspath(sys.argv[1])
     with Server() as server, Program(path, server.environment()) as program:
-        for test in (refused, passing, conditions, listings, uploads, probes):
+        for test in (refused, passing, joined, conditions, listings, uploads, probes):
             test(program, server.store)
         environments(path, server)
 

@@ -2,6 +2,7 @@
  * The first argument is the bucket. */
 #include "ckpt/objects/bucket.h"
 #include "ckpt/objects/probe.h"
+#include "ckpt/objects/vfs.h"
 
 #include "ckpt/base/parse.h"
 
@@ -71,6 +72,42 @@ static pd_status get(struct pd_bucket *bucket, const char *key, const char *etag
     return st;
 }
 
+/* The whole of an object by a queue, in `count` pieces of equal length. Prints whether all came, and what they sum to. */
+static pd_status pieces(const char *path, uint64_t bytes, uint64_t count, FILE *out, struct pd_error *err)
+{
+    struct pd_vfs *vfs = NULL;
+    struct pd_file *file = NULL;
+    struct pd_queue *queue = NULL;
+    struct pd_transfer *transfers = calloc(count, sizeof *transfers), *sent[256], *done[256];
+    char *data = malloc(bytes * count);
+    uint32_t reaped = 0, ended = 0;
+    uint64_t sum = 0;
+    PD_CHECK(transfers && data && count <= 256);
+    PD_TRY(pd_vfs_new_objects(&vfs, err));
+    PD_TRY(pd_file_open(vfs, path, PD_OPEN_READ, &file, err));
+    PD_TRY(pd_queue_open(vfs, NULL, 0, &queue, err));
+    for (uint64_t i = 0; i < count; i++) {
+        transfers[i] = (struct pd_transfer){.file = file, .data = data + i * bytes, .offset = i * bytes, .bytes = bytes};
+        sent[i] = &transfers[i];
+    }
+    PD_TRY(pd_queue_submit(queue, sent, (uint32_t)count, err));
+    for (uint64_t left = count; left; left -= reaped) {
+        PD_TRY(pd_queue_reap(queue, done, 256, &reaped, err));
+        for (uint32_t i = 0; i < reaped; i++) {
+            if (done[i]->status) ended++;
+            for (uint64_t b = 0; !done[i]->status && b < bytes; b++)
+                sum += ((unsigned char *)done[i]->data)[b] * (done[i]->offset + b + 1);
+        }
+    }
+    fprintf(out, "%" PRIu32 " ended, sum %" PRIu64, ended, sum);
+    pd_queue_close(queue);
+    pd_file_close_readonly(file);
+    pd_vfs_free(vfs);
+    free(transfers);
+    free(data);
+    return PD_OK;
+}
+
 static pd_status call(struct pd_bucket *bucket, char *const *field, struct listing *l, struct pd_error *err)
 {
     const char *what = field[0], *key = field[1];
@@ -81,6 +118,7 @@ static pd_status call(struct pd_bucket *bucket, char *const *field, struct listi
         return PD_OK;
     }
     if (strcmp(what, "get") == 0) return get(bucket, key, NULL, number(field[2]), number(field[3]), l->out, err);
+    if (strcmp(what, "pieces") == 0) return pieces(key, number(field[2]), number(field[3]), l->out, err);
     if (strcmp(what, "get-if") == 0) return get(bucket, key, field[2], 0, number(field[3]), l->out, err);
     if (strcmp(what, "put") == 0) return pd_bucket_put(bucket, key, field[2], strlen(field[2]), false, err);
     if (strcmp(what, "put-absent") == 0) return pd_bucket_put(bucket, key, field[2], strlen(field[2]), true, err);

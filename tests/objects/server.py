@@ -1,6 +1,7 @@
 """An object store for tests: buckets in memory, Signature Version 4 verified by its own reading of the specification, and faults that a
 test asks for. Keys, conditions, ranges, listings in pages of three, multipart uploads, checksums."""
 import base64
+import functools
 import hashlib
 import hmac
 import http.server
@@ -186,6 +187,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.answer(204)
 
 
+@functools.lru_cache(maxsize=256)
 def etag(data):
     return f'"{hashlib.md5(data).hexdigest()}"'
 
