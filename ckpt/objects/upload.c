@@ -38,7 +38,8 @@ static pd_status send_part(struct upload_file *f, uint32_t part, void *buffer, s
     const uint64_t offset = part * f->part_bytes, left = f->bytes - offset,
                    bytes = left < f->part_bytes ? left : f->part_bytes;
     const uint64_t before = atomic_fetch_add(&f->begun, bytes);
-    (void)pd_clock_pace(f->begin_ns, before, f->upload->bytes_per_second, &f->has_failed);
+    (void)pd_clock_pace(f->begin_ns, before, f->upload->bytes_per_second,
+                        f->upload->stop ? f->upload->stop : &f->has_failed);
     PD_TRY(pd_file_read(f->file, offset, buffer, bytes, err));
     PD_TRY(pd_bucket_upload_part(f->upload->bucket, f->key, f->id, part + 1, buffer, bytes, &f->parts[part], err));
     atomic_fetch_add(&f->upload->bytes_sent, bytes);

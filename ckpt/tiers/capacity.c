@@ -90,6 +90,7 @@ pd_status pd_tiers_check_room(struct pd_tiers *t, uint64_t shard_bytes, uint64_t
     for (uint32_t i = 0; i < t->count; i++) {
         struct tier *tier = &t->tiers[i];
         struct pd_error own = {0};
+        if (tier->is_remote) continue; /* it takes no saves, and nobody knows its room */
         pd_status st = check_tier(tier, shard_bytes, memory_to_come, &own);
         fitting += st == PD_OK;
         if (pd_error_pass(err, st, &own) == PD_OK) continue;

@@ -93,11 +93,31 @@ static void copy_last(struct pd_tiers *t, struct tier *tier, uint32_t from, cons
     tier_begin_copy(tier, &source);
 }
 
+/* Files go into a bucket as they are, so that what an earlier launch has committed does as well. */
+static void upload_last(struct pd_tiers *t, struct tier *tier, uint32_t from, const struct leaving *l)
+{
+    if (from < t->count && t->tiers[from].schedule.newest_name[0]) copy_last(t, tier, from, l);
+    if (from > 0 || t->tiers[0].schedule.newest_name[0]) return;
+    const struct pd_store *first = t->tiers[0].store;
+    for (uint32_t i = 0; i < pd_store_count(first); i++) {
+        const struct pd_store_entry *entry = pd_store_entry_at(first, i);
+        struct tier_source source = {.lineage = entry->lineage, .step = entry->step};
+        if (entry->lineage != l->last->state->identity.lineage || entry->step != l->last->state->identity.step) continue;
+        memcpy(source.name, entry->name, sizeof source.name);
+        tier_begin_copy(tier, &source);
+        return;
+    }
+}
+
 /* A copy from tier `from`. A save from memory where an earlier launch, of another layout maybe, has committed it there, and
  * into the first tier, which has no worker. */
 static pd_status ensure(struct pd_tiers *t, struct tier *tier, uint32_t from, const struct leaving *l, struct pd_error *err)
 {
     struct tier_job job;
+    if (tier->is_remote) {
+        upload_last(t, tier, from, l);
+        return PD_OK;
+    }
     if (tier->number && from < t->count && t->tiers[from].schedule.newest_name[0]) {
         copy_last(t, tier, from, l);
         return PD_OK;

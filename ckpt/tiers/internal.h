@@ -8,6 +8,7 @@
  */
 #pragma once
 
+#include "ckpt/objects/bucket_store.h"
 #include "ckpt/store/paths.h"
 #include "ckpt/tiers/schedule.h"
 
@@ -30,8 +31,10 @@ struct tier {
     struct pd_group *group;
     uint64_t bytes_per_second; /* this rank's share of the bandwidth */
     bool in_memory, is_left_out;
-    bool was_absent;        /* when the launch began: what lies there later was not looked at yet */
-    uint32_t unreadable;    /* newest checkpoints that cannot be read */
+    bool is_remote;                 /* a bucket: gets copies and no saves; `store` looks at what lies there */
+    struct pd_bucket_store *bucket; /* of the store's user; NULL: not open for writing, or not remote */
+    bool was_absent;                /* when the launch began: what lies there later was not looked at yet */
+    uint32_t unreadable;            /* newest checkpoints that cannot be read */
     struct pd_store *store; /* its user is the saver's thread for the first tier, the worker for the others; both are the
                               * opener's thread before pd_tiers_start and after the worker has ended */
     bool is_writable;       /* the store is; otherwise it is only read from so far, or there is none */
@@ -116,6 +119,10 @@ PD_MUST_USE pd_status tier_make_writable(struct tier *tier, struct pd_error *err
 PD_MUST_USE pd_status tier_read_source(const struct tier *tier, const struct tier_job *job, struct pd_commit *ret_commit,
                                        struct pd_error *err);
 PD_MUST_USE pd_status tier_copy(struct tier *tier, struct tier_job *job, struct pd_error *err);
+
+/* ---- upload.c: into a bucket ---- */
+
+PD_MUST_USE pd_status tier_upload(struct tier *tier, struct tier_job *job, struct pd_error *err);
 
 /* ---- replicate.c: replicas on other hosts ---- */
 

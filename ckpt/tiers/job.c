@@ -19,12 +19,12 @@ static const struct pd_store_entry *find_committed(const struct tier *tier, uint
 /* Older checkpoints that cannot be removed are no failure of the one that was committed. */
 static pd_status pin_and_prune(struct tier *tier, struct tier_job *job, struct pd_error *err)
 {
-    const struct pd_store_entry *entry = find_committed(tier, job->step);
+    const struct pd_store_entry *entry = tier->is_remote ? NULL : find_committed(tier, job->step);
     if (entry) memcpy(job->name, entry->name, sizeof job->name);
     for (uint32_t i = 0; entry && i < job->pins; i++)
         pd_store_pin(tier->store, entry);
     struct pd_error own = {0};
-    const pd_status st = pd_store_prune(tier->store, &own);
+    const pd_status st = tier->is_remote ? pd_bucket_store_prune(tier->bucket, &own) : pd_store_prune(tier->store, &own);
     if (tiers_is_fatal(st)) return pd_error_pass(err, st, &own);
     if (st && strncmp(own.message, tier->prune_cause, sizeof tier->prune_cause - 1) != 0 && tier->group->rank == 0)
         pd_log_warn(TIERS_MODULE, "%s: step %" PRIu64 " is saved, but not all older checkpoints could be removed: %s",
@@ -48,8 +48,10 @@ static pd_status run(struct tier *tier, struct tier_job *job, struct pd_error *e
     PD_TRY(tier_make_writable(tier, err)); /* a store that is opened again has no pins */
     for (uint32_t i = 0; i < job->unpins.count; i++)
         pd_store_unpin(tier->store, job->unpins.names[i]); /* first, since what follows may fail */
-    const pd_status st = job->task == TIER_SAVE ? save(tier, job, err) : tier_copy(tier, job, err);
-    if (st == PD_NO_SPACE) { /* what retention lets go makes room for the next attempt */
+    const pd_status st = job->task == TIER_SAVE ? save(tier, job, err)
+                         : tier->is_remote      ? tier_upload(tier, job, err)
+                                                : tier_copy(tier, job, err);
+    if (st == PD_NO_SPACE && !tier->is_remote) { /* what retention lets go makes room for the next attempt */
         struct pd_error own = {0};
         const pd_status pruned = pd_store_prune(tier->store, &own);
         if (tiers_is_fatal(pruned)) return pd_error_pass(err, pruned, &own);

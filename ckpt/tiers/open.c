@@ -7,18 +7,41 @@
 #include <stdlib.h>
 #include <string.h>
 
+static void close_bucket(struct tier *tier)
+{
+    pd_bucket_store_close(tier->bucket);
+    tier->bucket = NULL;
+}
+
+static pd_status open_bucket(struct tier *tier, struct pd_error *err)
+{
+    const struct pd_bucket_store_options options = {.keep_last = tier->options.keep_last,
+                                                    .keep_every = tier->options.keep_every,
+                                                    .memory = tier->staging,
+                                                    .memory_bytes = tier->staging_bytes,
+                                                    .bytes_per_second = tier->bytes_per_second,
+                                                    .stop = &tier->worker.stop};
+    close_bucket(tier);
+    PD_TRY(pd_bucket_store_open(tier->dir, &options, tier->group, &tier->bucket, err));
+    tier->fence = pd_bucket_store_fence(tier->bucket);
+    return PD_OK;
+}
+
 static pd_status open_store(struct tier *tier, bool writable, struct pd_error *err)
 {
     struct pd_tiers *t = tier->tiers;
-    const struct pd_store_options options = {.writable = writable,
-                                             .keep_last = tier->options.keep_last,
-                                             .keep_every = tier->in_memory ? 0 : tier->options.keep_every,
-                                             .quarantine_bytes_max = tier->in_memory ? 1 : t->options.quarantine_bytes_max,
-                                             .busy_wait_ms = t->options.busy_wait_ms,
-                                             .generations = t->options.generations && tier->number == 0,
-                                             .later_tiers = t->count - 1 - tier->number,
-                                             .replicas = tier->options.replicas > 0};
+    struct pd_store_options options = {.writable = writable,
+                                       .keep_last = tier->options.keep_last,
+                                       .keep_every = tier->in_memory ? 0 : tier->options.keep_every,
+                                       .quarantine_bytes_max = tier->in_memory ? 1 : t->options.quarantine_bytes_max,
+                                       .busy_wait_ms = t->options.busy_wait_ms,
+                                       .generations = t->options.generations && tier->number == 0,
+                                       .later_tiers = t->count - 1 - tier->number,
+                                       .replicas = tier->options.replicas > 0};
+    if (tier->is_remote && writable) PD_TRY(open_bucket(tier, err)); /* its fence first, then a look */
+    options.writable = writable && !tier->is_remote;
     PD_TRY(pd_store_open(t->vfs, tier->dir, &options, tier->group, &tier->store, err));
+    if (tier->bucket) PD_TRY(pd_group_agree(tier->group, pd_bucket_store_take(tier->bucket, tier->store, err), err));
     tier->is_writable = writable;
     if (pd_store_fence(tier->store) > tier->fence) tier->fence = pd_store_fence(tier->store);
     if (t->index) pd_store_set_index(tier->store, t->index, t->index_bytes);
@@ -142,10 +165,17 @@ static pd_status find_space(struct pd_tiers *t, struct tier *tier, struct pd_err
     return PD_OK;
 }
 
+/* Of a host with `here` ranks. */
+static pd_status make_upload_memory(struct tier *tier, uint64_t here, struct pd_error *err)
+{
+    const uint64_t mine = tier->options.upload_memory / here / PD_VFS_ALIGN * PD_VFS_ALIGN;
+    return pd_group_agree(tier->group, tier_make_staging(tier, mine, err), err);
+}
+
 pd_status tier_open(struct tier *tier, struct pd_error *err)
 {
     struct pd_tiers *t = tier->tiers;
-    bool has_directory = false;
+    bool has_directory = tier->is_remote;
     uint64_t host = tier->group->host, *all = (uint64_t *)t->told, here = 0;
     PD_TRY(pd_group_gather(tier->group, 0, &host, sizeof host, all, err));
     PD_TRY(pd_group_broadcast(tier->group, 0, all, sizeof host * tier->group->size, err));
@@ -153,12 +183,13 @@ pd_status tier_open(struct tier *tier, struct pd_error *err)
         here += all[r] == host;
     tier->bytes_per_second = tier->options.bandwidth / here;
     if (tier->options.bandwidth && !tier->bytes_per_second) tier->bytes_per_second = 1;
-    PD_TRY(find_directory(t, tier, &has_directory, err));
+    if (!tier->is_remote) PD_TRY(find_directory(t, tier, &has_directory, err));
     if (!has_directory) return PD_OK;
-    PD_TRY(find_space(t, tier, err));
+    if (!tier->is_remote) PD_TRY(find_space(t, tier, err));
+    if (tier->is_remote) PD_TRY(make_upload_memory(tier, here, err));
     struct pd_error why = {0};
     pd_status st = open_store(tier, !t->options.read_only, &why);
-    if (may_be_read(st) && t->count > 1 && !t->options.read_only) {
+    if (may_be_read(st) && t->count > 1 && !t->options.read_only && !(tier->is_remote && st == PD_UNSUPPORTED)) {
         PD_TRY(open_to_read(tier, &why, err));
     } else if (st) {
         return pd_error_pass(err, st, &why);
@@ -190,6 +221,7 @@ static pd_status check_late(struct tier *tier, struct pd_error *err)
 static pd_status check_kind(struct tier *tier, struct pd_error *err)
 {
     struct pd_space space = {0};
+    if (tier->is_remote) return PD_OK;
     PD_TRY(pd_vfs_space(tier->tiers->vfs, tier->dir, &space, err));
     if (!space.in_memory || tier->in_memory) return PD_OK;
     PD_FAIL(err, PD_NO_SPACE, "%s is in memory (%s) now, and its free memory was not checked: start the run again",
@@ -206,6 +238,7 @@ pd_status tier_make_writable(struct tier *tier, struct pd_error *err)
     if (!st && tier->was_absent) st = check_late(tier, err);
     if (st) {
         pd_store_close(tier->store);
+        close_bucket(tier);
         tier->store = NULL;
         tier->is_writable = false;
         return st;
@@ -227,6 +260,7 @@ void tier_init(struct tier *tier, struct pd_tiers *t, tier_work *run)
 void tier_deinit(struct tier *tier)
 {
     pd_store_close(tier->store);
+    close_bucket(tier);
     tier_report_deinit(tier);
     tier_worker_deinit(&tier->worker);
     free(tier->staging);

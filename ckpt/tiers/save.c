@@ -19,7 +19,7 @@ static uint32_t order_tiers(const struct pd_tiers *t, const struct pd_tiers_save
 {
     struct tier_candidate candidates[PD_TIERS_MAX];
     for (uint32_t i = 0; i < t->count; i++)
-        candidates[i] = (struct tier_candidate){t->tiers[i].is_left_out, is_due(&t->tiers[i], save),
+        candidates[i] = (struct tier_candidate){t->tiers[i].is_left_out || t->tiers[i].is_remote, is_due(&t->tiers[i], save),
                                                 t->tiers[i].schedule.failures > 0, is_backing_off(&t->tiers[i])};
     return tier_order(candidates, t->count, ret_order);
 }

@@ -67,6 +67,7 @@ static void init_tier(struct pd_tiers *t, uint32_t number)
     tier->group = t->options.groups[number];
     snprintf(tier->dir, sizeof tier->dir, "%s", tier->options.dir);
     tier->options.dir = tier->dir;
+    tier->is_remote = pd_vfs_is_remote(tier->dir);
 }
 
 static pd_status make_buffers(struct pd_tiers *t, struct pd_error *err)
@@ -74,7 +75,7 @@ static pd_status make_buffers(struct pd_tiers *t, struct pd_error *err)
     t->told = calloc(t->group->size, sizeof *t->told);
     if (!t->told) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u ranks", t->group->size);
     for (uint32_t i = 1; i < t->count; i++)
-        PD_TRY(tier_make_staging(&t->tiers[i], PD_TIERS_STAGING_BYTES, err));
+        if (!t->tiers[i].is_remote) PD_TRY(tier_make_staging(&t->tiers[i], PD_TIERS_STAGING_BYTES, err));
     return PD_OK;
 }
 

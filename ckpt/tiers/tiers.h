@@ -26,6 +26,7 @@ struct pd_tier_options {
     uint32_t keep_last;          /* as in pd_store_options */
     uint64_t keep_every;         /* not in memory, where it would grow without bound */
     uint64_t bandwidth;          /* bytes a second that the ranks of one host write together in the background; 0: no cap */
+    uint64_t upload_memory;      /* that the ranks of one host send from, of a bucket; 8 MiB a rank at least */
     uint32_t replicas;           /* of the first tier: 1 for a replica of every shard on another host; 0: none */
     struct pd_shard_codec codec; /* of its shards; without a pool: copies are compressed by the thread that makes them */
     /* Why this rank has no directory and could not make it; PD_OK: it has. PD_NOT_FOUND: nothing of the run can have been

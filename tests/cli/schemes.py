@@ -21,7 +21,13 @@ def refused(name, arguments, code, what, scheme="s3"):
 for key in ("run.dir", "checkpoint.dir", "data.train", "data.validation", "launch.hosts"):
     refused(f"key-{key}", ["train", MINIMAL, f"{key}={URL}"], 78, key)
     refused(f"plan-{key}", ["plan", MINIMAL, "--world=1", f"{key}={URL}"], 78, key)
-refused("tier", ["train", MINIMAL, f"checkpoint.tiers=[{{dir: a}}, {{dir: '{URL}'}}]"], 78, "checkpoint.tiers[1].dir")
+refused("tier", ["train", MINIMAL, "checkpoint.tiers=[{dir: a}, {dir: 'gs://bucket/x'}]"], 78, "checkpoint.tiers[1].dir", "gs")
+expect("first-tier", ["plan", MINIMAL, "--world=1", f"checkpoint.tiers=[{{dir: '{URL}'}}]"], 78,
+       err=re.compile(r"checkpoint\.tiers\[0\]\.dir, s3://bucket/x, is a bucket: a save goes into memory or to a disk first"))
+expect("compressed-again", ["plan", MINIMAL, "--world=1", f"checkpoint.tiers=[{{dir: a}}, {{dir: '{URL}', compression: 'zstd:1'}}]"], 78,
+       err=re.compile(r"checkpoint\.tiers\[1\]\.compression is zstd:1: files go into a bucket as they are in the tier before it, none"))
+expect("no-bucket", ["plan", MINIMAL, "--world=1", "checkpoint.tiers=[{dir: a}, {dir: b, upload_memory: 64M}]"], 78,
+       err=re.compile(r"checkpoint\.tiers\[1\]\.upload_memory: b is no bucket"))
 write("bucket.yaml", f"run: {{dir: '{URL}'}}\ndata: {{train: text.txt}}\n")
 refused("file", ["train", "bucket.yaml"], 78, "run.dir")
 for scheme in ("gs", "file", "hdfs", "S3", "https", "a+b-c.d"):

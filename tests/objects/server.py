@@ -198,6 +198,7 @@ class Server:
         handler = type("Handler", (Handler,), {"store": self.store})
         self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.http.daemon_threads = True
+        self.http.handle_error = lambda *_: None  # of clients that are killed
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}"
         threading.Thread(target=self.http.serve_forever, daemon=True).start()
         return self

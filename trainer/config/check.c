@@ -66,6 +66,7 @@ uint32_t pd_config_compare(const struct pd_config *saved, const struct pd_config
 /* checkpoint.tiers: a list of directories with their save policies. */
 
 #define DIRECTORY_MAX 3000u
+#define UPLOAD_MEMORY (UINT64_C(64) << 20)
 
 /* Members that were left out, from checkpoint.*. */
 static pd_status config_tiers_resolve(struct pd_config *config, struct pd_error *err)
@@ -76,7 +77,9 @@ static pd_status config_tiers_resolve(struct pd_config *config, struct pd_error 
         if (tier->keep_every == PD_TIER_LEFT_OUT) tier->keep_every = config->checkpoint.keep_every;
         if (!tier->keep_last) tier->keep_last = config->checkpoint.keep_last;
         if (!tier->dir && !(tier->dir = strdup(config->checkpoint.dir))) PD_FAIL(err, PD_NO_MEMORY, "no memory for a path");
-        if (!tier->compression && !(tier->compression = strdup(config->checkpoint.compression)))
+        const bool is_bucket = i && pd_vfs_is_remote(tier->dir); /* it gets the files of the tier before */
+        const char *compression = is_bucket ? tier[-1].compression : config->checkpoint.compression;
+        if (!tier->compression && !(tier->compression = strdup(compression)))
             PD_FAIL(err, PD_NO_MEMORY, "no memory for a tier");
     }
     return PD_OK;
@@ -121,6 +124,27 @@ static pd_status check_directory(const struct pd_config_tier *tiers, uint32_t i,
     return PD_OK;
 }
 
+/* What takes saves is a file system, and what comes behind it may be a bucket. */
+static pd_status check_bucket(const struct pd_config_tier *tiers, uint32_t i, struct pd_error *err)
+{
+    if (!pd_vfs_is_remote(tiers[i].dir)) {
+        if (tiers[i].upload_memory)
+            PD_FAIL(err, PD_INVALID, "checkpoint.tiers[%u].upload_memory: %s is no bucket; leave it out", i, tiers[i].dir);
+        return PD_OK;
+    }
+    if (!i)
+        PD_FAIL(err, PD_INVALID,
+                "checkpoint.tiers[0].dir, %s, is a bucket: a save goes into memory or to a disk first, and from there up; "
+                "name a directory before it, such as checkpoint.tiers=[{dir: /dev/shm/run}, {dir: %s}]",
+                tiers[i].dir, tiers[i].dir);
+    if (strcmp(tiers[i].compression, tiers[i - 1].compression) != 0)
+        PD_FAIL(err, PD_INVALID,
+                "checkpoint.tiers[%u].compression is %s: files go into a bucket as they are in the tier before it, %s; set "
+                "checkpoint.tiers[%u].compression=%s instead",
+                i, tiers[i].compression, tiers[i - 1].compression, i - 1, tiers[i].compression);
+    return PD_OK;
+}
+
 static pd_status config_tiers_check(const struct pd_config *config, struct pd_error *err)
 {
     PD_TRY(check_compression("checkpoint.compression", config->checkpoint.compression, err));
@@ -130,6 +154,7 @@ static pd_status config_tiers_check(const struct pd_config *config, struct pd_er
         snprintf(key, sizeof key, "checkpoint.tiers[%u].compression", i);
         PD_TRY(check_compression(key, config->checkpoint.tiers[i].compression, err));
         PD_TRY(check_replicas(config->checkpoint.tiers, i, err));
+        PD_TRY(check_bucket(config->checkpoint.tiers, i, err));
     }
     return PD_OK;
 }
@@ -156,6 +181,7 @@ uint32_t pd_config_tiers(const struct pd_config *config, struct pd_tier_options 
                                                 .keep_last = tier->keep_last,
                                                 .keep_every = tier->keep_every,
                                                 .bandwidth = tier->bandwidth,
+                                                .upload_memory = tier->upload_memory ? tier->upload_memory : UPLOAD_MEMORY,
                                                 .replicas = tier->replicas,
                                                 .codec = codec_of(tier->compression)};
     }
@@ -506,7 +532,8 @@ pd_status pd_config_check(const struct pd_config *c, struct pd_error *err)
     }
     for (uint32_t i = 0; i < c->checkpoint.tiers_count; i++) {
         snprintf(key, sizeof key, "checkpoint.tiers[%u].dir", i);
-        PD_TRY(pd_scheme_check(key, c->checkpoint.tiers[i].dir, PD_INVALID, err));
+        if (!pd_vfs_is_remote(c->checkpoint.tiers[i].dir))
+            PD_TRY(pd_scheme_check(key, c->checkpoint.tiers[i].dir, PD_INVALID, err));
     }
     if (!c->run.dir[0])
         PD_FAIL(err, PD_INVALID, "run.dir is missing; choose where the run lives, such as run.dir=runs/first");

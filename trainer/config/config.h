@@ -6,8 +6,10 @@
  * (run.steps=10k), contexts as powers of 1024 (batch.context=8k).
  *
  * data.train is a file name, or a list of names and of {path, format, weight}; checkpoint.tiers a list of {dir, every,
- * keep_last, keep_every, bandwidth, replicas}. On the command line a list is written as in a file: data.train=[a.txt,
- * b.txt]. Derived model sizes (kv_heads, head_size, ffn) are derived again when the others change, unless they are given. */
+ * keep_last, keep_every, bandwidth, upload_memory, replicas}. A list on the command line is written as in a file:
+ * data.train=[a.txt, b.txt]. Model sizes that follow from others (kv_heads, head_size, ffn) follow again when the others
+ * are changed and they are not named.
+ */
 #pragma once
 
 #include "ckpt/tiers/tiers.h"
@@ -34,9 +36,10 @@ struct pd_config_tier {
     uint64_t every;
     uint32_t keep_last;
     uint64_t keep_every;
-    uint64_t bandwidth; /* bytes per second of one host, in the background; 0: no limit */
-    uint32_t replicas;  /* for the first tier, on another host: 0 or 1 */
-    char *compression;  /* none, zstd:N */
+    uint64_t bandwidth;     /* bytes a second of one host, in the background; 0: no cap */
+    uint64_t upload_memory; /* of one host, to send to a bucket from; 0: 64 MiB */
+    uint32_t replicas;      /* of the first tier, on another host: 0 or 1 */
+    char *compression;      /* none, zstd:N */
 };
 
 struct pd_config {

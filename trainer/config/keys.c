@@ -68,6 +68,7 @@ static const struct pd_key tier_members[] = {
     TIER(keep_last, PD_KEY_U32, .low = 1, .high = 1e6),
     TIER(keep_every, PD_KEY_U64, .high = COUNT_MAX, STEPS, LEFT_OUT),
     TIER(bandwidth, PD_KEY_U64, .high = 1e15, STEPS),
+    TIER(upload_memory, PD_KEY_U64, .high = 1e12, TOKENS),
     TIER(replicas, PD_KEY_U32, .high = 1e6),
     TIER(compression, PD_KEY_STRING),
 };
@@ -76,7 +77,8 @@ static const struct pd_key rank_members[] = {{.name = "", .type = PD_KEY_U32, .l
 static const struct pd_key_list sources = {"a data file is a path, or {path: FILE} with format and weight",
                                            MEMBERS(source_members), 65536, sizeof(struct pd_data_source)};
 static const struct pd_key_list tiers = {
-    "a tier is a directory, or {dir: DIR, every: STEPS} with keep_last, keep_every, bandwidth, replicas and compression",
+    "a tier is a directory, or {dir: DIR, every: STEPS} with keep_last, keep_every, bandwidth, upload_memory, replicas and "
+    "compression",
     MEMBERS(tier_members), PD_TIERS_MAX, sizeof(struct pd_config_tier)};
 static const struct pd_key_list ranks = {"an element is a number of ranks", MEMBERS(rank_members), 65536, sizeof(uint32_t)};
 

@@ -254,6 +254,10 @@ static void note_communicators(struct pd_engine *e, struct pd_arena *arena)
     if (e->options.is_gpu) pd_arena_note_library(arena, grid.nccl_bytes);
     pd_arena_note(arena, PD_MEMORY_BUFFERS, world);
     pd_arena_note(arena, PD_MEMORY_BUFFERS, copies * (world + PD_TIERS_STAGING_BYTES));
+    struct pd_tier_options options[PD_TIERS_MAX];
+    const uint32_t count = pd_config_tiers(c, options);
+    for (uint32_t i = 1; i < count; i++)
+        if (pd_vfs_is_remote(options[i].dir)) pd_arena_note(arena, PD_MEMORY_BUFFERS, options[i].upload_memory);
 }
 
 static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)

@@ -147,7 +147,10 @@ static uint32_t list(const struct pd_config *config, struct named *ret_all)
         ret_all[count++].is_idle = true;
     }
     for (uint32_t i = 0; i < count; i++)
-        resolve(ret_all[i].path, ret_all[i].real);
+        if (pd_vfs_is_remote(ret_all[i].path))
+            snprintf(ret_all[i].real, sizeof ret_all[i].real, "%s", ret_all[i].path);
+        else
+            resolve(ret_all[i].path, ret_all[i].real);
     return count;
 }
 
@@ -209,7 +212,8 @@ pd_status pd_tier_places_find(struct pd_tier_places *places, const struct pd_con
     const enum pd_heartbeat_place before = pd_heartbeat_storage_begin();
     if (group->rank == 0) words[0] = pd_recorded_used(config->run.dir, options);
     for (uint32_t i = 0; i < options->count; i++)
-        if (stat(options->tiers[i].dir, &st) && errno == ENOENT) words[1] |= UINT64_C(1) << i;
+        if (!pd_vfs_is_remote(options->tiers[i].dir) && stat(options->tiers[i].dir, &st) && errno == ENOENT)
+            words[1] |= UINT64_C(1) << i;
     pd_heartbeat_storage_end(before);
     PD_TRY(pd_group_broadcast(group, 0, words, sizeof words, err));
     places->used = words[0];
@@ -237,6 +241,7 @@ bool pd_tier_places_are_removed(const struct pd_tier_places *places)
     bool are_removed = true;
     for (uint32_t i = 0; i < count && are_removed; i++) {
         const char *dir = tiers[i].dir;
+        if (pd_vfs_is_remote(dir)) continue; /* it takes no saves */
         are_removed = places->parents[i].inode && stat(dir, &found) != 0 && errno == ENOENT && find_parent(dir, &found) &&
                       found.st_dev == places->parents[i].device && found.st_ino == places->parents[i].inode;
     }
@@ -276,6 +281,6 @@ pd_status pd_tier_places_make(struct pd_tier_places *places, struct pd_vfs *vfs,
                               struct pd_error *err)
 {
     for (uint32_t i = 0; i < options->count; i++)
-        PD_TRY(make_tier(places, vfs, options, i, err));
+        if (!pd_vfs_is_remote(options->tiers[i].dir)) PD_TRY(make_tier(places, vfs, options, i, err));
     return PD_OK;
 }
