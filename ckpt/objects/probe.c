@@ -32,15 +32,42 @@ static void *rival_put(void *context)
     return NULL;
 }
 
-/* The object that is there must be the one of the rival that won. */
-static pd_status probe_winner(struct pd_bucket *bucket, const char *key, const struct rival *winner, struct pd_error *err)
+/* Who has put the object that is there. NULL: nobody of them. */
+static pd_status find_winner(struct pd_bucket *bucket, const char *key, const struct rival *rivals, uint32_t count,
+                             const struct rival **ret_winner, struct pd_error *err)
 {
     char *text = NULL;
     size_t bytes = 0;
-    PD_TRY(pd_bucket_get_small(bucket, key, sizeof winner->text, &text, &bytes, err));
-    const bool is_same = strcmp(text, winner->text) == 0;
+    PD_TRY(pd_bucket_get_small(bucket, key, sizeof rivals->text, &text, &bytes, err));
+    *ret_winner = NULL;
+    for (uint32_t i = 0; i < count; i++)
+        if (strcmp(text, rivals[i].text) == 0) *ret_winner = &rivals[i];
     free(text);
-    if (is_same) return PD_OK;
+    return PD_OK;
+}
+
+/* Nobody may be told that it has won where the answer to the winner was lost. */
+static pd_status judge_rivals(struct pd_bucket *bucket, const char *key, const struct rival *rivals, uint32_t count,
+                              struct pd_error *err)
+{
+    const struct rival *told = NULL, *there = NULL;
+    uint32_t winners = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (rivals[i].status == PD_OK) {
+            told = &rivals[i];
+            winners++;
+        } else if (rivals[i].status != PD_EXISTS) {
+            return pd_error_pass(err, rivals[i].status, &rivals[i].err);
+        }
+    }
+    if (winners > 1)
+        PD_FAIL(err, PD_UNSUPPORTED,
+                "%s: of %" PRIu32 " PUTs of one name with If-None-Match at once %" PRIu32
+                " succeeded, and exactly one must: two launches could "
+                "commit the same step. Take a store that has conditional writes",
+                pd_bucket_endpoint(bucket), count, winners);
+    PD_TRY(find_winner(bucket, key, rivals, count, &there, err));
+    if (there && (!told || told == there)) return PD_OK;
     PD_FAIL(err, PD_UNSUPPORTED, "%s keeps another object than the conditional PUT that it said has won",
             pd_bucket_endpoint(bucket));
 }
@@ -48,30 +75,16 @@ static pd_status probe_winner(struct pd_bucket *bucket, const char *key, const s
 static pd_status probe_exclusion(struct pd_bucket *bucket, const char *key, struct pd_error *err)
 {
     struct rival rivals[RIVALS] = {{0}};
-    uint32_t started = 0, winners = 0;
-    const struct rival *winner = NULL, *failed = NULL;
+    uint32_t started = 0;
     for (; started < RIVALS; started++) {
         struct rival *r = &rivals[started];
         *r = (struct rival){.bucket = bucket, .key = key};
         snprintf(r->text, sizeof r->text, "rival %" PRIu32, started);
         if (pd_thread_start(&r->thread, NULL, rival_put, r)) break;
     }
-    for (uint32_t i = 0; i < started; i++) {
+    for (uint32_t i = 0; i < started; i++)
         pthread_join(rivals[i].thread, NULL);
-        if (rivals[i].status == PD_OK) {
-            winner = &rivals[i];
-            winners++;
-        } else if (rivals[i].status != PD_EXISTS) {
-            failed = &rivals[i];
-        }
-    }
-    if (failed) return pd_error_pass(err, failed->status, &failed->err);
-    if (winners == 1) return probe_winner(bucket, key, winner, err);
-    PD_FAIL(err, PD_UNSUPPORTED,
-            "%s: of %" PRIu32 " PUTs of one name with If-None-Match at once %" PRIu32
-            " succeeded, and exactly one must: two launches could "
-            "commit the same step. Take a store that has conditional writes",
-            pd_bucket_endpoint(bucket), started, winners);
+    return judge_rivals(bucket, key, rivals, started, err);
 }
 
 static pd_status probe_upload(struct pd_bucket *bucket, const char *key, struct pd_error *err)

@@ -20,8 +20,13 @@ bool pd_refusal_throttles(const struct pd_refusal *r)
 
 bool pd_refusal_passes(const struct pd_refusal *r)
 {
-    static const char *const codes[] = {"InternalError", "RequestTimeout", "OperationAborted",
-                                        "BadDigest",     "IncompleteBody", NULL};
+    static const char *const codes[] = {"InternalError",
+                                        "RequestTimeout",
+                                        "BadDigest",
+                                        "OperationAborted",
+                                        "IncompleteBody",
+                                        "ConditionalRequestConflict",
+                                        NULL};
     return r->code == 408 || r->code == 500 || (r->code >= 502 && r->code <= 504) || pd_refusal_throttles(r) ||
            refusal_is(r, codes);
 }

@@ -141,6 +141,8 @@ def conditions(program, store):
     check(program.call("put-absent", "once", "mine"), "PD_OK", "")
     check(program.call("put-absent", "once", "other"), "PD_EXISTS", "it is there already")
     store.faults["conflict"] = [refusal(409, "ConditionalRequestConflict")]
+    check(program.call("put-absent", "conflict", "x"), "PD_OK", "")  # nobody has it yet: again
+    store.faults["conflict"] = [refusal(409, "Conflict")]
     check(program.call("put-absent", "conflict", "x"), "PD_EXISTS", "somebody else writes it now")
 
     def lost(handler, _):  # done, and the answer is lost: the next try finds it there, and only a look tells whose it is

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 
@@ -193,7 +194,7 @@ def check_bits(trial, quiet, what):
     for step, bits in harness.losses(trial.directory).items():
         if quiet[0][step] != bits:
             raise harness.Failure(f"{what}: step {step} has loss bits {bits}, a quiet run {quiet[0][step]}")
-    for place in (trial.memory,):
+    for place in (trial.memory, trial.url):
         found = subprocess.run([trial.workspace.perdure, "ckpt", "stats", place, "--json"], env=trial.environment, capture_output=True, text=True,
                                check=False)
         if found.returncode or json.loads(found.stdout)["state_digest"] != quiet[1]:
@@ -205,13 +206,110 @@ def lost_machine(workspace, server, config, quiet):
     trial = Trial(workspace, server, "lost").machine().start(config, 4)
     trial.wait_stored(8)
     trial.lose()
-    stored = {int(match.group(1)) for match in map(STEP.match, server.keys()) if match and match.group(3) == "commit.h5"}
+    stored = committed(server, "lost")
     trial.machine().start(config, 3).ends()
     resumed = re.search(r"resumed at step (\d+), saved by 4 ranks, on 3 ranks", trial.log())
     if not resumed or int(resumed.group(1)) != max(stored):
         raise harness.Failure(f"not resumed at the newest of {sorted(stored)}\n{trial.log()}")
     check_bits(trial, quiet, "after the loss of a machine")
     print(f"a machine was lost, step {max(stored)} was in the bucket: 3 ranks went on where 4 had been, same bits")
+
+
+def absent_server(workspace, server, config, quiet):
+    """The server dies and comes back while the run goes on."""
+    trial = Trial(workspace, server, "absent").machine().start(config, 4, every=1)
+    trial.wait_stored(3)
+    server.kill()
+    before = harness.steps_done(trial.directory)
+    harness.wait_for(lambda: harness.steps_done(trial.directory) > before + 5, "training goes on without the bucket")
+    harness.wait_for(lambda: "did not get step" in trial.log(), "it is said that the bucket is away")
+    server.start()
+    code = trial.process.wait(timeout=PATIENCE)
+    if code == 74:  # it was away until the end, too: the same command brings the last step there
+        trial.start(config, 4, every=1).ends()
+        check_bits(trial, quiet, "after a server that was away until the end")
+        print("the server was away until the end of the run: the next launch uploads what the first has committed")
+        return
+    said = len(re.findall("error tiers r0: s3://bucket/absent did not get step", trial.log())), trial.log().count("s3://bucket/absent works again")
+    if code or said != (1, 1):
+        raise harness.Failure(f"said so {said} times\n{trial.log()}")
+    check_bits(trial, quiet, "with a server that was away")
+    print("the server was away for a while: training went on, and the bucket has the last step")
+
+
+def misbehaving(chooser):
+    """One request of five gets a refusal, waits, is cut off before it is served, or after."""
+    def misbehave(handler, key, query, body):
+        kind = chooser.choices(("500", "503", "409", "late", "before", "after", "well"), (3, 3, 2, 4, 4, 4, 80))[0]
+        if kind == "late":
+            time.sleep(chooser.uniform(0, 0.5))
+        if kind in ("late", "well"):
+            return False
+        if kind == "after":
+            with handler.store.lock:
+                handler.wfile = open(os.devnull, "wb")
+                getattr(handler, "on_" + handler.command.lower())(key, query, body)
+        if kind in ("before", "after"):
+            handler.hang_up()
+        else:
+            code = 409 if kind == "409" and handler.command == "PUT" else 503 if kind == "503" else 500
+            handler.refuse(code, {500: "InternalError", 503: "SlowDown", 409: "ConditionalRequestConflict"}[code])
+        return True
+    return misbehave
+
+
+def bad_server(workspace, server, config, quiet, chooser):
+    """Machines are lost at random moments, and the server misbehaves all the while. A step that was committed stays."""
+    if not isinstance(server, Ours):
+        return
+    trial, lost, resumed = Trial(workspace, server, "bad"), 0, 0
+    server.store.misbehave = misbehaving(chooser)
+    while True:
+        before = committed(server, "bad")
+        trial.machine().start(config, chooser.choice((2, 3, 4)), every=1)
+        try:
+            code = trial.process.wait(timeout=chooser.uniform(2, 6) if lost < 5 * harness.scale() else PATIENCE)
+        except subprocess.TimeoutExpired:
+            trial.lose()
+            lost += 1
+            code = None
+        found = re.search(r"resumed at step (\d+)", trial.log())
+        if before and (found or "fresh start" in trial.log()) and (not found or int(found.group(1)) not in (max(before), max(committed(server, "bad")))):
+            raise harness.Failure(f"steps {sorted(before)} were in the bucket\n{trial.log()}")
+        resumed += found is not None
+        if code == 0:
+            break
+        if code is not None:
+            raise harness.Failure(f"ended by itself with {code}\n{trial.log()}")
+    server.store.misbehave = None
+    check_bits(trial, quiet, "with a server that misbehaves")
+    print(f"a server that misbehaves: {lost} machines were lost, {resumed} times another one went on from the newest step in the bucket, same bits")
+
+
+def committed(server, name):
+    return {int(match.group(1)) for match in map(STEP.match, server.keys()) if match and match.group(3) == "commit.h5"
+            and match.string.startswith(name + "/")}
+
+
+def rivals(workspace, server, config, quiet):
+    """Two machines are started for one prefix at once: one of them ends, and the other has every bit right."""
+    both = [Trial(workspace, server, "rivals").machine() for _ in range(2)]
+    for trial in both:
+        trial.start(config, 2, every=1)
+    codes = [trial.process.wait(timeout=PATIENCE) for trial in both]
+    if sorted(codes) not in ([0, 74], [0, 0]):
+        raise harness.Failure(f"exits {codes}\n{both[0].log()}\n{both[1].log()}")
+    winner = both[codes.index(0)]
+    loser = both[1 - codes.index(0)]
+    if 74 in codes and "another launch has taken over s3://bucket/rivals" not in loser.log():
+        raise harness.Failure(loser.log())
+    check_bits(winner, quiet, "beside a rival")
+    twice = [match.group(1, 2) for match in map(STEP.match, server.keys()) if match and match.group(3) == "commit.h5" and "rivals" in match.string]
+    if len({step for step, _ in twice}) != len(twice):
+        raise harness.Failure(f"a step was committed twice: {twice}")
+    for trial in both:
+        trial.wipe()
+    print(f"two launches for one prefix ended with {codes}: each step in the bucket was committed once")
 
 
 def find_weed():
@@ -233,8 +331,10 @@ def main():
         quiet = harness.losses(plain), workspace.state_digest(plain)
         with Weed(workspace, program) if program else Ours() as server:
             try:
-                for scenario in (lost_machine,):
-                    scenario(workspace, server, config, quiet)
+                lost_machine(workspace, server, config, quiet)
+                absent_server(workspace, server, config, quiet)
+                rivals(workspace, server, config, quiet)
+                bad_server(workspace, server, config, quiet, random.Random(harness.seed()))
             finally:
                 shutil.rmtree(workspace.memory, ignore_errors=True)
 

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import hmac
 import http.server
+import socket
 import threading
 import urllib.parse
 import zlib
@@ -46,6 +47,8 @@ class Store:
         self.requests = []
         self.check_signatures = self.excludes = True  # excludes: If-None-Match is kept
         self.denied = ()  # methods
+        self.is_down = False  # every connection ends without an answer
+        self.misbehave = None  # function(handler, key, query, body), which may answer itself: True
 
     def fault(self, key):
         with self.lock:
@@ -91,7 +94,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return True
         return False
 
+    def hang_up(self):
+        self.close_connection = True
+        self.connection.shutdown(socket.SHUT_RDWR)
+
     def handle_any(self):
+        if self.store.is_down:
+            self.hang_up()
+            return
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         path, _, query = self.path.partition("?")
         key = urllib.parse.unquote(path).split("/", 2)[2] if path.count("/") > 1 else ""
@@ -105,6 +115,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         fault = self.store.fault(key if key else query.get("prefix", ""))
         if fault:
             fault(self, self.store.objects.get(key))
+            return
+        if self.store.misbehave and self.store.misbehave(self, key, query, body):
             return
         if body and self.headers.get("x-amz-checksum-crc32", checksum(body)) != checksum(body):
             self.refuse(400, "BadDigest")
