@@ -333,11 +333,30 @@ static pd_status bucket_do(struct pd_bucket *b, struct bucket_call *call, struct
 
 /* ---- reading ---- */
 
+static bool is_refused(pd_status st, const struct pd_error *err)
+{
+    return st == PD_INVALID || (st == PD_IO && err->sys_errno == EACCES);
+}
+
+/* A refusal of HEAD has no body, which would say why: a GET has one. */
+static pd_status head_refused(struct pd_bucket *b, const char *key, pd_status st, const struct pd_error *cause,
+                              struct pd_error *err)
+{
+    char byte;
+    struct pd_error own = {0};
+    const struct iovec into = {&byte, 1};
+    if (!is_refused(st, cause)) return pd_error_pass(err, st, cause);
+    const pd_status why = pd_bucket_get(b, key, NULL, 0, &into, 1, &own);
+    return is_refused(why, &own) ? pd_error_pass(err, why, &own) : pd_error_pass(err, st, cause);
+}
+
 pd_status pd_bucket_head(struct pd_bucket *b, const char *key, struct pd_object *ret, struct pd_error *err)
 {
     struct bucket_call call = {.method = "HEAD", .action = "s3:GetObject", .key = key};
     struct pd_http_response response;
-    PD_TRY(bucket_run(b, &call, &response, NULL, err));
+    struct pd_error own = {0};
+    const pd_status st = bucket_run(b, &call, &response, NULL, &own);
+    if (st) return head_refused(b, key, st, &own, err);
     const bool has_length = response.has_length;
     ret->bytes = response.length;
     memcpy(ret->etag, response.etag, sizeof ret->etag);

@@ -72,7 +72,8 @@ def skewed(handler, _):
     body = b"<Error><Code>RequestTimeTooSkewed</Code></Error>"
     handler.send_header("Content-Length", str(len(body)))
     handler.end_headers()
-    handler.wfile.write(body)
+    if handler.command != "HEAD":
+        handler.wfile.write(body)
 
 
 REFUSALS = [

@@ -3,6 +3,8 @@
 #include "ckpt/base/fault.h"
 #include "ckpt/base/memory_limit.h"
 #include "ckpt/hdf5/h5.h"
+#include "ckpt/objects/probe.h"
+#include "ckpt/objects/url.h"
 #include "ckpt/store/probe.h"
 #include "ckpt/tensor/codec_zstd.h"
 #include "offload/device.h"
@@ -26,6 +28,7 @@
 #include <unistd.h>
 
 #define FINDINGS_MAX 40
+#define RATE_BYTES (UINT64_C(64) << 20) /* up, and down */
 
 enum finding_state {
     FINDING_OK,
@@ -403,6 +406,27 @@ static void find_storage(struct findings *findings, const char *dir)
     pd_vfs_free(vfs);
 }
 
+/* What fails is the error of the command: it says what to do in more words than a row has. */
+static pd_status find_bucket(struct findings *findings, const char *url, struct pd_error *err)
+{
+    struct pd_object_url place;
+    struct pd_bucket *bucket = NULL;
+    struct pd_bucket_rates rates;
+    pd_status st = pd_object_url_parse(url, &place, err);
+    if (!st) st = pd_bucket_open(place.bucket, NULL, &bucket, err);
+    if (!st) st = pd_bucket_probe(bucket, place.key, RATE_BYTES, &rates, err);
+    if (st) {
+        advise(add(findings, "bucket", FINDING_MISSING, "%.190s", url), "the error below says what to do");
+    } else {
+        add(findings, "bucket", FINDING_OK, "%.90s at %.90s", url, pd_bucket_endpoint(bucket));
+        add(findings, "conditional puts", FINDING_OK, "of eight at once one succeeds");
+        add(findings, "upload", FINDING_OK, "%s/s", pd_text_bytes((uint64_t)rates.upload_bytes_per_second).text);
+        add(findings, "download", FINDING_OK, "%s/s", pd_text_bytes((uint64_t)rates.download_bytes_per_second).text);
+    }
+    pd_bucket_close(bucket);
+    return st;
+}
+
 static const char *const state_names[] = {"ok", "limited", "missing", "unused"};
 static const char *const state_marks[] = {"ok", "!", "MISSING", "-"};
 
@@ -456,21 +480,28 @@ pd_status pd_cmd_doctor(int argc, char **argv, struct pd_error *err)
     struct findings findings = {0};
     const struct pd_usage usage = {
         .arguments = "[DIR]",
-        .doc = "Shows what this machine has, what perdure uses, what is missing and how to get it. DIR (default: .) is "
-               "where checkpoints will be saved; doctor tests there what a save needs.",
+        .doc = "Shows what this machine offers, what perdure uses of it, what is missing and how to get it. DIR (default: "
+               ".) is where checkpoints will be saved; doctor tries there what a save needs. In a bucket, "
+               "s3://bucket/prefix, it measures the rates of upload and download too, with 64 MiB.",
         .json = &json,
-        PD_WORDS(dirs, 2, &count)};
+        PD_WORDS(dirs, 2, &count),
+        .words_of_checkpoints = 1};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (count > 1) PD_FAIL(err, PD_USAGE, "perdure doctor looks at one directory; \"%s\" is another", dirs[1]);
     find_processor(&findings);
     find_memory(&findings);
     find_software(&findings);
     PD_TRY(pd_fault_configure_env(err));
-    PD_TRY(pd_signals_install(err)); /* so that the probe leaves no file */
-    find_storage(&findings, dirs[0]);
-    if (pd_signals_say_leave()) PD_FAIL(err, PD_STOPPED, "asked to leave; run the same command to start over");
+    PD_TRY(pd_signals_install(err)); /* what is tried there leaves no file */
+    struct pd_error own = {0};
+    pd_status st = PD_OK;
+    if (pd_object_url_is(dirs[0]))
+        st = find_bucket(&findings, dirs[0], &own);
+    else
+        find_storage(&findings, dirs[0]);
+    if (pd_signals_say_leave()) PD_FAIL(err, PD_STOPPED, "asked to leave; the same command begins anew");
     for (uint32_t i = 0; i < findings.count; i++)
         counts[findings.items[i].state]++;
     PD_TRY(json ? print_json(&findings, counts, err) : print_table(&findings, counts, err));
-    return check_directory(&findings, dirs[0], err);
+    return st ? pd_error_pass(err, st, &own) : check_directory(&findings, dirs[0], err);
 }
