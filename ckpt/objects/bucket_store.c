@@ -271,6 +271,7 @@ static pd_status open_here(struct pd_bucket_store *s, const char *url, struct pd
     s->upload.memory_bytes = s->options.memory_bytes;
     s->upload.bytes_per_second = s->options.bytes_per_second;
     s->upload.stop = s->options.stop;
+    s->upload.bytes_sent = s->options.sent;
     return PD_OK;
 }
 
@@ -483,9 +484,4 @@ static pd_status prune_here(struct pd_bucket_store *s, struct pd_error *err)
 pd_status pd_bucket_store_prune(struct pd_bucket_store *s, struct pd_error *err)
 {
     return pd_group_agree(s->group, s->group->rank ? PD_OK : prune_here(s, err), err);
-}
-
-uint64_t pd_bucket_store_sent(const struct pd_bucket_store *s)
-{
-    return atomic_load(&s->upload.bytes_sent);
 }

@@ -12,7 +12,7 @@
  *               3. the record goes first, then the rest
  *               4. what has no record is removed if its fence is below ours, or if it is ours and its record was never sent: a
  *                  record whose answer did not come may still arrive
- *   threads     one caller on each rank, alike on all; pd_bucket_store_sent: any */
+ *   threads     one caller on each rank, alike on all */
 #pragma once
 
 #include "ckpt/group/group.h"
@@ -29,6 +29,7 @@ struct pd_bucket_store_options {
     void *memory;              /* of what is sent, aligned to PD_VFS_ALIGN; borrowed until close; NULL: only_removes */
     uint64_t memory_bytes;     /* at least PD_BUCKET_STORE_MEMORY_LEAST */
     uint64_t bytes_per_second; /* of this rank; 0: no limit */
+    _Atomic uint64_t *sent;    /* bytes of files, added to; borrowed until close; may be NULL */
     const _Atomic bool *stop;  /* ends what is under way; borrowed until close; NULL: nothing does */
 };
 
@@ -49,5 +50,3 @@ PD_MUST_USE pd_status pd_bucket_store_save(struct pd_bucket_store *store, struct
                                            const struct pd_commit *commit, char *ret_name, struct pd_error *err);
 /* Collective: removes what retention does not keep, and what failed attempts have left. Returns the first failure. */
 PD_MUST_USE pd_status pd_bucket_store_prune(struct pd_bucket_store *store, struct pd_error *err);
-/* Bytes that this rank has sent since the open. */
-uint64_t pd_bucket_store_sent(const struct pd_bucket_store *store);

@@ -42,7 +42,7 @@ static pd_status send_part(struct upload_file *f, uint32_t part, void *buffer, s
                         f->upload->stop ? f->upload->stop : &f->has_failed);
     PD_TRY(pd_file_read(f->file, offset, buffer, bytes, err));
     PD_TRY(pd_bucket_upload_part(f->upload->bucket, f->key, f->id, part + 1, buffer, bytes, &f->parts[part], err));
-    atomic_fetch_add(&f->upload->bytes_sent, bytes);
+    if (f->upload->bytes_sent) atomic_fetch_add(f->upload->bytes_sent, bytes);
     return PD_OK;
 }
 
@@ -98,7 +98,7 @@ static pd_status upload_at_once(struct upload_file *f, struct pd_error *err)
 {
     if (f->bytes) PD_TRY(pd_file_read(f->file, 0, f->upload->memory, f->bytes, err));
     PD_TRY(pd_bucket_put(f->upload->bucket, f->key, f->upload->memory, f->bytes, false, err));
-    atomic_fetch_add(&f->upload->bytes_sent, f->bytes);
+    if (f->upload->bytes_sent) atomic_fetch_add(f->upload->bytes_sent, f->bytes);
     return PD_OK;
 }
 

@@ -13,7 +13,7 @@ struct pd_upload {
     uint64_t memory_bytes;
     uint64_t bytes_per_second; /* at most; 0: no limit */
     const _Atomic bool *stop;  /* ends the wait that the limit asks for; may be NULL; what it sends ends with the bucket's */
-    _Atomic uint64_t bytes_sent; /* of all files so far; anybody reads it */
+    _Atomic uint64_t *bytes_sent; /* of all files so far; may be NULL */
 };
 
 /* The object is there, whole, when this returns PD_OK, and not at all otherwise: parts of a failed upload are aborted, unless

@@ -20,6 +20,11 @@ struct tier_outcome {
     pd_status status; /* of the job done last */
     struct pd_error error;
     bool has_logged_skip;
+    uint64_t newest_ns;    /* when newest_step got there; 0: in an earlier launch */
+    _Atomic uint64_t sent; /* bytes of this rank into a bucket, of the upload under way; the worker's senders add to it */
+    struct tier_upload {   /* under way; step 0: none */
+        uint64_t step, bytes, bytes_here, begin_ns;
+    } upload;
 };
 
 struct tier {
@@ -97,6 +102,8 @@ void tier_report_begin_failed(struct tier *tier, const struct pd_error *cause);
 void tier_report_skip(struct tier *tier, uint64_t skipped, uint64_t by);
 /* Why the last job failed: its status, PD_IO where none was run. */
 pd_status tier_report_cause(struct tier *tier, char cause[600]);
+/* An upload of `bytes`, of which this rank sends `bytes_here`, begins, or has ended (step 0). */
+void tier_report_upload(struct tier *tier, uint64_t step, uint64_t bytes, uint64_t bytes_here);
 /* Of the job done last. */
 void tier_report_error(struct tier *tier, struct pd_error *ret_error);
 

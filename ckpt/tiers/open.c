@@ -20,6 +20,7 @@ static pd_status open_bucket(struct tier *tier, struct pd_error *err)
                                                     .memory = tier->staging,
                                                     .memory_bytes = tier->staging_bytes,
                                                     .bytes_per_second = tier->bytes_per_second,
+                                                    .sent = &tier->outcome.sent,
                                                     .stop = &tier->worker.stop};
     close_bucket(tier);
     PD_TRY(pd_bucket_store_open(tier->dir, &options, tier->group, &tier->bucket, err));

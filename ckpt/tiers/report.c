@@ -1,4 +1,5 @@
 /* What came of the jobs of each tier, for metrics and logs. */
+#include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
 #include "ckpt/tiers/internal.h"
 
@@ -26,6 +27,7 @@ static bool note_result(struct tier_outcome *o, uint64_t step, double seconds, p
     if (st == PD_OK) {
         o->report.newest_step = step;
         o->report.seconds = seconds;
+        o->newest_ns = pd_clock_monotonic_ns(NULL);
         o->report.failures = 0;
     } else if (st != PD_STOPPED) {
         o->report.failures++;
@@ -52,6 +54,15 @@ void tier_report_found(struct tier *tier, uint64_t newest_step)
     tier->outcome.report.newest_step = newest_step;
     tier->outcome.report.seconds = 0;
     pthread_mutex_unlock(&tier->outcome.mutex);
+}
+
+void tier_report_upload(struct tier *tier, uint64_t step, uint64_t bytes, uint64_t bytes_here)
+{
+    struct tier_outcome *o = &tier->outcome;
+    pthread_mutex_lock(&o->mutex);
+    atomic_store(&o->sent, 0);
+    o->upload = (struct tier_upload){step, bytes, bytes_here, pd_clock_monotonic_ns(NULL)};
+    pthread_mutex_unlock(&o->mutex);
 }
 
 void tier_report_begin_failed(struct tier *tier, const struct pd_error *cause)
@@ -96,6 +107,16 @@ void tier_report_error(struct tier *tier, struct pd_error *ret_error)
     pthread_mutex_unlock(&tier->outcome.mutex);
 }
 
+static void add_upload(const struct tier_outcome *o, struct pd_tier_report *ret_report)
+{
+    const double seconds = pd_clock_seconds_since(o->upload.begin_ns);
+    ret_report->uploading_step = o->upload.step;
+    if (!o->upload.step || !o->upload.bytes_here || seconds <= 0) return;
+    const double progress = (double)atomic_load(&o->sent) / (double)o->upload.bytes_here;
+    ret_report->progress = progress < 1 ? progress : 1; /* index.h5 comes on top */
+    ret_report->bytes_per_second = ret_report->progress * (double)o->upload.bytes / seconds;
+}
+
 /* Of the replicator, as part of the first tier's. */
 static void add_replicas(struct tier *replicator, struct pd_tier_report *ret_report)
 {
@@ -115,6 +136,8 @@ void pd_tiers_report(struct pd_tiers *t, uint32_t number, struct pd_tier_report 
     struct tier *tier = &t->tiers[number];
     pthread_mutex_lock(&tier->outcome.mutex);
     *ret_report = tier->outcome.report;
+    if (tier->outcome.newest_ns) ret_report->age_seconds = pd_clock_seconds_since(tier->outcome.newest_ns);
+    add_upload(&tier->outcome, ret_report);
     pthread_mutex_unlock(&tier->outcome.mutex);
     ret_report->dir = tier->dir;
     ret_report->in_memory = tier->in_memory;

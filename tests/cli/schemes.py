@@ -32,10 +32,10 @@ write("bucket.yaml", f"run: {{dir: '{URL}'}}\ndata: {{train: text.txt}}\n")
 refused("file", ["train", "bucket.yaml"], 78, "run.dir")
 for scheme in ("gs", "file", "hdfs", "S3", "https", "a+b-c.d"):
     refused(f"scheme-{scheme}", ["train", MINIMAL, f"run.dir={scheme}://x/y"], 78, "run.dir", scheme)
-for command in (["train"], ["plan"], ["report"], ["watch"], ["replay"], ["ckpt", "prune", "--keep-last=1"], ["data", "inspect"]):
+for command in (["train"], ["plan"], ["report"], ["watch"], ["replay"], ["data", "inspect"]):
     refused("-".join(command), [*command, URL], 64, " ".join(["perdure", *[c for c in command if c[0] != "-"]]))
 # A checkpoint is read from s3:// and from no other scheme (tests/objects).
-for command in (["sample"], ["ckpt", "ls"], ["ckpt", "show"], ["ckpt", "verify"], ["ckpt", "stats"]):
+for command in (["sample"], ["ckpt", "ls"], ["ckpt", "show"], ["ckpt", "verify"], ["ckpt", "stats"], ["ckpt", "prune"]):
     refused("-".join(command), [*command, "gs://bucket/x"], 64, " ".join(["perdure", *command]), "gs")
 refused("init.from", ["train", MINIMAL, "init.from=gs://bucket/x"], 78, "init.from", "gs")
 refused("diff-to", ["ckpt", "diff", "run", "gs://bucket/x"], 64, "perdure ckpt diff", "gs")

@@ -215,6 +215,57 @@ def lost_machine(workspace, server, config, quiet):
     print(f"a machine was lost, step {max(stored)} was in the bucket: 3 ranks went on where 4 had been, same bits")
 
 
+def leftovers(workspace, server, config, quiet):
+    """What dead launches have left goes with the next start or with prune; what the newest launch has begun stays."""
+    if not isinstance(server, Ours):
+        return
+    trial, store = Trial(workspace, server, "left"), server.store
+
+    def leave(fence):
+        for number in range(5):
+            store.objects[f"left/step-000000000900-{fence}/shard-{number:05}.h5"] = b"half"
+        store.objects[f"left/step-000000000900-{fence}/notes.txt"] = b"somebody else's"
+        store.uploads[f"of {fence}"] = (f"left/step-000000000901-{fence}/shard-00000.h5", {})
+
+    def check(where, fences):
+        found = {int(key.split("/")[1].split("-")[2]) for key in store.objects if "step-000000000900" in key and not key.endswith("notes.txt")}
+        if found != fences or set(store.uploads) != {f"of {fence}" for fence in fences} or "left/step-000000000900-1/notes.txt" not in store.objects:
+            raise harness.Failure(f"{where} leaves {found} {list(store.uploads)}")
+
+    store.objects["left/fence-3"] = b"of a dead launch"
+    leave(1)
+    leave(3)
+    trial.machine().start(config, 2, every=20, keep=3).ends()
+    check("a start", set())
+    if "left/fence-3" in store.objects or "left/fence-4" not in store.objects:
+        raise harness.Failure("the fence is not the next one")
+    leave(1)
+    leave(4)
+    for keep, removed in ((2, 1), (2, 0)):
+        found = subprocess.run([workspace.perdure, "ckpt", "prune", trial.url, f"--keep-last={keep}", "--json"], env=trial.environment,
+                               capture_output=True, text=True, check=False)
+        if found.returncode or json.loads(found.stdout)["removed"] != removed:
+            raise harness.Failure(f"prune: {found.returncode} {found.stdout}{found.stderr}")
+        check("prune", {4})
+    if committed(server, "left") != {40, 60}:
+        raise harness.Failure(f"prune leaves {committed(server, 'left')}")
+    trial.wipe()
+    print("shards and uploads of dead launches are removed by the next one, and by prune")
+
+
+def asked_to_leave(workspace, server, config, quiet):
+    """TERM: the newest step goes up at once, though it was not due."""
+    trial = Trial(workspace, server, "asked").machine().start(config, 2, "run.steps=100000", every=0)
+    harness.wait_for(lambda: harness.steps_done(trial.directory) >= 5, "five steps")
+    os.kill(trial.process.pid, signal.SIGTERM)
+    trial.process.wait(timeout=PATIENCE)
+    made = harness.steps_done(trial.directory)
+    if committed(server, "asked") != {made}:
+        raise harness.Failure(f"{made} steps were made, and the bucket has {committed(server, 'asked')}\n{trial.log()}")
+    trial.wipe()
+    print("asked to leave: the last step was uploaded, which was not due")
+
+
 def absent_server(workspace, server, config, quiet):
     """The server dies and comes back while the run goes on."""
     trial = Trial(workspace, server, "absent").machine().start(config, 4, every=1)
@@ -332,6 +383,8 @@ def main():
         with Weed(workspace, program) if program else Ours() as server:
             try:
                 lost_machine(workspace, server, config, quiet)
+                leftovers(workspace, server, config, quiet)
+                asked_to_leave(workspace, server, config, quiet)
                 absent_server(workspace, server, config, quiet)
                 rivals(workspace, server, config, quiet)
                 bad_server(workspace, server, config, quiet, random.Random(harness.seed()))

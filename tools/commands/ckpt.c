@@ -1,6 +1,7 @@
 /* perdure ckpt: its subcommands and their options; ls and prune. */
 #include "tools/commands/ckpt.h"
 #include "ckpt/base/words.h"
+#include "ckpt/objects/bucket_store.h"
 #include "resharder/formats/perdure.h"
 #include "resharder/layout.h"
 #include "tools/command.h"
@@ -105,13 +106,37 @@ struct pruning {
     bool names_place; /* if there are several: name each one's figures */
 };
 
-/* With nothing to delete it writes nothing, since the path may be a mistake. */
-static pd_status prune_tier(struct pruning *p, struct pd_ckpt_place *place, struct pd_error *err)
+/* Beside a launch that may live: of that nothing is touched but what retention lets go. */
+static pd_status prune_bucket(const struct pruning *p, struct pd_ckpt_place *place, struct pd_error *err)
+{
+    static const struct pd_store_options look = {.quiet = true};
+    const struct pd_bucket_store_options options = {
+        .keep_last = p->options->keep_last, .keep_every = p->options->keep_every, .only_removes = true};
+    struct pd_bucket_store *bucket = NULL;
+    PD_TRY(pd_bucket_store_open(place->root, &options, &place->group, &bucket, err));
+    pd_status st = pd_bucket_store_take(bucket, place->store, err);
+    if (!st) st = pd_bucket_store_prune(bucket, err);
+    pd_bucket_store_close(bucket);
+    struct pd_error own = {0};
+    const pd_status looked = pd_ckpt_place_reopen(place, &look, &own);
+    return st ? st : pd_error_pass(err, looked, &own);
+}
+
+static pd_status prune_directory(const struct pruning *p, struct pd_ckpt_place *place, uint32_t *before,
+                                 struct pd_error *err)
 {
     const struct pd_store_options options = {.writable = true,
                                              .keep_last = p->options->keep_last,
                                              .keep_every = p->options->keep_every,
                                              .quarantine_bytes_max = UINT64_MAX};
+    PD_TRY(pd_ckpt_place_reopen(place, &options, err));
+    if (pd_store_count(place->store) > *before) *before = pd_store_count(place->store); /* one was rolled forward */
+    return pd_store_prune(place->store, err);
+}
+
+/* With nothing to delete it writes nothing, since the path may be a mistake. */
+static pd_status prune_tier(struct pruning *p, struct pd_ckpt_place *place, struct pd_error *err)
+{
     uint32_t before = pd_store_count(place->store);
     pd_status st = PD_OK;
     char text[4400];
@@ -119,9 +144,8 @@ static pd_status prune_tier(struct pruning *p, struct pd_ckpt_place *place, stru
         PD_TRY(pd_ckpt_place_describe_empty(place, text, sizeof text, err));
         if (!p->options->json) printf("nothing is removed: %s\n", text);
     } else {
-        PD_TRY(pd_ckpt_place_reopen(place, &options, err));
-        if (pd_store_count(place->store) > before) before = pd_store_count(place->store); /* opening rolled one forward */
-        st = pd_store_prune(place->store, err);
+        st = pd_vfs_is_remote(place->root) ? prune_bucket(p, place, err) : prune_directory(p, place, &before, err);
+        if (!place->store) return st;
     }
     const uint32_t after = pd_store_count(place->store);
     if (!p->options->json && before)
@@ -185,7 +209,7 @@ static pd_status run(const char *arguments, const char *doc, struct pd_option *o
 {
     const uint32_t wanted = strchr(arguments, ' ') ? 2 : 1;
     uint32_t count;
-    const uint32_t sources = body == prune ? 0 : body == pd_ckpt_diff ? 2 : 1;
+    const uint32_t sources = body == pd_ckpt_diff ? 2 : 1;
     const struct pd_usage usage = {.arguments = arguments,
                                    .doc = doc,
                                    .options = options,

@@ -199,6 +199,9 @@ static void row_take_tiers(struct pd_history *h, uint64_t row, const struct pd_j
         t->newest = u64(tier, "newest");
         t->failures = u64(tier, "failures");
         t->skipped = u64(tier, "skipped");
+        t->uploading = u64(tier, "uploading");
+        if (!pd_json_is_number(pd_json_member(tier, "progress"), &t->progress)) t->progress = 0;
+        if (!pd_json_is_number(pd_json_member(tier, "bytes_per_second"), &t->bytes_per_second)) t->bytes_per_second = 0;
         snprintf(t->cause, sizeof t->cause, "%s", cause ? cause : "");
         h->columns[PD_COLUMN_TIER + i][row] = (double)t->newest;
     }

@@ -55,8 +55,10 @@ struct pd_history_tier {
     char dir[1024], cause[256];
     bool in_memory, is_left_out;
     uint64_t newest, failures, skipped;
-    uint64_t timed;              /* number of saves with a time */
-    double seconds, seconds_max; /* total and maximum of these */
+    uint64_t timed;              /* saves whose seconds are in a line */
+    double seconds, seconds_max; /* of all of these; of the longest */
+    uint64_t uploading;          /* a step on its way into a bucket; 0: none */
+    double progress, bytes_per_second;
 };
 
 #define PD_HISTORY_PROCESSES_MAX 256u

@@ -86,6 +86,9 @@ static void add_tiers(struct screen *s, const struct pd_watch *w)
         else
             add(s, label, "%s: step %.0f, %s behind", t->dir, newest,
                 pd_counted((uint64_t)fmax(w->step - newest, 0), "step").text);
+        if (t->uploading)
+            add(s, "", "%s: uploading step %llu, %.0f %%, %s/s", t->dir, (unsigned long long)t->uploading, 100 * t->progress,
+                pd_quantity_text(PD_QUANTITY_BYTES, t->bytes_per_second).text);
     }
 }
 

@@ -61,6 +61,12 @@ static void add_tiers(struct pd_json_writer *w, const struct pd_metrics_line *li
         pd_json_object_begin(w, NULL);
         pd_json_u64(w, "newest", report->newest_step);
         if (report->seconds > 0) pd_json_double(w, "seconds", report->seconds);
+        if (report->age_seconds > 0) pd_json_double(w, "age", report->age_seconds);
+        if (report->uploading_step) {
+            pd_json_u64(w, "uploading", report->uploading_step);
+            pd_json_double(w, "progress", report->progress);
+            pd_json_double(w, "bytes_per_second", report->bytes_per_second);
+        }
         if (report->is_left_out) pd_json_bool(w, "left_out", true);
         if (report->failures) pd_json_u64(w, "failures", report->failures);
         if (report->failures) pd_json_string(w, "cause", report->cause);
