@@ -208,7 +208,8 @@ class Server:
     def __enter__(self):
         self.store = Store()
         handler = type("Handler", (Handler,), {"store": self.store})
-        self.http = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        listener = type("Listener", (http.server.ThreadingHTTPServer,), {"request_queue_size": 128})  # else connections wait a second
+        self.http = listener(("127.0.0.1", 0), handler)
         self.http.daemon_threads = True
         self.http.handle_error = lambda *_: None  # of clients that are killed
         self.url = f"http://127.0.0.1:{self.http.server_address[1]}"

@@ -1,0 +1,114 @@
+#!/usr/bin/env python3
+"""Two launches of one prefix save the same step at once: exactly one of them commits it, 50 times (1,000 with PERDURE_TEST_SCALE of 20).
+And what an upload takes of memory, whatever the size of the shard.   Arguments: PROGRAM PERDURE"""
+import glob
+import os
+import subprocess
+import sys
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "e2e"))
+import harness  # noqa: E402
+from answers import CLEAN  # noqa: E402
+from server import Server, etag  # noqa: E402
+
+MODEL = ("model: {{family: llama, vocab: 256, context: 64, layers: {layers}, hidden: {hidden}, heads: 8, kv_heads: 8, head_size: {head}, "
+         "ffn: {ffn}}}\n")
+CONFIG = ("run: {{seed: 3, steps: 1}}\n" + MODEL + "data: {{train: [{{path: {data}}}], validation_fraction: 0}}\n"
+          "batch: {{sequences: 1, micro_batch: 1, context: 16}}\nvalidation: {{every: 0}}\nlayout: {{ranks: 1, threads: 2}}\n")
+
+
+class Launch:
+    def __init__(self, program, server, megabytes=8):
+        self.process = subprocess.Popen([program, str(megabytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                        env={**CLEAN, **server.environment()})
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        self.process.stdin.close()
+        self.process.wait()
+
+    def ask(self, *fields):
+        self.process.stdin.write("\t".join(fields) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self):
+        status, _, text = self.process.stdout.readline().rstrip("\n").partition("\t")
+        return status, text
+
+    def peak_bytes(self):
+        with open(f"/proc/{self.process.pid}/status", encoding="utf-8") as f:
+            return next(int(line.split()[1]) << 10 for line in f if line.startswith("VmHWM"))
+
+
+def both(launches, *fields):
+    for launch in launches:
+        launch.ask(*fields)
+    return [launch.answer() for launch in launches]
+
+
+def race(program, server, checkpoint, count):
+    with Launch(program, server) as one, Launch(program, server) as other:
+        fences = []
+        for i in range(count):
+            url = f"s3://bucket/race-{i}"
+            opened = both((one, other), "open", url)
+            saved = both((one, other), "save", checkpoint)
+            records = [key for key in server.store.objects if key.startswith(f"race-{i}/") and key.endswith("/commit.h5")]
+            if [status for status, _ in opened] != ["PD_OK"] * 2 or sorted(status for status, _ in saved) != ["PD_BUSY", "PD_OK"] or len(records) != 1:
+                raise harness.Failure(f"race {i}: {opened} {saved} {records}")
+            if next(text for status, text in saved if status == "PD_OK") not in records[0]:
+                raise harness.Failure(f"race {i}: {saved} {records}")
+            fences.append(records[0].rsplit("-", 1)[1][0])
+            both((one, other), "close")
+            server.store.objects.clear()
+    print(f"{count} races of two launches: each step was committed by exactly one of them")
+
+
+def memory(program, server, workspace, config, hidden):
+    """Shards of two sizes, sent from 64 MiB: the larger one takes no more."""
+    def discard(handler, key, query, body):
+        if handler.command != "PUT" or "partNumber" not in query:
+            return False
+        handler.answer(200, b"", [("ETag", etag(body))])
+        return True
+
+    server.store.misbehave = discard
+    peaks, sizes = [], []
+    for size in hidden:
+        directory = workspace.directory(f"shard-{size}")
+        workspace.train(config(size, 2), directory)
+        checkpoint = glob.glob(f"{directory}/checkpoints/step-*1-*")[0]
+        sizes.append(os.path.getsize(f"{checkpoint}/shard-00000.h5"))
+        with Launch(program, server, 64) as launch:
+            launch.ask("open", f"s3://bucket/memory-{size}")
+            launch.answer()
+            launch.ask("save", checkpoint)
+            found = launch.answer()
+            peaks.append(launch.peak_bytes())
+        if found[0] != "PD_OK":
+            raise harness.Failure(f"{found}")
+        server.store.objects.clear()
+    print("peak memory of an upload from 64 MiB: " + ", ".join(f"{peak / 2**20:.0f} MiB for a shard of {size / 2**20:.0f} MiB"
+                                                              for peak, size in zip(peaks, sizes)))
+    if sizes[-1] < 100 << 20 or max(peaks) > (64 << 20) + (40 << 20):
+        raise harness.Failure("an upload takes more memory than it was given")
+
+
+def main():
+    program, perdure = map(os.path.abspath, sys.argv[1:3])
+    with harness.Workspace(perdure) as workspace, Server() as server:
+        data = workspace.file("data.txt", harness.text_of(4000))
+
+        def config(hidden, layers):
+            return workspace.file(f"{hidden}.yaml", CONFIG.format(data=data, hidden=hidden, layers=layers, head=hidden // 8, ffn=4 * hidden))
+
+        directory = workspace.directory("source")
+        workspace.train(config(64, 1), directory)
+        race(program, server, glob.glob(f"{directory}/checkpoints/step-*1-*")[0], 50 * harness.scale())
+        memory(program, server, workspace, config, (128, 704) if sys.argv[3:] != ["large"] else (704, 4096))
+
+
+if __name__ == "__main__":
+    main()
