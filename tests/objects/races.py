@@ -5,6 +5,7 @@ import glob
 import os
 import subprocess
 import sys
+import time
 
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "e2e"))
 import harness  # noqa: E402
@@ -66,6 +67,27 @@ def race(program, server, checkpoint, count):
     print(f"{count} races of two launches: each step was committed by exactly one of them")
 
 
+def overtake(program, server, checkpoint, count):
+    """A launch starts while another one saves. What that says it has committed is there, whole, and stays; the new one takes nothing else."""
+    with Launch(program, server) as one, Launch(program, server) as other:
+        lost = 0
+        for i in range(count):
+            url = f"s3://bucket/overtake-{i}"
+            one.ask("open", url)
+            one.answer()
+            one.ask("save", checkpoint)
+            time.sleep(i % 20 * 0.001)
+            other.ask("open", url)
+            saved, opened = one.answer(), other.answer()
+            files = sorted(key.rsplit("/", 1)[1] for key in server.store.objects if "/step-" in key)
+            if opened[0] != "PD_OK" or saved[0] not in ("PD_OK", "PD_BUSY") or (saved[0] == "PD_OK" and files != ["commit.h5", "index.h5", "shard-00000.h5"]):
+                raise harness.Failure(f"save beside a start {i}: {saved} {opened}, {files} are there")
+            lost += saved[0] == "PD_BUSY"
+            both((one, other), "close")
+            server.store.objects.clear()
+    print(f"{count} starts beside a save: {lost} took over before it was committed, and what was committed is whole")
+
+
 def memory(program, server, workspace, config, hidden):
     """Shards of two sizes, sent from 64 MiB: the larger one takes no more."""
     def discard(handler, key, query, body):
@@ -106,7 +128,9 @@ def main():
 
         directory = workspace.directory("source")
         workspace.train(config(64, 1), directory)
-        race(program, server, glob.glob(f"{directory}/checkpoints/step-*1-*")[0], 50 * harness.scale())
+        checkpoint = glob.glob(f"{directory}/checkpoints/step-*1-*")[0]
+        race(program, server, checkpoint, 50 * harness.scale())
+        overtake(program, server, checkpoint, 100 * harness.scale())
         memory(program, server, workspace, config, (128, 704) if sys.argv[3:] != ["large"] else (704, 4096))
 
 
