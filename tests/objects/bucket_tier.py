@@ -17,6 +17,7 @@ import urllib.request
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "e2e"))
 import harness  # noqa: E402
 harness.PATIENCE = 100
+import peers  # noqa: E402
 from server import ACCESS, SECRET, Server  # noqa: E402
 
 STEPS = 60
@@ -175,18 +176,13 @@ class Trial:
     def log(self):
         return harness.read(self.directory + ".log")
 
-    def newest(self):
-        """The last step that this machine knows to be in the bucket."""
-        path = os.path.join(self.directory, "metrics.jsonl")
-        lines = harness.read(path).split("\n") if os.path.exists(path) else []
-        return json.loads(lines[-2])["tiers"][1]["newest"] if len(lines) > 1 else 0
-
     def wait_stored(self, step):
+        name = self.url.rsplit("/", 1)[1]
         def look():
             if self.process.poll() is not None:
                 raise harness.Failure(f"{self.url}: ended with {self.process.returncode} before step {step} was in the bucket\n{self.log()}")
-            return self.newest() >= step
-        harness.wait_for(look, f"step {step} in {self.url}", 0.1)
+            return max(committed(self.server, name), default=0) >= step
+        harness.wait_for(look, f"step {step} in {self.url}")
 
 
 def check_bits(trial, quiet, what):
@@ -204,7 +200,7 @@ def check_bits(trial, quiet, what):
 def lost_machine(workspace, server, config, quiet):
     """All processes and all local files are gone; another machine with another number of ranks goes on."""
     trial = Trial(workspace, server, "lost").machine().start(config, 4)
-    trial.wait_stored(8)
+    trial.wait_stored(4)
     trial.lose()
     stored = committed(server, "lost")
     trial.machine().start(config, 3).ends()
@@ -213,6 +209,43 @@ def lost_machine(workspace, server, config, quiet):
         raise harness.Failure(f"not resumed at the newest of {sorted(stored)}\n{trial.log()}")
     check_bits(trial, quiet, "after the loss of a machine")
     print(f"a machine was lost, step {max(stored)} was in the bucket: 3 ranks went on where 4 had been, same bits")
+
+
+def lost_hosts(workspace, server, data):
+    """Two hosts, each with a disk that the other does not see, are both gone; three others go on with what the bucket has."""
+    if not peers.can_pretend() or not shutil.which("mpirun"):
+        print("skipped: hosts with disks of their own (mounting needs root, and mpirun)")
+        return
+    config = workspace.file("hosts.yaml", peers.CONFIG.format(steps=peers.STEPS, data=data))
+    plain = workspace.directory("quiet")
+    workspace.train(config, plain, ["layout.transport=local"])
+    trial = Trial(workspace, server, "hosts")
+    tier = [f"checkpoint.tiers[1].dir={trial.url}", "checkpoint.tiers[1].every=2", "checkpoint.tiers[1].keep_last=2"]
+    first, second = (peers.Cluster(workspace, name, tier) for name in ("first", "second"))
+    environment = {key: value for key, value in trial.environment.items() if key.startswith("AWS_")}
+    log = first.run + ".log"
+    process = first.start(config, [0, 1], log, 0, **environment)
+    try:
+        def look():
+            if process.poll() is not None:
+                raise harness.Failure(f"two hosts ended with {process.returncode}\n{harness.read(log)}")
+            return max(committed(server, "hosts"), default=0) >= 4
+        harness.wait_for(look, "step 4 in the bucket")
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    harness.wait_until_gone(first.run)
+    shutil.rmtree(first.root)
+    stored = max(committed(server, "hosts"))
+    log = second.run + ".log"
+    process = second.start(config, [0, 1, 2], log, 0, **environment)
+    code, text = process.wait(timeout=PATIENCE), harness.read(log)
+    if code or f"resumed at step {stored}, saved by 2 ranks, on 3 ranks" not in text:
+        raise harness.Failure(f"step {stored} was in the bucket, exit {code}\n{text}")
+    if any(harness.losses(plain)[step] != bits for step, bits in harness.losses(second.run).items()) or \
+            second.digest([0, 1, 2]) != workspace.state_digest(plain):
+        raise harness.Failure("other bits on other hosts")
+    print(f"two hosts were lost, step {stored} was in the bucket: three others went on, same bits")
 
 
 def leftovers(workspace, server, config, quiet):
@@ -383,6 +416,7 @@ def main():
         with Weed(workspace, program) if program else Ours() as server:
             try:
                 lost_machine(workspace, server, config, quiet)
+                lost_hosts(workspace, server, data)
                 leftovers(workspace, server, config, quiet)
                 asked_to_leave(workspace, server, config, quiet)
                 absent_server(workspace, server, config, quiet)

@@ -12,7 +12,7 @@ import harness  # noqa: E402
 from answers import CLEAN  # noqa: E402
 from server import Server, etag  # noqa: E402
 
-MODEL = ("model: {{family: llama, vocab: 256, context: 64, layers: {layers}, hidden: {hidden}, heads: 8, kv_heads: 8, head_size: {head}, "
+MODEL = ("model: {{family: llama, vocab: 256, context: 64, layers: {layers}, hidden: {hidden}, heads: 16, kv_heads: 16, head_size: {head}, "
          "ffn: {ffn}}}\n")
 CONFIG = ("run: {{seed: 3, steps: 1}}\n" + MODEL + "data: {{train: [{{path: {data}}}], validation_fraction: 0}}\n"
           "batch: {{sequences: 1, micro_batch: 1, context: 16}}\nvalidation: {{every: 0}}\nlayout: {{ranks: 1, threads: 2}}\n")
@@ -124,7 +124,7 @@ def main():
         data = workspace.file("data.txt", harness.text_of(4000))
 
         def config(hidden, layers):
-            return workspace.file(f"{hidden}.yaml", CONFIG.format(data=data, hidden=hidden, layers=layers, head=hidden // 8, ffn=4 * hidden))
+            return workspace.file(f"{hidden}.yaml", CONFIG.format(data=data, hidden=hidden, layers=layers, head=hidden // 16, ffn=4 * hidden))
 
         directory = workspace.directory("source")
         workspace.train(config(64, 1), directory)
