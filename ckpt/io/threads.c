@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* One thread at a time touches a transfer and its buffer: the submitter until it is in the first list, then the worker
  * that took it, then, once it is in the second list, the queue's owner. */
@@ -21,6 +22,8 @@ struct pd_io_threads {
 
 struct thread_queue {
     struct pd_io_threads *threads;
+    struct pd_transfer *held, *held_tail; /* of the owner alone: submitted, not yet in the engine's list */
+    uint64_t held_bytes;
     pthread_mutex_t mutex; /* guards the list */
     pthread_cond_t finished;
     struct pd_transfer *head, *tail; /* finished, not reaped */
@@ -45,14 +48,17 @@ static struct pd_transfer *list_take(struct pd_transfer **head, struct pd_transf
     return transfer;
 }
 
-/* From the list to the end of `chain`: reads that go on where the chain ends, in whatever order they were submitted. */
+/* Takes reads off the list that go on where `chain` ends, whoever submitted them first, and puts them behind it. They may
+ * begin before that end, since neighbours share a page: such bytes are copied from the read that reached farthest until then,
+ * and internal.moved counts them. */
 static void take_adjacent(struct pd_io_threads *threads, struct pd_transfer *chain)
 {
-    struct pd_transfer *last = chain, *before = NULL, *t = threads->head;
-    uint64_t bytes = chain->bytes;
+    struct pd_transfer *last = chain, *farthest = chain, *before = NULL, *t = threads->head;
+    uint64_t end = chain->offset + chain->bytes;
     for (uint32_t count = 1; t && count < PD_IO_JOIN_PIECES_MAX;) {
-        const bool goes_on = !t->is_write && t->file == chain->file && t->offset == chain->offset + bytes &&
-                             bytes + t->bytes <= threads->join->bytes_max;
+        const uint64_t t_end = t->offset + t->bytes, both_end = t_end > end ? t_end : end;
+        const bool goes_on = !t->is_write && t->file == chain->file && t->offset >= farthest->offset && t->offset <= end &&
+                             both_end - chain->offset <= threads->join->bytes_max;
         if (!goes_on) {
             before = t;
             t = t->internal.next;
@@ -62,11 +68,30 @@ static void take_adjacent(struct pd_io_threads *threads, struct pd_transfer *cha
         if (threads->tail == t) threads->tail = before;
         last = last->internal.next = t;
         t->internal.next = NULL;
-        bytes += t->bytes;
+        t->internal.moved = t_end > end ? end - t->offset : t->bytes;
+        if (t_end > end) farthest = t;
+        end = both_end;
         count++;
         before = NULL;
         t = threads->head; /* its successor may have been submitted before it */
     }
+}
+
+static int read_chain(const struct pd_io_threads *threads, struct pd_transfer *chain)
+{
+    struct iovec pieces[PD_IO_JOIN_PIECES_MAX];
+    const struct pd_transfer *farthest = chain;
+    uint32_t count = 0;
+    for (const struct pd_transfer *t = chain; t; t = t->internal.next) {
+        const uint64_t shared = t == chain ? 0 : t->internal.moved;
+        if (shared < t->bytes) pieces[count++] = (struct iovec){(char *)t->data + shared, t->bytes - shared};
+    }
+    const int result = threads->join->read(chain->file, chain->offset, pieces, count);
+    for (const struct pd_transfer *t = chain->internal.next; t && !result; t = t->internal.next) {
+        memcpy(t->data, (const char *)farthest->data + (t->offset - farthest->offset), t->internal.moved);
+        if (t->internal.moved < t->bytes) farthest = t;
+    }
+    return result;
 }
 
 static void finish_transfer(struct pd_transfer *transfer, int result)
@@ -81,12 +106,8 @@ static void finish_transfer(struct pd_transfer *transfer, int result)
 
 static void run_chain(const struct pd_io_threads *threads, struct pd_transfer *chain)
 {
-    struct iovec pieces[PD_IO_JOIN_PIECES_MAX];
-    uint32_t count = 0;
-    for (const struct pd_transfer *t = chain; t; t = t->internal.next)
-        pieces[count++] = (struct iovec){t->data, t->bytes};
-    int result = count > 1 ? threads->join->read(chain->file, chain->offset, pieces, count) : 0;
-    const bool is_alone = count == 1 || result == PD_MOVE_END_OF_FILE; /* the end is in one of them */
+    int result = chain->internal.next ? read_chain(threads, chain) : PD_MOVE_END_OF_FILE;
+    const bool is_alone = result == PD_MOVE_END_OF_FILE; /* of several: the end is in one of them */
     for (struct pd_transfer *t = chain, *next; t; t = next) {
         uint64_t moved = 0;
         next = t->internal.next;
@@ -167,21 +188,58 @@ static int start_workers(struct pd_io_threads *threads)
     return started ? 0 : result;
 }
 
-static int queue_submit(struct pd_queue *queue, struct pd_transfer *const *transfers, uint32_t count)
+static void release_held(struct thread_queue *mine)
 {
-    struct pd_io_threads *threads = ((struct thread_queue *)queue->context)->threads;
+    struct pd_io_threads *threads = mine->threads;
     pthread_mutex_lock(&threads->mutex);
-    for (uint32_t i = 0; i < count; i++) {
-        list_append(&threads->head, &threads->tail, transfers[i]);
+    for (struct pd_transfer *transfer; (transfer = list_take(&mine->held, &mine->held_tail));) {
+        list_append(&threads->head, &threads->tail, transfer);
         pthread_cond_signal(&threads->wake);
     }
     pthread_mutex_unlock(&threads->mutex);
+    mine->held_bytes = 0;
+}
+
+static bool lies_before(const struct pd_transfer *a, const struct pd_transfer *b)
+{
+    return a->file == b->file ? a->offset <= b->offset : (uintptr_t)a->file < (uintptr_t)b->file;
+}
+
+/* In the order of their places, where a chain finds the next one. */
+static void hold(struct thread_queue *mine, struct pd_transfer *t)
+{
+    struct pd_transfer *before = mine->held_tail && lies_before(mine->held_tail, t) ? mine->held_tail : NULL;
+    struct pd_transfer **link = before ? &before->internal.next : &mine->held;
+    while (*link && lies_before(*link, t)) {
+        before = *link;
+        link = &before->internal.next;
+    }
+    t->internal.next = *link;
+    *link = t;
+    if (!t->internal.next) mine->held_tail = t;
+    mine->held_bytes += t->bytes;
+}
+
+/* Where reads are joined, idle workers would take each alone as it comes: they get them once the owner waits, or at a few
+ * requests' worth. */
+static int queue_submit(struct pd_queue *queue, struct pd_transfer *const *transfers, uint32_t count)
+{
+    struct thread_queue *mine = queue->context;
+    const struct pd_io_join *join = mine->threads->join;
+    for (uint32_t i = 0; i < count; i++) {
+        if (join)
+            hold(mine, transfers[i]);
+        else
+            list_append(&mine->held, &mine->held_tail, transfers[i]);
+    }
+    if (!join || mine->held_bytes >= 4 * join->bytes_max) release_held(mine);
     return 0;
 }
 
 static int queue_reap(struct pd_queue *queue, bool wait)
 {
     struct thread_queue *mine = queue->context;
+    if (mine->held) release_held(mine);
     pthread_mutex_lock(&mine->mutex);
     while (wait && !mine->head)
         pthread_cond_wait(&mine->finished, &mine->mutex);

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FIELDS_MAX 4
+#define FIELDS_MAX 5
 
 struct listing {
     char *text;
@@ -72,14 +72,15 @@ static pd_status get(struct pd_bucket *bucket, const char *key, const char *etag
     return st;
 }
 
-/* The whole of an object by a queue, in `count` pieces of equal length. Prints whether all came, and what they sum to. */
-static pd_status pieces(const char *path, uint64_t bytes, uint64_t count, FILE *out, struct pd_error *err)
+/* The whole of an object by a queue, in `count` pieces of equal length, the last one first. Every second one begins `shared`
+ * bytes before its place; every fourth ends there, where it has any. Prints how many failed, and what the others sum to. */
+static pd_status pieces(const char *path, uint64_t bytes, uint64_t count, uint64_t shared, FILE *out, struct pd_error *err)
 {
     struct pd_vfs *vfs = NULL;
     struct pd_file *file = NULL;
     struct pd_queue *queue = NULL;
     struct pd_transfer *transfers = calloc(count, sizeof *transfers), *sent[256], *done[256];
-    char *data = malloc(bytes * count);
+    char *data = malloc((bytes + shared) * count);
     uint32_t reaped = 0, ended = 0;
     uint64_t sum = 0;
     PD_CHECK(transfers && data && count <= 256);
@@ -87,15 +88,17 @@ static pd_status pieces(const char *path, uint64_t bytes, uint64_t count, FILE *
     PD_TRY(pd_file_open(vfs, path, PD_OPEN_READ, &file, err));
     PD_TRY(pd_queue_open(vfs, NULL, 0, &queue, err));
     for (uint64_t i = 0; i < count; i++) {
-        transfers[i] = (struct pd_transfer){.file = file, .data = data + i * bytes, .offset = i * bytes, .bytes = bytes};
-        sent[i] = &transfers[i];
+        const uint64_t before = i % 2 ? shared : 0, length = i % 4 == 3 && shared ? shared : bytes + before;
+        transfers[i] = (struct pd_transfer){
+            .file = file, .data = data + i * (bytes + shared), .offset = i * bytes - before, .bytes = length};
+        sent[count - 1 - i] = &transfers[i];
     }
     PD_TRY(pd_queue_submit(queue, sent, (uint32_t)count, err));
     for (uint64_t left = count; left; left -= reaped) {
         PD_TRY(pd_queue_reap(queue, done, 256, &reaped, err));
         for (uint32_t i = 0; i < reaped; i++) {
             if (done[i]->status) ended++;
-            for (uint64_t b = 0; !done[i]->status && b < bytes; b++)
+            for (uint64_t b = 0; !done[i]->status && b < done[i]->bytes; b++)
                 sum += ((unsigned char *)done[i]->data)[b] * (done[i]->offset + b + 1);
         }
     }
@@ -118,7 +121,7 @@ static pd_status call(struct pd_bucket *bucket, char *const *field, struct listi
         return PD_OK;
     }
     if (strcmp(what, "get") == 0) return get(bucket, key, NULL, number(field[2]), number(field[3]), l->out, err);
-    if (strcmp(what, "pieces") == 0) return pieces(key, number(field[2]), number(field[3]), l->out, err);
+    if (strcmp(what, "pieces") == 0) return pieces(key, number(field[2]), number(field[3]), number(field[4]), l->out, err);
     if (strcmp(what, "get-if") == 0) return get(bucket, key, field[2], 0, number(field[3]), l->out, err);
     if (strcmp(what, "put") == 0) return pd_bucket_put(bucket, key, field[2], strlen(field[2]), false, err);
     if (strcmp(what, "put-absent") == 0) return pd_bucket_put(bucket, key, field[2], strlen(field[2]), true, err);
@@ -155,7 +158,7 @@ int main(int argc, char **argv)
     char *line = NULL;
     size_t room = 0;
     while (getline(&line, &room, stdin) > 0) {
-        char *field[FIELDS_MAX] = {"", "", "", ""}, *rest = line;
+        char *field[FIELDS_MAX] = {"", "", "", "", ""}, *rest = line;
         line[strcspn(line, "\n")] = '\0';
         for (int i = 0; i < FIELDS_MAX && rest; i++)
             field[i] = strsep(&rest, "\t");
