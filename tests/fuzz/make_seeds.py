@@ -40,6 +40,21 @@ def deepspeed():
              record(5 if stage == 3 else 6, pickle_of(f"{at}/{model}")))
 
 
+def objects():
+    """The first byte says which parser reads the rest."""
+    save("objects", "listing", b"\0<?xml version='1.0'?><ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>a&amp;b</NextContinuationToken>"
+         b"<Contents><Key>run/&#x20AC; 1</Key><Size>12</Size></Contents><CommonPrefixes><Prefix>run/a/</Prefix></CommonPrefixes></ListBucketResult>")
+    save("objects", "uploads", b"\1<ListMultipartUploadsResult><IsTruncated>true</IsTruncated><NextKeyMarker>k</NextKeyMarker>"
+         b"<NextUploadIdMarker>7</NextUploadIdMarker><Upload><Key>run/x</Key><UploadId>7</UploadId></Upload></ListMultipartUploadsResult>")
+    save("objects", "error", b"\2<Error><Code>PermanentRedirect</Code><Message>no</Message><Region>eu-west-3</Region></Error>")
+    save("objects", "json", b'\3{"AccessKeyId": "a", "SecretAccessKey": "s", "Token": "t", "Expiration": "2026-11-30T02:00:00Z", "Code": "Success"}')
+    save("objects", "xml", b"\4<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials><AccessKeyId>a</AccessKeyId>"
+         b"<SecretAccessKey>s</SecretAccessKey><SessionToken>t</SessionToken><Expiration>2026-11-30T02:00:00Z</Expiration></Credentials>"
+         b"</AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>")
+    save("objects", "credentials", b"\5[default]\naws_access_key_id = a\naws_secret_access_key=s # no\n[profile b]\nrole_arn = r\n")
+    save("objects", "config", b"\x83[profile default]\nregion = eu-west-1\nendpoint_url = http://h:1\ns3 =\n  endpoint_url = http://h:2\n")
+
+
 def universal():
     at = "formats/deepspeed/universal3/global_step2"
     parts = [f"{at}/zero/a.weight/{kind}.pt" for kind in ("fp32", "exp_avg", "exp_avg_sq")]
@@ -255,7 +270,7 @@ def small():
 
 
 if __name__ == "__main__":
-    makers = [deepspeed, universal, dcp, llmc, megatron, safetensors_directory, torch, commit, store, load, shard, tokenizer, token_file, documents, config, history, message, small]
+    makers = [deepspeed, universal, dcp, llmc, megatron, safetensors_directory, torch, commit, store, load, shard, tokenizer, token_file, documents, config, history, message, objects, small]
     for make in makers:
         if len(sys.argv) == 1 or make.__name__ in sys.argv[1:]:
             make()
