@@ -139,6 +139,17 @@ void pd_bucket_close(struct pd_bucket *b)
     free(b);
 }
 
+void pd_bucket_url(const struct pd_bucket *b, const char *key, char ret_url[PD_BUCKET_URL_MAX])
+{
+    FILE *out = fmemopen(ret_url, PD_BUCKET_URL_MAX, "w");
+    PD_CHECK(out);
+    fputs(b->endpoint, out);
+    pd_url_encode(out, b->base, true);
+    fputc('/', out);
+    pd_url_encode(out, key, true);
+    PD_CHECK(fclose(out) == 0);
+}
+
 const char *pd_bucket_endpoint(const struct pd_bucket *b)
 {
     return b->endpoint;

@@ -20,6 +20,9 @@ PD_MUST_USE pd_status pd_bucket_open(const char *name, const _Atomic bool *stop,
                                      struct pd_error *err);
 void pd_bucket_close(struct pd_bucket *bucket); /* NULL is fine */
 const char *pd_bucket_endpoint(const struct pd_bucket *bucket);
+#define PD_BUCKET_URL_MAX 4608u
+/* Of an object, for requests that are not signed. */
+void pd_bucket_url(const struct pd_bucket *bucket, const char *key, char ret_url[PD_BUCKET_URL_MAX]);
 
 struct pd_object {
     uint64_t bytes;

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """What a bucket may answer, as the user of the tool sees it: the exit code, a message that says what to do, and no secret. What passes
 changes nothing; what is half there is never taken for whole.   Arguments: PERDURE"""
+import json
 import os
 import re
 import subprocess
@@ -150,6 +151,20 @@ def doctor(store, environment):
     print("doctor finds what is not allowed, and leaves nothing")
 
 
+def bench(store, environment):
+    before = dict(store.objects)
+    arguments = ["bench", "objects", "s3://bucket/bench", "--bytes=32M", "--pairs=1", "--json"]
+    found = perdure(environment, *arguments)
+    if found[0] == 0 or "to a request that is not signed" not in found[1]:
+        raise SystemExit(f"bench of a server that takes no unsigned requests: {found}")
+    store.check_signatures = False
+    found = perdure(environment, *arguments)
+    if found[0] or not json.loads(found[1])["upload_ratio"] or not json.loads(found[1])["download_ratio"] or store.objects != before:
+        raise SystemExit(f"bench: {found}, and left {set(store.objects) - set(before)}")
+    store.check_signatures = True
+    print("bench leaves nothing")
+
+
 def main():
     with tempfile.TemporaryDirectory(prefix="perdure-objects-") as folder, Server() as server:
         os.chdir(folder)
@@ -169,6 +184,7 @@ def main():
         refused(server.store, server.environment())
         passing(server.store, server.environment(), plain(whole[1]))
         doctor(server.store, server.environment())
+        bench(server.store, server.environment())
 
 
 main()

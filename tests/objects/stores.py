@@ -88,7 +88,8 @@ def running(command, url, folder):
 
 
 @contextlib.contextmanager
-def opened(name):
+def opened(name, is_open=False):
+    """is_open: requests that nobody signed are taken too, by weed."""
     if name == "own":
         with Server() as server:
             yield Own(server)
@@ -105,7 +106,7 @@ def opened(name):
             json.dump({"identities": [{"name": "test", "credentials": [{"accessKey": ACCESS, "secretKey": SECRET}],
                                        "actions": ["Admin", "Read", "Write", "List", "Tagging"]}]}, f)
         weed = [program, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-master.port={master}", f"-volume.port={volume}",
-                f"-filer.port={filer}", "-s3", f"-s3.port={s3}", f"-s3.config={folder}/s3.json", "-volume.max=20", "-master.volumeSizeLimitMB=256"]
+                f"-filer.port={filer}", "-s3", f"-s3.port={s3}", *([] if is_open else [f"-s3.config={folder}/s3.json"]), "-volume.max=20", "-master.volumeSizeLimitMB=256"]
         command = weed if name == "weed" else [program, "-H", "127.0.0.1", "-p", str(s3)]
         with running(command, f"http://127.0.0.1:{s3}", folder) as store:
             yield store

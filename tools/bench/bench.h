@@ -159,3 +159,4 @@ pd_status pd_bench_ckpt(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_offload(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_reshard(int argc, char **argv, struct pd_error *err);
 pd_status pd_bench_exchange(int argc, char **argv, struct pd_error *err);
+pd_status pd_bench_objects(int argc, char **argv, struct pd_error *err);
