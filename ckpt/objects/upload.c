@@ -120,6 +120,7 @@ pd_status pd_upload_file(struct pd_upload *upload, const char *path, const char 
                           f.part_bytes, PD_UPLOAD_PARTS_MAX);
     f.part_count = (uint32_t)count;
     if (!st) st = count > 1 ? upload_in_parts(&f, err) : upload_at_once(&f, err);
+    if (!st) (void)pd_clock_pace(f.begin_ns, f.bytes, upload->bytes_per_second, upload->stop); /* the last part's time too */
     pd_file_close_readonly(f.file);
     return st;
 }

@@ -61,6 +61,7 @@ void tier_report_upload(struct tier *tier, uint64_t step, uint64_t bytes, uint64
     struct tier_outcome *o = &tier->outcome;
     pthread_mutex_lock(&o->mutex);
     atomic_store(&o->sent, 0);
+    if (step) o->report.upload_bytes = bytes;
     o->upload = (struct tier_upload){step, bytes, bytes_here, pd_clock_monotonic_ns(NULL)};
     pthread_mutex_unlock(&o->mutex);
 }

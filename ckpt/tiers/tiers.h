@@ -134,6 +134,7 @@ struct pd_tier_report {
     uint64_t newest_step;     /* sealed there; 0: none */
     double seconds;           /* that it took to get there; 0: an earlier launch put it there */
     double age_seconds;       /* since then */
+    uint64_t upload_bytes;    /* of the newest step, where it went into a bucket */
     uint64_t uploading_step;  /* on its way into a bucket; 0: none */
     double progress;          /* of that, 0 to 1, by what this rank has sent */
     double bytes_per_second;  /* of all ranks, as far as this one tells */

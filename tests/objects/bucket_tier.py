@@ -149,8 +149,8 @@ class Trial:
         for path in filter(None, (self.directory, self.memory)):
             shutil.rmtree(path, ignore_errors=True)
 
-    def start(self, config, ranks, *overrides, every=4, keep=2):
-        tiers = f"[{{dir: {self.memory}, every: 1, keep_last: 2}}, {{dir: {self.url}, every: {every}, keep_last: {keep}}}]"
+    def start(self, config, ranks, *overrides, every=4, keep=2, more=""):
+        tiers = f"[{{dir: {self.memory}, every: 1, keep_last: 2}}, {{dir: {self.url}, every: {every}, keep_last: {keep}{more}}}]"
         with open(self.directory + ".log", "w", encoding="utf-8") as log:
             self.process = subprocess.Popen(
                 [self.workspace.perdure, "train", config, f"run.dir={self.directory}", f"layout.ranks={ranks}", f"checkpoint.tiers={tiers}",
@@ -299,6 +299,19 @@ def asked_to_leave(workspace, server, config, quiet):
     print("asked to leave: the last step was uploaded, which was not due")
 
 
+def short_notice(workspace, server, config, quiet):
+    """What is left after a notice does not suffice for an upload: it is said beforehand, once, with the numbers."""
+    trial = Trial(workspace, server, "short").machine()
+    trial.environment["PERDURE_GRACE_S"] = "0.1"
+    trial.start(config, 4, every=1, more=", bandwidth: 4M").ends()
+    found = re.findall(r"s3://bucket/short: step \d+ took \S+ s to get there \(\S+ \S+ at \S+ \S+/s\), and after a notice there are 0\.1\S* s "
+                       r"\(PERDURE_GRACE_S\): too short for the last step", trial.log())
+    if len(found) != 1:
+        raise harness.Failure(f"a notice that is too short\n{trial.log()}")
+    trial.wipe()
+    print("a notice that is too short for an upload is said beforehand")
+
+
 def absent_server(workspace, server, config, quiet):
     """The server dies and comes back while the run goes on."""
     trial = Trial(workspace, server, "absent").machine().start(config, 4, every=1)
@@ -352,7 +365,7 @@ def bad_server(workspace, server, config, quiet, chooser):
         before = committed(server, "bad")
         trial.machine().start(config, chooser.choice((2, 3, 4)), every=1)
         try:
-            code = trial.process.wait(timeout=chooser.uniform(2, 6) if lost < 5 * harness.scale() else PATIENCE)
+            code = trial.process.wait(timeout=chooser.uniform(1, 4) if lost < 5 * harness.scale() else PATIENCE)
         except subprocess.TimeoutExpired:
             trial.lose()
             lost += 1
@@ -419,6 +432,7 @@ def main():
                 lost_hosts(workspace, server, data)
                 leftovers(workspace, server, config, quiet)
                 asked_to_leave(workspace, server, config, quiet)
+                short_notice(workspace, server, config, quiet)
                 absent_server(workspace, server, config, quiet)
                 rivals(workspace, server, config, quiet)
                 bad_server(workspace, server, config, quiet, random.Random(harness.seed()))

@@ -35,13 +35,14 @@ struct run {
     uint32_t threads; /* of this rank */
     bool is_thread;   /* ranks are threads of a process */
     uint64_t planned_bytes;
-    uint32_t validation_sequences;        /* per pass: validation.sequences, or all there are */
-    uint64_t saved_step;                  /* newest step that all ranks know to be committed; 0: none */
-    uint64_t started_step;                /* newest step whose save is running or succeeded; 0: none */
-    uint64_t saves_begun, saves_finished; /* by this saver; finished: on all ranks */
-    uint64_t saves_moved_ns;              /* time (as now_ns) a save last ended, or began while none was running */
-    bool is_save_owed;                    /* a save was due while storage hung */
-    uint64_t now_ns;                      /* the root's clock at the ranks' last agreement */
+    uint32_t validation_sequences;        /* of a pass: validation.sequences, or what there is */
+    uint64_t saved_step;                  /* newest that is known on all ranks to be committed; 0: none */
+    uint64_t started_step;                /* newest whose save is under way or ended well; 0: none */
+    uint64_t saves_begun, saves_finished; /* of this saver; finished: on all ranks */
+    uint64_t saves_moved_ns;              /* when one ended last, or was begun while none was under way; of now_ns */
+    bool has_said_short;                  /* that an upload takes longer than there is after a notice */
+    bool is_save_owed;                    /* one was due while storage was stuck */
+    uint64_t now_ns;                      /* of the root's clock, at the ranks' last agreement */
     struct pd_save_failures failures;
     struct pd_stragglers stragglers;
     struct pd_rollbacks *rollbacks; /* borrowed: a rollback closes and reopens this rank, and they outlive that */

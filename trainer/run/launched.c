@@ -142,11 +142,16 @@ void pd_launched_saved(uint64_t step)
     pd_channel_say(PD_MESSAGE_SAVED, 0, &step, sizeof step);
 }
 
-double pd_launched_leave_seconds(double asked)
+double pd_launched_grace_seconds(void)
 {
     double grace;
     const char *text = getenv(PD_LAUNCH_ENV_GRACE);
-    return text && pd_parse_double(text, &grace) ? fmin(asked, 0.8 * grace) : asked;
+    return text && pd_parse_double(text, &grace) ? grace : (double)INFINITY;
+}
+
+double pd_launched_leave_seconds(double asked)
+{
+    return fmin(asked, 0.8 * pd_launched_grace_seconds());
 }
 
 const char *pd_launched_hosts_away(void)

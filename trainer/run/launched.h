@@ -35,8 +35,10 @@ void pd_launched_misses(uint32_t rank);
 /* Returns true if the launcher received the report; the exit code of this process then adds nothing. */
 bool pd_launched_end(const struct pd_launched *launched, pd_status status, const char *message);
 
-/* Time for saving and for waiting for further tiers after a request to leave: `asked`, but at most four fifths of
- * PERDURE_GRACE_S, after which the process is killed. */
+/* PERDURE_GRACE_S; INFINITY: nobody ends what is left. */
+double pd_launched_grace_seconds(void);
+/* How long saves are tried, and further tiers waited for, by who was asked to leave: `asked`, and at most four fifths of
+ * PERDURE_GRACE_S, when what is left is ended. */
 double pd_launched_leave_seconds(double asked);
 
 /* Hosts of launch.hosts that are left out of this start, as reported to rank 0; "": none. */

@@ -99,6 +99,25 @@ static pd_status take_failure(struct run *r, const struct pd_saver_outcome *o, s
     return PD_OK;
 }
 
+/* Where only a bucket outlives this machine: whether the last step gets there between a notice and the end. Said once. */
+static void look_at_notice(struct run *r)
+{
+    const double grace = pd_launched_grace_seconds();
+    struct pd_tier_report tier = {.in_memory = true};
+    for (uint32_t i = 0; i < pd_tiers_count(r->tiers) && (tier.in_memory || tier.is_left_out); i++)
+        pd_tiers_report(r->tiers, i, &tier);
+    if (r->has_said_short || !tier.upload_bytes || tier.seconds <= grace) return;
+    r->has_said_short = true;
+    pd_log(
+        PD_LOG_WARN, MODULE,
+        "%.400s: step %llu took %.3g s to get there (%s at %s/s), and after a notice there are %.3g s (PERDURE_GRACE_S): "
+        "too short for "
+        "the last step, so a machine that is taken loses the steps since the last upload. Save there more often, or name a "
+        "disk that outlives the machine before it",
+        tier.dir, (unsigned long long)tier.newest_step, tier.seconds, pd_bytes_text((double)tier.upload_bytes).text,
+        pd_bytes_text((double)tier.upload_bytes / tier.seconds).text, grace);
+}
+
 static pd_status take_outcome(struct run *r, const struct pd_saver_outcome *o, struct pd_error *err)
 {
     r->saves++;
@@ -111,6 +130,7 @@ static pd_status take_outcome(struct run *r, const struct pd_saver_outcome *o, s
                (unsigned long long)r->failures.first_step);
     r->saved_step = o->step;
     if (r->comm->rank == 0) pd_launched_saved(o->step);
+    if (r->comm->rank == 0) look_at_notice(r);
     pd_save_failures_clear(&r->failures);
     return PD_OK;
 }
