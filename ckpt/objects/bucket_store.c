@@ -224,7 +224,7 @@ static pd_status clear(struct pd_bucket_store *s, char (*victims)[PD_STORE_NAME_
 struct uploads {
     struct pd_bucket_store *store;
     size_t prefix_bytes;
-    uint64_t below; /* uploads of lower fences are dead */
+    uint64_t below; /* uploads of lower fences: nobody goes on with them */
     uint32_t aborted;
 };
 
@@ -242,7 +242,7 @@ static pd_status upload_listed(void *context, const char *key, const char *id, s
 static pd_status abort_uploads(struct pd_bucket_store *s, struct pd_error *err)
 {
     const struct bucket_key prefix = key_of(s, "step-", "");
-    struct uploads u = {.store = s, .prefix_bytes = strlen(prefix.text) - strlen("step-"), .below = s->fence};
+    struct uploads u = {.store = s, .prefix_bytes = strlen(prefix.text) - strlen("step-"), .below = s->fence + 1};
     if (!s->fence) {
         struct fences fences;
         const pd_status st = fences_list(s, &fences, err);
@@ -252,9 +252,9 @@ static pd_status abort_uploads(struct pd_bucket_store *s, struct pd_error *err)
     }
     const pd_status st = pd_bucket_uploads(s->bucket, prefix.text, upload_listed, &u, err);
     if (u.aborted)
-        pd_log_info(BUCKET_STORE_MODULE, "s3://%s/%s: %" PRIu32 " uploads of dead launches were aborted", s->url.bucket,
-                    s->url.key, u.aborted);
-    return st ? pd_error_context(err, as_storage(st, err), "aborting uploads of dead launches") : PD_OK;
+        pd_log_info(BUCKET_STORE_MODULE, "s3://%s/%s: %" PRIu32 " uploads that nobody goes on with were aborted",
+                    s->url.bucket, s->url.key, u.aborted);
+    return st ? pd_error_context(err, as_storage(st, err), "aborting uploads that nobody goes on with") : PD_OK;
 }
 
 /* ---- opening ---- */
@@ -476,7 +476,7 @@ static pd_status prune_here(struct pd_bucket_store *s, struct pd_error *err)
     PD_TRY(fence_check(s, err));
     pd_status st = store_catalog_victims(&s->catalog, &retention, &victims, &count, err);
     if (!st) st = clear(s, victims, count, err);
-    if (!st && s->options.only_removes) st = abort_uploads(s, err);
+    if (!st) st = abort_uploads(s, err); /* none of ours is under way */
     free(victims);
     return st;
 }

@@ -299,6 +299,26 @@ def asked_to_leave(workspace, server, config, quiet):
     print("asked to leave: the last step was uploaded, which was not due")
 
 
+def damaged_bucket(workspace, server, config, quiet):
+    """The bucket has lost a shard of its newest step, and a bit of the one before: a third is gone on from."""
+    if not isinstance(server, Ours):
+        return
+    trial = Trial(workspace, server, "damaged").machine().start(config, 4, every=1, keep=3)
+    trial.ends()
+    whole, damaged, absent = sorted({key.split("/")[1] for key in server.keys() if key.startswith("damaged/step-")})
+    del server.store.objects[f"damaged/{absent}/shard-00001.h5"]
+    key = f"damaged/{damaged}/shard-00002.h5"
+    data = bytearray(server.store.objects[key])
+    data[len(data) // 2] ^= 4
+    server.store.objects[key] = bytes(data)
+    trial.machine().start(config, 2, every=10, keep=3).ends()
+    if f"resumed at step {int(whole.split('-')[1])}, saved by 4 ranks" not in trial.log():
+        raise harness.Failure(f"not resumed at {whole}\n{trial.log()}")
+    check_bits(trial, quiet, "from a damaged bucket")
+    trial.wipe()
+    print("a shard is gone and another one is damaged: the newest whole step is taken, and what is saved from there is right")
+
+
 def short_notice(workspace, server, config, quiet):
     """What is left after a notice does not suffice for an upload: it is said beforehand, once, with the numbers."""
     trial = Trial(workspace, server, "short").machine()
@@ -432,6 +452,7 @@ def main():
                 lost_hosts(workspace, server, data)
                 leftovers(workspace, server, config, quiet)
                 asked_to_leave(workspace, server, config, quiet)
+                damaged_bucket(workspace, server, config, quiet)
                 short_notice(workspace, server, config, quiet)
                 absent_server(workspace, server, config, quiet)
                 rivals(workspace, server, config, quiet)

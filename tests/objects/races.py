@@ -88,6 +88,24 @@ def overtake(program, server, checkpoint, count):
     print(f"{count} starts beside a save: {lost} took over before it was committed, and what was committed is whole")
 
 
+def given_up(program, server, checkpoint):
+    """What an attempt of this launch has begun and given up goes with its next pruning."""
+    with Launch(program, server) as launch:
+        launch.ask("open", "s3://bucket/given-up")
+        launch.answer()
+        server.store.uploads["begun"] = ("given-up/step-000000000009-1/shard-00000.h5", {})
+        server.store.objects["given-up/step-000000000009-1/shard-00001.h5"] = b"half"
+        for word in ("save", "prune"):
+            launch.ask(word, checkpoint)
+            found = launch.answer()
+            if found[0] != "PD_OK":
+                raise harness.Failure(f"{word}: {found}")
+    if server.store.uploads or any("step-000000000009" in key for key in server.store.objects):
+        raise harness.Failure(f"{list(server.store.uploads)} {list(server.store.objects)} stay")
+    server.store.objects.clear()
+    print("what was given up is removed")
+
+
 def memory(program, server, workspace, config, hidden):
     """Shards of two sizes, sent from 64 MiB: the larger one takes no more."""
     def discard(handler, key, query, body):
@@ -130,6 +148,7 @@ def main():
         workspace.train(config(64, 1), directory)
         checkpoint = glob.glob(f"{directory}/checkpoints/step-*1-*")[0]
         race(program, server, checkpoint, 50 * harness.scale())
+        given_up(program, server, checkpoint)
         overtake(program, server, checkpoint, 100 * harness.scale())
         memory(program, server, workspace, config, (128, 704) if sys.argv[3:] != ["large"] else (704, 4096))
 
