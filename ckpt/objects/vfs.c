@@ -2,6 +2,7 @@
 #include "ckpt/objects/bucket.h"
 #include "ckpt/objects/url.h"
 
+#include "ckpt/base/clock.h"
 #include "ckpt/base/grow.h"
 #include "ckpt/io/threads.h"
 #include "ckpt/io/vfs_ops.h"
@@ -12,10 +13,20 @@
 
 #define QUEUE_DEPTH 1024u /* what waits is joined */
 #define THREADS 16u       /* requests of a queue at once */
+#define LISTED_NS UINT64_C(1000000000)
 
 struct objects_bucket {
     char name[PD_BUCKET_NAME_MAX + 1];
     struct pd_bucket *bucket;
+};
+
+/* Whoever lists a directory mostly asks for the size of each file next. Names are immutable, so for a moment it is known; one
+ * that is not in the list may have come since, and is asked for. */
+struct objects_seen {
+    char bucket[PD_BUCKET_NAME_MAX + 1], prefix[PD_OBJECT_KEY_MAX + 2];
+    uint64_t at_ns;
+    struct pd_listing names; /* in the server's order */
+    struct pd_stat *stats;   /* (names.count) */
 };
 
 struct objects {
@@ -23,6 +34,7 @@ struct objects {
     pthread_mutex_t mutex;          /* guards what follows */
     struct objects_bucket *buckets; /* (bucket_count), until the VFS ends */
     uint32_t bucket_count;
+    struct objects_seen seen; /* the last listing */
 };
 
 struct objects_file {
@@ -67,18 +79,52 @@ static pd_status objects_find(struct pd_vfs *vfs, const char *path, struct pd_ob
     return objects_bucket(vfs, ret_url->bucket, ret_bucket, err);
 }
 
+static struct pd_stat stat_of(uint64_t bytes, bool is_directory)
+{
+    if (is_directory) return (struct pd_stat){.type = PD_ENTRY_DIRECTORY, .link_count = 1};
+    return (struct pd_stat){.type = PD_ENTRY_FILE, .bytes = bytes, .allocated_bytes = bytes, .link_count = 1};
+}
+
+static void seen_deinit(struct objects_seen *seen)
+{
+    pd_listing_deinit(&seen->names);
+    free(seen->stats);
+}
+
+static bool seen_find(struct objects *objects, const struct pd_object_url *url, struct pd_stat *ret)
+{
+    const struct objects_seen *seen = &objects->seen;
+    bool is_found = false;
+    pthread_mutex_lock(&objects->mutex);
+    const size_t prefix = strlen(seen->prefix);
+    const bool is_there = strcmp(seen->bucket, url->bucket) == 0 && strncmp(url->key, seen->prefix, prefix) == 0 &&
+                          pd_clock_monotonic_ns(NULL) - seen->at_ns < LISTED_NS;
+    for (uint32_t i = 0; is_there && i < seen->names.count && !is_found; i++) {
+        is_found = strcmp(seen->names.names[i], url->key + prefix) == 0;
+        if (is_found) *ret = seen->stats[i];
+    }
+    pthread_mutex_unlock(&objects->mutex);
+    return is_found;
+}
+
 struct objects_listing {
     struct pd_listing *listing;
+    struct objects_seen *seen;
     size_t prefix_bytes;
 };
 
 static pd_status objects_listed(void *context, const char *key, uint64_t bytes, bool is_directory, struct pd_error *err)
 {
     struct objects_listing *l = context;
-    (void)bytes, (void)is_directory;
     if (strlen(key) <= l->prefix_bytes) return PD_OK; /* the directory itself, which some tools put there as an object */
     if (strchr(key + l->prefix_bytes, '/')) PD_FAIL(err, PD_CORRUPT, "a listing of one level with %s in it", key);
-    return PD_ALLOCATED(pd_listing_add(l->listing, key + l->prefix_bytes) == 0, err, "listing a bucket");
+    struct objects_seen *seen = l->seen;
+    const bool has_memory = pd_grow(&seen->stats, seen->names.count, sizeof *seen->stats) &&
+                            pd_listing_add(&seen->names, key + l->prefix_bytes) == 0 &&
+                            pd_listing_add(l->listing, key + l->prefix_bytes) == 0;
+    PD_TRY(PD_ALLOCATED(has_memory, err, "listing a bucket"));
+    seen->stats[seen->names.count - 1] = stat_of(bytes, is_directory);
+    return PD_OK;
 }
 
 static pd_status objects_any(void *context, const char *key, uint64_t bytes, bool is_directory, struct pd_error *err)
@@ -94,26 +140,24 @@ static void objects_prefix(const struct pd_object_url *url, char ret[PD_OBJECT_K
     snprintf(ret, PD_OBJECT_KEY_MAX + 2, "%s%s", url->key, url->key[0] ? "/" : "");
 }
 
-static pd_status objects_look(struct pd_vfs *vfs, const char *path, struct pd_stat *ret, struct objects_file *ret_file,
-                              struct pd_error *err)
+static pd_status objects_look(struct pd_vfs *vfs, const char *path, struct pd_stat *ret, struct pd_error *err)
 {
     struct objects_file file = {.bucket = NULL};
     char prefix[PD_OBJECT_KEY_MAX + 2];
     bool is_directory = false;
     struct pd_error own = {0};
     PD_TRY(objects_find(vfs, path, &file.url, &file.bucket, err));
+    if (seen_find(vfs->context, &file.url, ret)) return PD_OK;
     pd_status st = file.url.key[0] ? pd_bucket_head(file.bucket, file.url.key, &file.object, &own) : PD_NOT_FOUND;
     if (!st) {
-        *ret = (struct pd_stat){
-            .type = PD_ENTRY_FILE, .bytes = file.object.bytes, .allocated_bytes = file.object.bytes, .link_count = 1};
-        if (ret_file) *ret_file = file;
+        *ret = stat_of(file.object.bytes, false);
         return PD_OK;
     }
     if (st != PD_NOT_FOUND) return pd_error_pass(err, st, &own);
     objects_prefix(&file.url, prefix);
     PD_TRY(pd_bucket_list(file.bucket, prefix, false, objects_any, &is_directory, err));
     if (!is_directory && file.url.key[0]) return pd_error_pass(err, st, &own);
-    *ret = (struct pd_stat){.type = PD_ENTRY_DIRECTORY, .link_count = 1};
+    *ret = stat_of(0, true);
     return PD_OK;
 }
 
@@ -122,17 +166,16 @@ static pd_status objects_look(struct pd_vfs *vfs, const char *path, struct pd_st
 static int objects_open(struct pd_file *file, unsigned flags)
 {
     if (flags & PD_OPEN_WRITE) return EROFS;
-    struct pd_stat stat;
     struct pd_error err = {0};
     struct objects_file *made = calloc(1, sizeof *made);
     if (!made) return ENOMEM;
-    const pd_status st = objects_look(file->vfs, file->path, &stat, made, &err);
-    if (!st && stat.type == PD_ENTRY_FILE) {
+    pd_status st = objects_find(file->vfs, file->path, &made->url, &made->bucket, &err);
+    if (!st) st = pd_bucket_head(made->bucket, made->url.key, &made->object, &err);
+    if (!st)
         file->context = made;
-        return 0;
-    }
-    free(made);
-    return st ? objects_failed(file->vfs, st, &err) : EISDIR;
+    else
+        free(made);
+    return objects_failed(file->vfs, st, &err);
 }
 
 static int objects_close(struct pd_file *file)
@@ -169,8 +212,7 @@ static const struct pd_io_join objects_join = {.bytes_max = 8 << 20, .read = obj
 static int objects_file_stat(struct pd_file *file, struct pd_stat *ret_stat)
 {
     const struct objects_file *f = file->context;
-    *ret_stat = (struct pd_stat){
-        .type = PD_ENTRY_FILE, .bytes = f->object.bytes, .allocated_bytes = f->object.bytes, .link_count = 1};
+    *ret_stat = stat_of(f->object.bytes, false);
     return 0;
 }
 
@@ -179,7 +221,7 @@ static int objects_file_stat(struct pd_file *file, struct pd_stat *ret_stat)
 static int objects_stat(struct pd_vfs *vfs, const char *path, struct pd_stat *ret_stat)
 {
     struct pd_error err = {0};
-    return objects_failed(vfs, objects_look(vfs, path, ret_stat, NULL, &err), &err);
+    return objects_failed(vfs, objects_look(vfs, path, ret_stat, &err), &err);
 }
 
 static int objects_list(struct pd_vfs *vfs, const char *path, struct pd_listing *ret_listing)
@@ -190,9 +232,18 @@ static int objects_list(struct pd_vfs *vfs, const char *path, struct pd_listing 
     char prefix[PD_OBJECT_KEY_MAX + 2];
     pd_status st = objects_find(vfs, path, &url, &bucket, &err);
     if (!st) {
+        struct objects *objects = vfs->context;
+        struct objects_seen seen = {.at_ns = pd_clock_monotonic_ns(NULL)};
         objects_prefix(&url, prefix);
-        struct objects_listing listing = {ret_listing, strlen(prefix)};
+        memcpy(seen.bucket, url.bucket, sizeof seen.bucket);
+        memcpy(seen.prefix, prefix, sizeof seen.prefix);
+        struct objects_listing listing = {ret_listing, &seen, strlen(prefix)};
         st = pd_bucket_list(bucket, prefix, false, objects_listed, &listing, &err);
+        pthread_mutex_lock(&objects->mutex);
+        struct objects_seen old = st ? seen : objects->seen;
+        if (!st) objects->seen = seen;
+        pthread_mutex_unlock(&objects->mutex);
+        seen_deinit(&old);
     }
     if (!st && !ret_listing->count && url.key[0]) /* a bucket has no empty directories */
         st = pd_error_set(&err, PD_NOT_FOUND, PD_WHERE, 0, "%s: nothing is there", path);
@@ -294,6 +345,7 @@ static void objects_free(struct objects *objects)
     pd_io_threads_free(objects->threads);
     for (uint32_t i = 0; i < objects->bucket_count; i++)
         pd_bucket_close(objects->buckets[i].bucket);
+    seen_deinit(&objects->seen);
     pthread_mutex_destroy(&objects->mutex);
     free(objects->buckets);
     free(objects);

@@ -158,6 +158,22 @@ def theirs(store, run):
                             compare=lambda made: state(store.environment, made))
 
 
+def of_run(store):
+    """The run is here and its checkpoints are in the bucket alone: named by its configuration."""
+    near = os.path.abspath("near")
+    must(store.environment, "train", "run.yaml", *SIZES, "run.dir=tiered", f"checkpoint.tiers=[{{dir: {near}}}, {{dir: s3://{BUCKET}/far}}]")
+    said = {}
+    for command in (("ckpt", "ls"), ("ckpt", "verify"), ("ckpt", "stats"), ("eval", "--data=text.txt", "--windows=4", "--threads=1")):
+        said[command] = plain(must(store.environment, *command, "tiered", "--json")[1], near)
+    shutil.rmtree(near)
+    for command in said:
+        result = must(store.environment, *command, "tiered", "--json")
+        far = plain(result[1], f"s3://{BUCKET}/far")
+        same = json.loads(said[command])[:2] == json.loads(far) if command[1] == "ls" else command[1] == "verify" or said[command] == far
+        if not same or "near is a tier of this run and does not exist" not in result[2]:
+            raise SystemExit(f"{command}: {said[command]}\nwith the bucket alone: {far}{result[2]}")
+
+
 def absent(store):
     for command in ("ls", "show", "verify", "stats"):
         said = must(store.environment, "ckpt", command, f"s3://{BUCKET}/nothing/here", code=78)[2]
@@ -176,6 +192,7 @@ def main():
         must(store.environment, "train", "run.yaml", *SIZES, "layout.ranks=2")
         ours(store, "run")
         theirs(store, "run")
+        of_run(store)
         absent(store)
         print(f"{name}: {ran} comparisons, the same in the bucket as on disk")
 
