@@ -17,11 +17,11 @@ void tier_report_deinit(struct tier *tier)
     pthread_mutex_destroy(&tier->outcome.mutex);
 }
 
-/* True: it had failed before. */
+/* Whether it works now, or fails now, and did not before. */
 static bool note_result(struct tier_outcome *o, uint64_t step, double seconds, pd_status st, const struct pd_error *err)
 {
     pthread_mutex_lock(&o->mutex);
-    const bool works_again = st == PD_OK && o->report.failures;
+    const bool has_turned = st == PD_OK ? o->report.failures > 0 : o->report.failures == 0;
     o->status = st;
     o->error = *err;
     if (st == PD_OK) {
@@ -34,18 +34,18 @@ static bool note_result(struct tier_outcome *o, uint64_t step, double seconds, p
         snprintf(o->report.cause, sizeof o->report.cause, "%.255s", err->message);
     }
     pthread_mutex_unlock(&o->mutex);
-    return works_again;
+    return has_turned;
 }
 
 void tier_report_result(struct tier *tier, uint64_t step, double seconds, pd_status st, const struct pd_error *err)
 {
-    const bool works_again = note_result(&tier->outcome, step, seconds, st, err);
+    const bool has_turned = note_result(&tier->outcome, step, seconds, st, err);
     /* Alone it is the save that has failed, which its caller logs. */
-    if (tier->tiers->count == 1 || tier->group->rank) return;
-    if (works_again) pd_log_info(TIERS_MODULE, "%s works again: it has step %" PRIu64, tier->dir, step);
+    if (tier->tiers->count == 1 || tier->group->rank || !has_turned) return;
+    if (!st) pd_log_info(TIERS_MODULE, "%s works again: it has step %" PRIu64, tier->dir, step);
     if (st && st != PD_STOPPED && !tiers_is_fatal(st))
-        pd_log_error(TIERS_MODULE, "%s did not get step %" PRIu64 "; saves go to the other tiers until it works again: %s",
-                     tier->dir, step, err->message);
+        pd_log_error(TIERS_MODULE, "%s did not get step %" PRIu64 "; %s until it works again: %s", tier->dir, step,
+                     tier->is_remote ? "it is tried again and again" : "saves go to the other tiers", err->message);
 }
 
 void tier_report_found(struct tier *tier, uint64_t newest_step)

@@ -86,12 +86,18 @@ class Weed:
         found, port = [], self.ports[3]
         def walk(path):
             request = urllib.request.Request(f"http://127.0.0.1:{port}{path}/?limit=100000", headers={"Accept": "application/json"})
-            with urllib.request.urlopen(request) as answer:
-                for entry in json.load(answer)["Entries"] or []:
-                    if entry["Mode"] & 1 << 31:
-                        walk(entry["FullPath"])
-                    else:
-                        found.append(entry["FullPath"].removeprefix("/buckets/bucket/"))
+            try:
+                with urllib.request.urlopen(request) as answer:
+                    entries = json.load(answer)["Entries"] or []
+            except urllib.error.HTTPError as error:
+                if error.code != 404:  # it was emptied meanwhile
+                    raise
+                return
+            for entry in entries:
+                if entry["Mode"] & 1 << 31:
+                    walk(entry["FullPath"])
+                else:
+                    found.append(entry["FullPath"].removeprefix("/buckets/bucket/"))
         walk("/buckets/bucket")
         return found
 
