@@ -3,6 +3,7 @@
 And what an upload takes of memory, whatever the size of the shard.   Arguments: PROGRAM PERDURE"""
 import glob
 import os
+import random
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ import time
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "e2e"))
 import harness  # noqa: E402
 from answers import CLEAN  # noqa: E402
+from bucket_tier import misbehaving  # noqa: E402
 from server import Server, etag  # noqa: E402
 
 MODEL = ("model: {{family: llama, vocab: 256, context: 64, layers: {layers}, hidden: {hidden}, heads: 16, kv_heads: 16, head_size: {head}, "
@@ -106,6 +108,39 @@ def given_up(program, server, checkpoint):
     print("what was given up is removed")
 
 
+def parts(program, server, workspace, config, count):
+    """Uploads in parts to a server that misbehaves at random: what is said to be there has every byte."""
+    directory = workspace.directory("parts")
+    workspace.train(config(320, 2), directory)
+    checkpoint = glob.glob(f"{directory}/checkpoints/step-*1-*")[0]
+    with open(f"{checkpoint}/shard-00000.h5", "rb") as f:
+        shard = f.read()
+    server.store.misbehave = misbehaving(random.Random(harness.seed()))
+    attempts = 0
+    with Launch(program, server, 32) as launch:
+        for i in range(count):
+            found = None
+            while found != "PD_OK":
+                launch.ask("open", f"s3://bucket/parts-{i}")
+                found = launch.answer()[0]
+            found = None
+            while found != "PD_OK":
+                launch.ask("save", checkpoint)
+                found, text = launch.answer()
+                attempts += 1
+                if found not in ("PD_OK", "PD_IO"):
+                    raise harness.Failure(f"{found}: {text}")
+            name = f"parts-{i}/{text}"
+            if server.store.objects.get(f"{name}/shard-00000.h5") != shard or f"{name}/commit.h5" not in server.store.objects:
+                raise harness.Failure(f"{name}: {[(key, len(data)) for key, data in server.store.objects.items()]}, the shard has {len(shard)} bytes")
+            launch.ask("close")
+            launch.answer()
+            server.store.objects.clear()
+            server.store.uploads.clear()
+    server.store.misbehave = None
+    print(f"{count} uploads of {len(shard) >> 20} MiB in parts to a server that misbehaves: right after {attempts} attempts")
+
+
 def memory(program, server, workspace, config, hidden):
     """Shards of two sizes, sent from 64 MiB: the larger one takes no more."""
     def discard(handler, key, query, body):
@@ -150,6 +185,7 @@ def main():
         race(program, server, checkpoint, 50 * harness.scale())
         given_up(program, server, checkpoint)
         overtake(program, server, checkpoint, 100 * harness.scale())
+        parts(program, server, workspace, config, 5 * harness.scale())
         memory(program, server, workspace, config, (128, 704) if sys.argv[3:] != ["large"] else (704, 4096))
 
 
