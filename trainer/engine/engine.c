@@ -256,8 +256,11 @@ static void note_communicators(struct pd_engine *e, struct pd_arena *arena)
     pd_arena_note(arena, PD_MEMORY_BUFFERS, copies * (world + PD_TIERS_STAGING_BYTES));
     struct pd_tier_options options[PD_TIERS_MAX];
     const uint32_t count = pd_config_tiers(c, options);
-    for (uint32_t i = 1; i < count; i++)
-        if (pd_vfs_is_remote(options[i].dir)) pd_arena_note(arena, PD_MEMORY_BUFFERS, options[i].upload_memory);
+    const uint64_t here = c->launch.hosts[0] ? 1 : e->options.world; /* ranks of a host, the fewest there may be */
+    for (uint32_t i = 1; i < count; i++) {
+        const uint64_t mine = pd_vfs_is_remote(options[i].dir) ? options[i].upload_memory / here : 0;
+        if (mine > PD_TIERS_STAGING_BYTES) pd_arena_note(arena, PD_MEMORY_BUFFERS, mine - PD_TIERS_STAGING_BYTES);
+    }
 }
 
 static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
