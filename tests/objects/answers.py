@@ -115,6 +115,9 @@ def passing(program, store):
     ranges = [headers.get("range") for method, key, _, headers in store.requests if key == "key" and method == "GET"]
     if "bytes=5-9" not in ranges:
         raise SystemExit(f"a cut read begins again from its beginning: {ranges}")
+    store.objects["many"] = b"x" * (1 << 16)
+    store.faults["many"] = [cut] * 12  # more than there are tries, and each brings half of what is left
+    check(program.call("get", "many", 0, 1 << 16), "PD_OK", "x" * (1 << 16))
     store.faults["key"] = [refusal(500, "InternalError")] * 100
     before = len(store.requests)
     check(program.call("get", "key", 0, 10), "PD_IO", "HTTP 500 InternalError")
