@@ -16,15 +16,15 @@
 
 typedef enum pd_status {
     PD_OK = 0,
-    PD_USAGE,     /* the command line is wrong: exit 64 */
-    PD_INVALID,   /* configuration or request that cannot be met: exit 78 */
-    PD_NOT_FOUND, /* the named thing is absent (ENOENT); callers may branch on it */
-    PD_EXISTS,    /* a name that a call makes is there; a network file system also says so of what the call has made: look */
-    PD_BUSY,      /* a lock is held by somebody else; EBUSY of any call is PD_IO */
-    PD_NO_SPACE,  /* ENOSPC, EDQUOT, inodes */
-    PD_IO,        /* EIO, ESTALE, EACCES, ...: a storage error, never proof of damage: exit 74 */
-    PD_CORRUPT,   /* bytes were read and are not the bytes that were written: exit 65 */
-    PD_NO_MEMORY, /* exit 70 */
+    PD_USAGE,       /* the command line is wrong: exit 64 */
+    PD_INVALID,     /* configuration or request that cannot be met: exit 78 */
+    PD_NOT_FOUND,   /* the named thing is absent (ENOENT); callers may branch on it */
+    PD_EXISTS,      /* a name that a call creates exists; on a network file system the call itself may have made it: check */
+    PD_BUSY,        /* somebody else holds a lock; EBUSY of any call is PD_IO */
+    PD_NO_SPACE,    /* ENOSPC, EDQUOT, inodes */
+    PD_IO,          /* EIO, ESTALE, EACCES, ...: a storage error, never proof of damage: exit 74 */
+    PD_CORRUPT,     /* bytes were read and are not the bytes that were written: exit 65 */
+    PD_NO_MEMORY,   /* exit 70 */
     PD_DEVICE_LOST, /* exit 70 */
     PD_PEER_LOST,   /* another rank is gone, requeue: exit 75 */
     PD_STOPPED,     /* a signal asked the run to stop, and the state is saved: exit 75 */
@@ -56,9 +56,9 @@ pd_status pd_error_context(struct pd_error *err, pd_status status, const char *f
 
 /* Changes the status, keeps the text, and returns the new status. */
 pd_status pd_error_change(struct pd_error *err, pd_status status);
-/* Where the message says more than the text of the errno would. */
+/* For errors whose message says more than the errno's text. */
 void pd_error_set_errno(struct pd_error *err, int sys_errno);
-/* Where `status` is a failure, *err (may be NULL) becomes *from. Returns `status`. */
+/* If `status` is a failure, copies *from to *err (may be NULL). Returns `status`. */
 pd_status pd_error_pass(struct pd_error *err, pd_status status, const struct pd_error *from);
 /* Sets PD_OK and empties the text, so that an error already reported is not printed again. */
 void pd_error_clear(struct pd_error *err);
