@@ -168,6 +168,7 @@ static void print_row(const char *key, const char *text, enum pd_unit unit)
 {
     static const char *const endings[] = {[PD_UNIT_BYTES] = "_bytes", [PD_UNIT_SECONDS] = "_seconds"};
     const char *ending = unit == PD_UNIT_BYTES || unit == PD_UNIT_SECONDS ? endings[unit] : "";
+    if (unit == PD_UNIT_SECONDS && strcmp(key, "seconds") == 0) key = "time";
     int length = (int)strlen(key) - (int)strlen(ending);
     char label[64];
     if (length <= 0 || strcmp(key + length, ending) != 0) length = (int)strlen(key);
