@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-/* False: there is no room. */
+/* Returns false if `text` does not fit. */
 static bool answer_copy(char *to, size_t to_bytes, const char *text)
 {
     const size_t bytes = strlen(text);
@@ -35,7 +35,7 @@ struct listing_reader {
     void *context;
     bool is_truncated, is_listing;
     uint64_t bytes;
-    char key[PD_OBJECT_KEY_MAX + 2], next[PD_ANSWER_TOKEN_MAX]; /* a prefix has a slash more */
+    char key[PD_OBJECT_KEY_MAX + 2], next[PD_ANSWER_TOKEN_MAX]; /* one more byte for the slash of a prefix */
 };
 
 static pd_status listing_element(void *context, const char *path, const char *text, struct pd_error *err)

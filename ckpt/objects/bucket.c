@@ -23,30 +23,30 @@
 struct pd_bucket {
     char name[PD_BUCKET_NAME_MAX + 1], region[64];
     char endpoint[600];        /* "https://host:port", for requests and messages */
-    char host[512], base[256]; /* as the Host header has it; what paths begin with: "", "/prefix", "/bucket" */
+    char host[512], base[256]; /* Host header; path prefix: "", "/prefix", "/bucket" */
     const struct pd_sign_dialect *dialect;
     const _Atomic bool *stop;
     struct pd_profile profile;
     struct pd_http *http;
     struct pd_credentials_chain *chain;
-    pthread_mutex_t mutex; /* guards what follows: how many requests run at once, after Jacobson 1988 */
+    pthread_mutex_t mutex; /* guards the fields below, which limit concurrent requests (Jacobson 1988) */
     pthread_cond_t fewer;
-    double at_once; /* at most */
+    double at_once; /* the limit */
     uint32_t running;
     uint64_t cut_ns; /* when at_once was halved last */
 };
 
-/* One call; what it sends is borrowed. */
+/* One call. Borrows all it points to. */
 struct bucket_call {
     const char *method, *action, *key; /* action: what a policy must allow */
     struct pd_sign_pair query[6], headers[6];
     uint32_t query_count, header_count;
     const void *body;
     uint64_t body_bytes;
-    struct iovec into[PIECES_MAX]; /* what is left to read */
+    struct iovec into[PIECES_MAX]; /* buffers still to fill */
     uint32_t into_count;
-    uint64_t offset, bytes;   /* of the first byte that is left, and how many there are */
-    bool has_new_credentials; /* others were fetched after these were refused: once is enough */
+    uint64_t offset, bytes;   /* what is still to read */
+    bool has_new_credentials; /* credentials were refetched after a refusal: only once */
 };
 
 static const char *bucket_variable(const char *name)
@@ -55,7 +55,7 @@ static const char *bucket_variable(const char *name)
     return value && *value ? value : NULL;
 }
 
-/* ---- where it is ---- */
+/* ---- endpoint ---- */
 
 static pd_status endpoint_parse(struct pd_bucket *b, const char *url, struct pd_error *err)
 {
@@ -77,7 +77,7 @@ static pd_status endpoint_parse(struct pd_bucket *b, const char *url, struct pd_
     return PD_OK;
 }
 
-/* A name with a dot has no certificate as a host. */
+/* The TLS certificate does not cover a bucket name with a dot as a host name, so such a name goes into the path. */
 static void endpoint_of_amazon(struct pd_bucket *b)
 {
     const bool is_path = strchr(b->name, '.') != NULL;
@@ -155,7 +155,7 @@ const char *pd_bucket_endpoint(const struct pd_bucket *b)
     return b->endpoint;
 }
 
-/* ---- how many requests run at once ---- */
+/* ---- limit on concurrent requests ---- */
 
 static void gate_enter(struct pd_bucket *b)
 {
@@ -215,7 +215,7 @@ static pd_status call_sign(struct pd_bucket *b, const struct bucket_call *call, 
     return pd_sign(&request, &keys, pd_clock_wall_ns() / UINT64_C(1000000000), ret, err);
 }
 
-/* What came goes off what is left to read. */
+/* Removes `moved` received bytes from what is still to read. */
 static void call_advance(struct bucket_call *call, uint64_t moved)
 {
     call->offset += moved;
@@ -230,7 +230,7 @@ static void call_advance(struct bucket_call *call, uint64_t moved)
     call->into[0].iov_len -= moved;
 }
 
-/* A body that is what was asked for, whole or cut. */
+/* Checks that the body is the requested range, whole or cut short, and counts its bytes. */
 static pd_status call_take(struct pd_bucket *b, struct bucket_call *call, const struct pd_http_response *response,
                            bool *ret_again, struct pd_error *err)
 {
@@ -245,7 +245,7 @@ static pd_status call_take(struct pd_bucket *b, struct bucket_call *call, const 
     PD_FAIL(err, PD_IO, "s3://%s/%s: %s ends %" PRIu64 " bytes too early", b->name, call->key, b->endpoint, call->bytes);
 }
 
-/* One try.   ret_again   another one may do */
+/* Sends the request once.   ret_again   a retry may help */
 static pd_status bucket_once(struct pd_bucket *b, struct bucket_call *call, struct pd_http_response *response,
                              bool *ret_again, bool *ret_throttled, struct pd_error *err)
 {
@@ -276,7 +276,7 @@ static pd_status bucket_once(struct pd_bucket *b, struct bucket_call *call, stru
     free(url);
     pd_signed_deinit(&signed_);
     const bool is_success = response->code >= 200 && response->code < 300;
-    if (st) { /* cut, or no answer at all: the part that came is right */
+    if (st) { /* connection lost or no answer: keep the part that arrived */
         *ret_again = st == PD_IO && own.sys_errno != EPROTO;
         if (is_success && call->into_count && response->moved && response->range_begin == call->offset)
             call_advance(call, response->moved < call->bytes ? response->moved : 0);
@@ -310,11 +310,10 @@ static void bucket_pause(struct pd_bucket *b, uint32_t tries, uint32_t retry_aft
     if (ns > PAUSE_NS_MAX) ns = PAUSE_NS_MAX;
     ns = ns / 2 + (uint64_t)pd_random_bits(now_ns, (uintptr_t)&ns) * (ns / 2) / UINT32_MAX;
     if (ns < least_ns) ns = least_ns;
-    (void)pd_clock_pace(now_ns, ns, UINT64_C(1000000000),
-                        b->stop); /* a byte a nanosecond: naps that end when *stop is set */
+    (void)pd_clock_pace(now_ns, ns, UINT64_C(1000000000), b->stop); /* one byte per nanosecond: sleeps until *stop is set */
 }
 
-/* *response is freed by the caller where this returns PD_OK. `ret_tries` may be NULL. */
+/* Retries. After PD_OK the caller frees *response. `ret_tries` may be NULL. */
 static pd_status bucket_run(struct pd_bucket *b, struct bucket_call *call, struct pd_http_response *response,
                             uint32_t *ret_tries, struct pd_error *err)
 {
@@ -328,14 +327,14 @@ static pd_status bucket_run(struct pd_bucket *b, struct bucket_call *call, struc
         if (!st) return PD_OK;
         const uint32_t retry_after_s = response->retry_after_s;
         pd_http_response_deinit(response);
-        if (left - call->bytes > left / 8) tries = 1; /* a read that gets on is no failure */
+        if (left - call->bytes > left / 8) tries = 1; /* a read that makes progress does not use up its retries */
         if (!is_again || tries == TRIES) return st;
         bucket_pause(b, tries - 1, retry_after_s);
         if (b->stop && *b->stop) PD_FAIL(err, PD_STOPPED, "s3://%s: asked to end", b->name);
     }
 }
 
-/* The same where nobody wants the answer. */
+/* bucket_run that discards the response. */
 static pd_status bucket_do(struct pd_bucket *b, struct bucket_call *call, struct pd_error *err)
 {
     struct pd_http_response response;
@@ -351,7 +350,7 @@ static bool is_refused(pd_status st, const struct pd_error *err)
     return st == PD_INVALID || (st == PD_IO && err->sys_errno == EACCES);
 }
 
-/* A refusal of HEAD has no body, which would say why: a GET has one. */
+/* A refused HEAD has no body to say why, so send a GET, which has one. */
 static pd_status head_refused(struct pd_bucket *b, const char *key, pd_status st, const struct pd_error *cause,
                               struct pd_error *err)
 {
@@ -447,7 +446,7 @@ static void base64(const unsigned char *bytes, size_t count, char *ret)
     EVP_EncodeBlock((unsigned char *)ret, bytes, (int)count);
 }
 
-/* The server compares what came with it. Google's knows no CRC-32. */
+/* The server compares the received bytes with this checksum. Google has no CRC-32. */
 static void call_checksum(const struct pd_bucket *b, struct bucket_call *call, char ret[32])
 {
     unsigned char digest[16];
@@ -532,8 +531,8 @@ static char *complete_body(const struct pd_uploaded_part *parts, uint32_t count)
     return NULL;
 }
 
-/* After a cut connection a second try finds no such upload where the first one has completed it. Names are used once, so an
- * object under this one is ours. */
+/* If the first try completed the upload but the connection broke, a retry finds no such upload. Names are used only once, so
+ * an object with this name is ours. */
 pd_status pd_bucket_upload_complete(struct pd_bucket *b, const char *key, const char *id,
                                     const struct pd_uploaded_part *parts, uint32_t count, struct pd_error *err)
 {

@@ -27,10 +27,10 @@ struct pd_bucket_store {
     struct pd_bucket *bucket;
     struct pd_group *group;
     struct pd_upload upload;
-    uint64_t fence; /* 0: none was taken */
-    /* Of the root. */
+    uint64_t fence; /* 0: none taken */
+    /* Used on the root rank only. */
     struct store_catalog catalog;
-    char doubts[DOUBTS_MAX][PD_STORE_NAME_MAX]; /* (doubt_count) whose record was sent, without an answer */
+    char doubts[DOUBTS_MAX][PD_STORE_NAME_MAX]; /* (doubt_count) record was sent, no answer came */
     uint32_t doubt_count;
 };
 
@@ -43,11 +43,11 @@ static struct bucket_key key_of(const struct pd_bucket_store *s, const char *nam
     struct bucket_key key;
     const int length = snprintf(key.text, sizeof key.text, "%s%s%s%s%s", s->url.key, s->url.key[0] ? "/" : "", name,
                                 file[0] ? "/" : "", file);
-    PD_CHECK(length > 0 && (size_t)length < sizeof key.text); /* which the open has seen to */
+    PD_CHECK(length > 0 && (size_t)length < sizeof key.text); /* open has checked the prefix length */
     return key;
 }
 
-/* A server's "somebody else writes it" is no other launch, which alone ends this one. */
+/* PD_BUSY from the server only means a conflicting request; for us PD_BUSY means that another launch has taken over. */
 static pd_status as_storage(pd_status st, struct pd_error *err)
 {
     return st == PD_BUSY || st == PD_EXISTS || st == PD_NOT_FOUND ? pd_error_change(err, PD_IO) : st;
@@ -94,7 +94,7 @@ static pd_status fence_check(struct pd_bucket_store *s, struct pd_error *err)
     return PD_OK;
 }
 
-/* Ours, or somebody else's. After a cut connection only what lies there tells. */
+/* *ret_won: the fence is ours. After a lost connection only reading the object shows whose it is. */
 static pd_status fence_put(struct pd_bucket_store *s, uint64_t number, const char *mine, bool *ret_won, struct pd_error *err)
 {
     char name[PD_STORE_NAME_MAX], *text = NULL;
@@ -109,7 +109,7 @@ static pd_status fence_put(struct pd_bucket_store *s, uint64_t number, const cha
     const pd_status found = pd_bucket_get_small(s->bucket, key.text, 4096, &text, &bytes, err);
     *ret_won = found == PD_OK && strcmp(text, mine) == 0;
     free(text);
-    return found == PD_NOT_FOUND || found == PD_CORRUPT ? PD_OK : found; /* a conflict that nobody has won: again */
+    return found == PD_NOT_FOUND || found == PD_CORRUPT ? PD_OK : found; /* nobody has won: the caller retries */
 }
 
 static pd_status fence_take(struct pd_bucket_store *s, struct pd_error *err)
@@ -129,14 +129,15 @@ static pd_status fence_take(struct pd_bucket_store *s, struct pd_error *err)
         st = pd_error_set(err, PD_IO, PD_WHERE, 0, "no fence could be taken in s3://%s/%s", s->url.bucket, s->url.key);
     if (!st) s->fence = number;
     for (uint32_t i = 0; !st && i < fences.names.count; i++)
-        (void)!pd_bucket_delete(s->bucket, fences.names.names[i], NULL); /* one that stays is lower than ours */
+        (void)!pd_bucket_delete(s->bucket, fences.names.names[i],
+                                NULL); /* ignore failures: those fences are lower than ours */
     pd_listing_deinit(&fences.names);
     return st;
 }
 
 /* ---- removing ---- */
 
-/* Every object below step-…, in the order of names. */
+/* All objects below step-…, in key order. */
 struct contents {
     struct pd_listing keys;
     size_t prefix_bytes;
@@ -149,7 +150,7 @@ static pd_status object_listed(void *context, const char *key, uint64_t bytes, b
     return PD_ALLOCATED(pd_listing_add(&c->keys, key) == 0, err, "listing checkpoints");
 }
 
-/* "step-S-F" of a key, and what follows. False: it is not ours. */
+/* Splits a key into "step-S-F" and the file name. Returns false if the key is not of that form. */
 static bool split_key(const char *key, size_t prefix_bytes, struct pd_store_name *ret_name, struct pd_step_name *ret_step,
                       const char **ret_file)
 {
@@ -162,7 +163,7 @@ static bool split_key(const char *key, size_t prefix_bytes, struct pd_store_name
 
 static bool is_in_doubt(const struct pd_bucket_store *s, const char *name)
 {
-    bool is = s->doubt_count == DOUBTS_MAX; /* more than we remember */
+    bool is = s->doubt_count == DOUBTS_MAX; /* the list is full: treat every name as in doubt */
     for (uint32_t i = 0; i < s->doubt_count; i++)
         is = is || strcmp(s->doubts[i], name) == 0;
     return is;
@@ -175,7 +176,7 @@ static bool is_among(char (*names)[PD_STORE_NAME_MAX], uint32_t count, const cha
     return false;
 }
 
-/* A checkpoint's objects are keys [first, last). */
+/* Removes one checkpoint, whose objects are keys [first, last). */
 static pd_status remove_one(struct pd_bucket_store *s, const struct contents *c, const char *name, uint32_t first,
                             uint32_t last, struct pd_error *err)
 {
@@ -187,7 +188,7 @@ static pd_status remove_one(struct pd_bucket_store *s, const struct contents *c,
     return st ? pd_error_context(err, as_storage(st, err), "removing %s", name) : PD_OK;
 }
 
-/* What `victims` (count) names, and what has no record and never gets one. The first failure, after all were tried. */
+/* Removes the `victims` (count), and directories that have no record and cannot get one. Returns the first failure. */
 static pd_status clear(struct pd_bucket_store *s, char (*victims)[PD_STORE_NAME_MAX], uint32_t count, struct pd_error *err)
 {
     const struct bucket_key prefix = key_of(s, "step-", "");
@@ -224,7 +225,7 @@ static pd_status clear(struct pd_bucket_store *s, char (*victims)[PD_STORE_NAME_
 struct uploads {
     struct pd_bucket_store *store;
     size_t prefix_bytes;
-    uint64_t below; /* uploads of lower fences: nobody goes on with them */
+    uint64_t below; /* abort uploads of lower fences: nobody continues them */
     uint32_t aborted;
 };
 
@@ -275,7 +276,7 @@ static pd_status open_here(struct pd_bucket_store *s, const char *url, struct pd
     return PD_OK;
 }
 
-/* Of the root. What cannot be removed now is tried again by the next launch. */
+/* Root only. The next launch retries what cannot be removed now. */
 static pd_status begin_launch(struct pd_bucket_store *s, struct pd_error *err)
 {
     if (s->options.only_removes) return PD_OK;
@@ -338,7 +339,7 @@ pd_status pd_bucket_store_take(struct pd_bucket_store *s, const struct pd_store 
 
 /* ---- saving ---- */
 
-/* *ret_is_there: an earlier attempt of this launch has committed it. */
+/* *ret_is_there: an earlier save of this launch has already committed it. */
 static pd_status begin_save(struct pd_bucket_store *s, const char *name, bool *ret_is_there, struct pd_error *err)
 {
     char *data = NULL;
@@ -381,8 +382,8 @@ static pd_status send_all(struct pd_bucket_store *s, struct pd_vfs *vfs, const c
     return pd_upload_file(&s->upload, path, key_of(s, name, "index.h5").text, err);
 }
 
-/* Somebody has put a record under our name: this launch, in a try whose answer was lost, or nobody who may.
- * PD_NOT_FOUND: nobody has */
+/* Compares the record under our name with ours: it is ours if only the answer to an earlier try was lost.
+ * PD_NOT_FOUND: there is no record */
 static pd_status compare_record(struct pd_bucket_store *s, const char *key, const void *data, uint64_t bytes,
                                 struct pd_error *err)
 {
@@ -395,7 +396,7 @@ static pd_status compare_record(struct pd_bucket_store *s, const char *key, cons
     PD_FAIL(err, PD_BUSY, "another launch has put s3://%s/%s under the fence of this one", s->url.bucket, key);
 }
 
-/* After 409 nobody may have the name yet; after silence anybody: what lies there tells. */
+/* After a 409 or no answer we do not know who put the record, if anybody did. Reading it tells. */
 static pd_status put_record(struct pd_bucket_store *s, const char *key, const void *data, uint64_t bytes,
                             struct pd_error *err)
 {
@@ -476,7 +477,7 @@ static pd_status prune_here(struct pd_bucket_store *s, struct pd_error *err)
     PD_TRY(fence_check(s, err));
     pd_status st = store_catalog_victims(&s->catalog, &retention, &victims, &count, err);
     if (!st) st = clear(s, victims, count, err);
-    if (!st) st = abort_uploads(s, err); /* none of ours is under way */
+    if (!st) st = abort_uploads(s, err); /* this launch has no upload running */
     free(victims);
     return st;
 }

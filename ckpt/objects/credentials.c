@@ -16,7 +16,7 @@
 struct pd_credentials_chain {
     struct pd_http *http;
     const struct pd_profile *profile;
-    pthread_mutex_t mutex; /* guards what follows, also while credentials are fetched */
+    pthread_mutex_t mutex; /* guards the fields below; held while credentials are fetched */
     struct pd_credentials current;
     bool is_there, is_refused;
 };
@@ -49,7 +49,7 @@ void pd_credentials_chain_free(struct pd_credentials_chain *chain)
 
 /* ---- answers ---- */
 
-/* Where a field of an answer goes. */
+/* Stores one field of an answer. */
 static bool credentials_set(struct pd_credentials *c, const char *field, const char *text)
 {
     const struct {
@@ -86,7 +86,7 @@ pd_status pd_credentials_parse_json(const char *name, const char *text, size_t b
 {
     struct pd_json_document *document = NULL;
     struct pd_credentials made = {.expires_s = 0};
-    if (pd_json_parse(name, text, bytes, &document, NULL)) /* its message would quote the answer */
+    if (pd_json_parse(name, text, bytes, &document, NULL)) /* its message would quote the secret answer */
         PD_FAIL(err, PD_CORRUPT, "%s: the answer is not JSON", name);
     void *cursor = NULL;
     const char *key;
@@ -121,7 +121,7 @@ pd_status pd_credentials_parse_xml(const char *name, const char *text, size_t by
     return PD_OK;
 }
 
-/* ---- where they come from: PD_NOT_FOUND, and the next one is asked ---- */
+/* ---- sources; PD_NOT_FOUND: try the next one ---- */
 
 static pd_status from_environment(struct pd_credentials_chain *chain, struct pd_credentials *ret, struct pd_error *err)
 {
@@ -199,7 +199,7 @@ static pd_status from_web_identity(struct pd_credentials_chain *chain, struct pd
 static pd_status from_profile(struct pd_credentials_chain *chain, struct pd_credentials *ret, struct pd_error *err)
 {
     const struct pd_profile *profile = chain->profile;
-    struct pd_profile *again = malloc(sizeof *again); /* somebody may have put others there since */
+    struct pd_profile *again = malloc(sizeof *again); /* the files may have new credentials by now */
     if (!again) PD_FAIL(err, PD_NO_MEMORY, "looking for credentials");
     if (chain->is_refused && !pd_profile_load(again, NULL)) profile = again;
     pd_status st = PD_NOT_FOUND;
@@ -221,7 +221,7 @@ static pd_status from_profile(struct pd_credentials_chain *chain, struct pd_cred
     return st;
 }
 
-/* Plain HTTP to nothing but this machine and the two addresses that containers get. */
+/* Allows plain HTTP only to this machine and to the container credential addresses. */
 static bool container_url_is_safe(const char *url)
 {
     static const char *const hosts[] = {"localhost",     "127.0.0.1",      "[::1]",
@@ -280,7 +280,7 @@ static pd_status from_container(struct pd_credentials_chain *chain, struct pd_cr
     return get_json(chain->http, "container credentials", url, headers, ret, err);
 }
 
-/* GET of a metadata path with a session of its own (IMDSv2). PD_NOT_FOUND: there is no such service, or it has no such thing. */
+/* GET of a metadata path with a new session token (IMDSv2). PD_NOT_FOUND: no metadata service, or no such path. */
 static pd_status metadata_get(struct pd_http *http, const char *path, char ret[256], struct pd_credentials *ret_credentials,
                               struct pd_error *err)
 {

@@ -10,23 +10,23 @@
 #include <strings.h>
 
 #define HTTP_CONNECT_S 10L
-#define HTTP_STALL_S 20L /* without a byte a second, in either direction */
+#define HTTP_STALL_S 20L /* a transfer below 1 byte/s for this long fails */
 #define HTTP_IDLE_MAX 64u
 
 struct pd_http {
-    pthread_mutex_t mutex; /* guards what follows */
+    pthread_mutex_t mutex; /* guards the fields below */
     CURL *idle[HTTP_IDLE_MAX];
     uint32_t idle_count;
 };
 
-/* What a handle's callbacks work on, on the stack of the thread that runs the request. */
+/* State of a handle's callbacks, on the stack of the thread that runs the request. */
 struct http_transfer {
     const struct pd_http_request *request;
     struct pd_http_response *response;
     uint64_t sent;
-    uint32_t into_at; /* the piece that the next byte goes to */
+    uint32_t into_at; /* index of the buffer that gets the next byte */
     uint64_t into_offset;
-    const char *refusal; /* why we ended it; NULL: we did not */
+    const char *refusal; /* why a callback ended the transfer; NULL: none did */
     bool has_no_memory;
 };
 
@@ -84,7 +84,7 @@ static size_t http_send(char *buffer, size_t size, size_t count, void *context)
     return bytes;
 }
 
-/* libcurl begins again where a kept connection turned out to be closed. */
+/* libcurl resends the body if a reused connection turns out to be closed. */
 static int http_rewind(void *context, curl_off_t offset, int origin)
 {
     struct http_transfer *t = context;
@@ -139,7 +139,7 @@ static size_t http_receive(char *data, size_t size, size_t count, void *context)
     return size * count;
 }
 
-/* The value of a header where `line` is that one; without blanks at its ends, cut to what there is room for. */
+/* If `line` is header `name`, copies its value without surrounding blanks, cut to ret_bytes. */
 static bool http_header(const char *line, size_t bytes, const char *name, char *ret, size_t ret_bytes)
 {
     const size_t length = strlen(name);
@@ -172,7 +172,7 @@ static size_t http_receive_header(char *line, size_t size, size_t count, void *c
     const size_t bytes = size * count;
     char value[128];
     uint64_t number = 0;
-    if (bytes > 9 && strncmp(line, "HTTP/", 5) == 0) { /* after "100 Continue" another one begins */
+    if (bytes > 9 && strncmp(line, "HTTP/", 5) == 0) { /* another response follows "100 Continue" */
         const char *space = memchr(line, ' ', bytes);
         *r = (struct pd_http_response){.range_begin = UINT64_MAX, .text = r->text, .text_bytes = r->text_bytes};
         r->code = space ? (int)strtol(space, NULL, 10) : 0;
@@ -210,7 +210,7 @@ static struct curl_slist *http_header_list(const char *lines, bool *ret_is_whole
         *ret_is_whole = *ret_is_whole && longer;
         if (longer) list = longer;
     }
-    /* No waiting for a "100 Continue" that many servers never send, and no form that libcurl would say a POST is. */
+    /* Do not wait for a "100 Continue", which many servers never send, and do not let libcurl declare a POST as a form. */
     for (const char *const *off = (const char *const[]){"Expect:", "Content-Type:", NULL}; *off; off++) {
         struct curl_slist *longer = curl_slist_append(list, *off);
         *ret_is_whole = *ret_is_whole && longer;
@@ -224,11 +224,11 @@ static void http_set(CURL *handle, struct http_transfer *t, struct curl_slist *h
     const struct pd_http_request *request = t->request;
     const bool sends = strcmp(request->method, "PUT") == 0, posts = strcmp(request->method, "POST") == 0;
     curl_easy_setopt(handle, CURLOPT_URL, request->url);
-    curl_easy_setopt(handle, CURLOPT_PATH_AS_IS, 1L); /* as it was signed */
+    curl_easy_setopt(handle, CURLOPT_PATH_AS_IS, 1L); /* send the path as signed */
     curl_easy_setopt(handle, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(handle, CURLOPT_PROTOCOLS_STR, "http,https");
     curl_easy_setopt(handle, CURLOPT_HTTP_VERSION,
-                     (long)CURL_HTTP_VERSION_1_1); /* one connection a request is faster here */
+                     (long)CURL_HTTP_VERSION_1_1); /* one connection per request is faster here */
     curl_easy_setopt(handle, CURLOPT_ERRORBUFFER, text);
     curl_easy_setopt(handle, CURLOPT_HTTPHEADER, headers);
     curl_easy_setopt(handle, CURLOPT_CONNECTTIMEOUT, HTTP_CONNECT_S);
@@ -279,7 +279,7 @@ static int http_errno(CURLcode code)
     }
 }
 
-/* The server alone: a query may hold names that are nobody's business. */
+/* Names only the server in the message: the query may be confidential. */
 static pd_status http_failure(const struct http_transfer *t, CURLcode code, const char *text, struct pd_error *err)
 {
     const char *url = t->request->url, *host = strstr(url, "://");

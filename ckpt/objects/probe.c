@@ -32,7 +32,7 @@ static void *rival_put(void *context)
     return NULL;
 }
 
-/* Who has put the object that is there. NULL: nobody of them. */
+/* Finds the rival whose object is there. NULL: none of them. */
 static pd_status find_winner(struct pd_bucket *bucket, const char *key, const struct rival *rivals, uint32_t count,
                              const struct rival **ret_winner, struct pd_error *err)
 {
@@ -46,7 +46,7 @@ static pd_status find_winner(struct pd_bucket *bucket, const char *key, const st
     return PD_OK;
 }
 
-/* Nobody may be told that it has won where the answer to the winner was lost. */
+/* No winner is fine: its answer may have been lost. More than one is an error. */
 static pd_status judge_rivals(struct pd_bucket *bucket, const char *key, const struct rival *rivals, uint32_t count,
                               struct pd_error *err)
 {
@@ -144,7 +144,7 @@ static pd_status probe_rates(struct pd_bucket *bucket, const char *key, uint64_t
         parts[i] = (struct rate_part){.bucket = bucket, .data = data + i * part, .bytes = part};
         snprintf(parts[i].key, sizeof parts[i].key, "%.1000s-%" PRIu32, key, i);
     }
-    for (uint64_t i = 0; i < bytes && !st; i += sizeof(uint32_t)) { /* what compresses would flatter */
+    for (uint64_t i = 0; i < bytes && !st; i += sizeof(uint32_t)) { /* compressible data would give too high a rate */
         const uint32_t random = pd_random_bits(bytes, i);
         memcpy(data + i, &random, bytes - i < sizeof random ? bytes - i : sizeof random);
     }

@@ -30,7 +30,7 @@ pd_status pd_small_file_read(const char *path, char **ret_text, size_t *ret_byte
     return PD_OK;
 }
 
-struct profile_part { /* of a line, without blanks at its ends */
+struct profile_part { /* part of a line, without surrounding blanks */
     const char *text;
     size_t bytes;
 };
@@ -83,7 +83,7 @@ static pd_status profile_set(const char *name, uint32_t line, struct profile_par
     return PD_OK;
 }
 
-/* Lines that begin with a blank belong to the key before them, as in "s3 =": nothing in them concerns us. */
+/* Indented lines belong to the key above them, such as "s3 ="; skip them. */
 pd_status pd_profile_parse(const char *name, const char *text, size_t bytes, const char *profile, bool is_config,
                            struct pd_profile *ret, struct pd_error *err)
 {

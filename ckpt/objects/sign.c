@@ -77,7 +77,7 @@ static char *sign_encoded(const char *text)
     return NULL;
 }
 
-/* Pairs are sorted as they are encoded: "%2F" comes before "-", and "/" behind it. */
+/* Sorts by the encoded form: "%2F" comes before "-", but "/" after it. */
 static pd_status sign_query(FILE *out, const struct pd_sign_request *request, struct pd_error *err)
 {
     struct pd_sign_pair pairs[PD_SIGN_PAIRS_MAX];
@@ -93,7 +93,7 @@ static pd_status sign_query(FILE *out, const struct pd_sign_request *request, st
     return PD_ALLOCATED(has_all, err, "signing a request");
 }
 
-/* In order: the headers of the request, and what every request has. */
+/* All headers to sign, sorted: those of the request and those that every request has. */
 static uint32_t sign_headers(const struct pd_sign_request *request, const char *token, const char *date, const char *hash,
                              struct pd_sign_pair ret[PD_SIGN_PAIRS_MAX + 4])
 {
@@ -113,7 +113,7 @@ static void sign_names(FILE *out, const struct pd_sign_pair *headers, uint32_t c
         fprintf(out, "%s%s", i ? ";" : "", headers[i].name);
 }
 
-/* The hash of the canonical request. */
+/* Hashes the canonical request. */
 static pd_status sign_hash(const struct pd_sign_request *request, const char *target, const struct pd_sign_pair *headers,
                            uint32_t count, const char *payload, char ret[PD_SHA256_HEX_BYTES], struct pd_error *err)
 {

@@ -18,17 +18,17 @@ struct upload_file {
     const char *key;
     char id[PD_UPLOAD_ID_MAX];
     uint64_t bytes, part_bytes, begin_ns;
-    uint32_t part_count, senders;   /* senders: as many as the memory has parts */
-    struct pd_uploaded_part *parts; /* (part_count) each written by the sender that took it, read after the joins */
+    uint32_t part_count, senders;   /* senders: one per part that fits the buffer */
+    struct pd_uploaded_part *parts; /* (part_count) the sender of a part writes its entry; read after the joins */
     _Atomic uint32_t next;
-    _Atomic uint64_t begun;  /* bytes of parts that were taken, for the limit of the rate */
-    _Atomic bool has_failed; /* the others need not go on */
+    _Atomic uint64_t begun;  /* bytes of parts that senders took, for the rate limit */
+    _Atomic bool has_failed; /* tells the other senders to end */
 };
 
 struct upload_sender {
     pthread_t thread;
     struct upload_file *file;
-    void *buffer; /* (part_bytes) its own */
+    void *buffer; /* (part_bytes) of this sender */
     pd_status status;
     struct pd_error err;
 };
@@ -120,7 +120,8 @@ pd_status pd_upload_file(struct pd_upload *upload, const char *path, const char 
                           f.part_bytes, PD_UPLOAD_PARTS_MAX);
     f.part_count = (uint32_t)count;
     if (!st) st = count > 1 ? upload_in_parts(&f, err) : upload_at_once(&f, err);
-    if (!st) (void)pd_clock_pace(f.begin_ns, f.bytes, upload->bytes_per_second, upload->stop); /* the last part's time too */
+    if (!st)
+        (void)pd_clock_pace(f.begin_ns, f.bytes, upload->bytes_per_second, upload->stop); /* wait for the last part too */
     pd_file_close_readonly(f.file);
     return st;
 }

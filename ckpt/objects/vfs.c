@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define QUEUE_DEPTH 1024u /* what waits is joined */
-#define THREADS 16u       /* requests of a queue at once */
+#define QUEUE_DEPTH 1024u /* waiting reads are joined */
+#define THREADS 16u       /* concurrent requests of a queue */
 #define LISTED_NS UINT64_C(1000000000)
 
 struct objects_bucket {
@@ -20,8 +20,8 @@ struct objects_bucket {
     struct pd_bucket *bucket;
 };
 
-/* Whoever lists a directory mostly asks for the size of each file next. Names are immutable, so for a moment it is known; one
- * that is not in the list may have come since, and is asked for. */
+/* Callers that list a directory usually stat each file next. Names are immutable, so the last listing answers that for a
+ * moment. A name that is not in it may be new: ask the server. */
 struct objects_seen {
     char bucket[PD_BUCKET_NAME_MAX + 1], prefix[PD_OBJECT_KEY_MAX + 2];
     uint64_t at_ns;
@@ -31,8 +31,8 @@ struct objects_seen {
 
 struct objects {
     struct pd_io_threads *threads;
-    pthread_mutex_t mutex;          /* guards what follows */
-    struct objects_bucket *buckets; /* (bucket_count), until the VFS ends */
+    pthread_mutex_t mutex;          /* guards the fields below */
+    struct objects_bucket *buckets; /* (bucket_count), open until the VFS is freed */
     uint32_t bucket_count;
     struct objects_seen seen; /* the last listing */
 };
@@ -43,7 +43,7 @@ struct objects_file {
     struct pd_object_url url;
 };
 
-/* The errno of an error of ours, whose text the VFS keeps for the message of the wrapper. */
+/* Converts an error to an errno. The VFS keeps its text, which the wrapper puts into its own message. */
 static int objects_failed(struct pd_vfs *vfs, pd_status st, const struct pd_error *err)
 {
     if (!st) return 0;
@@ -116,7 +116,7 @@ struct objects_listing {
 static pd_status objects_listed(void *context, const char *key, uint64_t bytes, bool is_directory, struct pd_error *err)
 {
     struct objects_listing *l = context;
-    if (strlen(key) <= l->prefix_bytes) return PD_OK; /* the directory itself, which some tools put there as an object */
+    if (strlen(key) <= l->prefix_bytes) return PD_OK; /* some tools put the directory itself there as an object */
     if (strchr(key + l->prefix_bytes, '/')) PD_FAIL(err, PD_CORRUPT, "a listing of one level with %s in it", key);
     struct objects_seen *seen = l->seen;
     const bool has_memory = pd_grow(&seen->stats, seen->names.count, sizeof *seen->stats) &&
@@ -134,7 +134,7 @@ static pd_status objects_any(void *context, const char *key, uint64_t bytes, boo
     return PD_STOPPED; /* one is enough */
 }
 
-/* "a/b" is "a/b/" as a directory, and the whole bucket is "". */
+/* The key prefix of a directory: "a/b/" for "a/b", "" for the whole bucket. */
 static void objects_prefix(const struct pd_object_url *url, char ret[PD_OBJECT_KEY_MAX + 2])
 {
     snprintf(ret, PD_OBJECT_KEY_MAX + 2, "%s%s", url->key, url->key[0] ? "/" : "");
@@ -250,7 +250,7 @@ static int objects_list(struct pd_vfs *vfs, const char *path, struct pd_listing 
     return objects_failed(vfs, st, &err);
 }
 
-/* What writes. A bucket is written to by uploads alone. */
+/* Slots that would write: only uploads write to a bucket. */
 static int refuse_write(struct pd_file *file, uint64_t offset, const void *data, uint64_t bytes, uint64_t *ret_moved)
 {
     (void)file, (void)offset, (void)data, (void)bytes, (void)ret_moved;
@@ -304,7 +304,7 @@ static void no_unlock(struct pd_lock *lock)
     (void)lock;
 }
 
-/* Directories are held open to remove what is in them. */
+/* Only removal opens directories. */
 static int no_dir(struct pd_dir *dir, const struct pd_dir *parent, const char *name)
 {
     (void)dir, (void)parent, (void)name;
@@ -330,7 +330,7 @@ static void no_dir_close(struct pd_dir *dir)
 
 static int stays_direct(struct pd_file *file)
 {
-    (void)file; /* no page cache is in the way here */
+    (void)file; /* there is no page cache here */
     return 0;
 }
 

@@ -1,5 +1,4 @@
-/* s3://bucket/key through the table of ckpt/io, read only: what would write is EROFS. A key that is the beginning of others,
- * with a slash behind it, is a directory. */
+/* A read-only VFS over s3://bucket/key; writes fail with EROFS. "a" is a directory if some key begins with "a/". */
 #pragma once
 
 #include "ckpt/io/vfs.h"

@@ -11,21 +11,21 @@ struct xml_reader {
     void *context;
     struct pd_error *err;
     pd_status status;
-    const char *refusal; /* why we stopped; NULL: we did not */
+    const char *refusal; /* why a handler stopped the parser; NULL: none did */
     unsigned depth;
     size_t path_bytes, text_bytes;
-    size_t text_starts[PD_XML_DEPTH_MAX]; /* where in `text` the text of each open element begins */
+    size_t text_starts[PD_XML_DEPTH_MAX]; /* offset in `text` of each open element's text */
     char path[512], text[PD_XML_TEXT_MAX + 1];
 };
 
-/* Expat may call a handler or two after it was stopped. */
+/* Expat may still call some handlers after this, so they check r->refusal. */
 static void xml_stop(struct xml_reader *r, const char *refusal)
 {
     if (!r->refusal) r->refusal = refusal;
     XML_StopParser(r->parser, XML_FALSE);
 }
 
-/* Names of namespaces are attributes here: elements have the names that the documentation of S3 gives them. */
+/* The parser ignores namespaces: xmlns is an attribute like others, and elements keep the names of the S3 documentation. */
 static void XMLCALL xml_begin(void *context, const XML_Char *name, const XML_Char **attributes)
 {
     struct xml_reader *r = context;

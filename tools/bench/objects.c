@@ -1,6 +1,6 @@
-/* perdure bench objects: a checkpoint goes into a bucket and comes back as a run does it, against as many requests at once of the
- * same bytes by libcurl that nobody signs, sums or verifies. Both sides go to the same server, which has to take requests
- * that are not signed. */
+/* perdure bench objects: uploads a checkpoint to a bucket and loads it as a run does. Compares that with raw libcurl
+ * requests for the same bytes, as many at once, without signatures or checksums. Both sides use the same server, which must accept
+ * unsigned requests. */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/digest.h"
 #include "ckpt/base/random_bits.h"
@@ -30,7 +30,7 @@ struct objects_bench {
     const char *url; /* s3://bucket/prefix */
     struct pd_bench_room room;
     struct pd_object_url place;
-    char prefix[PD_OBJECT_KEY_MAX + 1]; /* of what it leaves until the end */
+    char prefix[PD_OBJECT_KEY_MAX + 1]; /* of all objects that it puts; removed at the end */
     struct pd_bucket *bucket;
     struct pd_http *http; /* of the raw side */
     struct pd_group group;
@@ -50,8 +50,8 @@ struct objects_bench {
 struct objects_raw {
     struct objects_bench *b;
     bool is_upload;
-    _Atomic uint64_t next; /* the piece that nobody has yet */
-    pthread_mutex_t mutex; /* guards what follows: the first failure */
+    _Atomic uint64_t next; /* the next piece to take */
+    pthread_mutex_t mutex; /* guards the fields below: the first failure */
     pd_status status;
     struct pd_error err;
 };
@@ -243,7 +243,7 @@ static pd_status measure(struct objects_bench *b, struct pd_error *err)
     b->upload = (struct pd_upload){.bucket = b->bucket, .vfs = b->room.vfs, .memory_bytes = PD_UPLOAD_MEMORY_BYTES};
     PD_TRY(pd_bench_map(b->upload.memory_bytes, &b->upload.memory, err));
     PD_TRY(pd_bench_map(b->file_bytes, &b->raw, err));
-    /* What comes back must be what was saved, or its speed means nothing. */
+    /* The speed means nothing unless the loaded bytes are the saved ones. */
     const uint64_t saved = pd_digest64(b->memory.data, b->memory.bytes, 0);
     PD_TRY(up(b, SHARD, err));
     memset(b->memory.data, 0, b->memory.bytes);

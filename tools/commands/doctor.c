@@ -406,7 +406,7 @@ static void find_storage(struct findings *findings, const char *dir)
     pd_vfs_free(vfs);
 }
 
-/* What fails is the error of the command: it says what to do in more words than a row has. */
+/* A failure becomes the error of the command, which has more space for advice than a row. */
 static pd_status find_bucket(struct findings *findings, const char *url, struct pd_error *err)
 {
     struct pd_object_url place;
