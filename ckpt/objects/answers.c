@@ -64,7 +64,7 @@ static pd_status listing_element(void *context, const char *path, const char *te
         if (length && r->key[length - 1] == '/') r->key[length - 1] = '\0';
         if (has_room) PD_TRY(r->listed(r->context, r->key, 0, true, err));
     }
-    if (!has_room) PD_FAIL(err, PD_CORRUPT, "a listing with a %s that cannot be one", path + 1);
+    if (!has_room) PD_FAIL(err, PD_CORRUPT, "the server sent a listing with an invalid %s", path + 1);
     return PD_OK;
 }
 
@@ -73,8 +73,11 @@ pd_status pd_answer_listing_parse(const char *text, size_t bytes, pd_bucket_list
 {
     struct listing_reader r = {.listed = listed, .context = context};
     PD_TRY(pd_xml_parse("the listing", text, bytes, listing_element, &r, err));
-    if (!r.is_listing) PD_FAIL(err, PD_CORRUPT, "the answer is not a listing: is this the address of an object store?");
-    if (r.is_truncated && !r.next[0]) PD_FAIL(err, PD_CORRUPT, "a listing that goes on, and does not say where");
+    if (!r.is_listing)
+        PD_FAIL(err, PD_CORRUPT,
+                "the answer is not a listing: check that AWS_ENDPOINT_URL_S3 is the address of an object store");
+    if (r.is_truncated && !r.next[0])
+        PD_FAIL(err, PD_CORRUPT, "the server sent a partial listing without a NextContinuationToken");
     memcpy(ret_next, r.is_truncated ? r.next : "", r.is_truncated ? strlen(r.next) + 1 : 1);
     return PD_OK;
 }
@@ -103,7 +106,7 @@ static pd_status uploads_element(void *context, const char *path, const char *te
                  {"/NextUploadIdMarker", r->next_id, sizeof r->next_id}};
     for (unsigned i = 0; i < sizeof texts / sizeof *texts; i++)
         if (strcmp(path, texts[i].path) == 0 && !answer_copy(texts[i].to, texts[i].bytes, text))
-            PD_FAIL(err, PD_CORRUPT, "a listing of uploads with a %s that is too long", path + 1);
+            PD_FAIL(err, PD_CORRUPT, "the server sent a listing of uploads with a %s that is too long", path + 1);
     if (strcmp(path, "/IsTruncated") == 0) r->is_truncated = strcmp(text, "true") == 0;
     if (strcmp(path, "/Upload") != 0) return PD_OK;
     return r->uploading(r->context, r->key, r->id, err);
@@ -117,7 +120,7 @@ pd_status pd_answer_uploads_parse(const char *text, size_t bytes, pd_bucket_uplo
     PD_TRY(pd_xml_parse("the listing of uploads", text, bytes, uploads_element, &r, err));
     if (!r.is_listing) PD_FAIL(err, PD_CORRUPT, "the answer is not a listing of uploads");
     if (r.is_truncated && !r.next_key[0])
-        PD_FAIL(err, PD_CORRUPT, "a listing of uploads that goes on, and does not say where");
+        PD_FAIL(err, PD_CORRUPT, "the server sent a partial listing of uploads without a NextKeyMarker");
     if (!r.is_truncated) r.next_key[0] = r.next_id[0] = '\0';
     memcpy(ret_next_key, r.next_key, sizeof r.next_key);
     memcpy(ret_next_id, r.next_id, sizeof r.next_id);
@@ -143,7 +146,7 @@ pd_status pd_answer_upload_id_parse(const char *text, size_t bytes, char ret_id[
     char id[PD_UPLOAD_ID_MAX] = "";
     struct id_reader r = {id, false};
     PD_TRY(pd_xml_parse("the answer", text, bytes, id_element, &r, err));
-    if (!r.has_room || !id[0]) PD_FAIL(err, PD_CORRUPT, "an upload was begun, and the answer has no UploadId");
+    if (!r.has_room || !id[0]) PD_FAIL(err, PD_CORRUPT, "the server began an upload, but its answer has no UploadId");
     memcpy(ret_id, id, sizeof id);
     return PD_OK;
 }

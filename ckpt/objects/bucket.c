@@ -61,13 +61,13 @@ static pd_status endpoint_parse(struct pd_bucket *b, const char *url, struct pd_
 {
     const char *host = strstr(url, "://");
     if (!host || (strncmp(url, "https", 5) != 0 && strncmp(url, "http:", 5) != 0))
-        PD_FAIL(err, PD_INVALID, "AWS_ENDPOINT_URL_S3=%s: not of the form http://host:port or https://host", url);
+        PD_FAIL(err, PD_INVALID, "AWS_ENDPOINT_URL_S3=%s: write it as http://host:port or https://host", url);
     host += 3;
     size_t length = strcspn(host, "/?#"), path = strlen(host + length);
     while (path && host[length + path - 1] == '/')
         path--;
     if (!length || memchr(host, '@', length) || length >= sizeof b->host || path + PD_BUCKET_NAME_MAX + 2 > sizeof b->base)
-        PD_FAIL(err, PD_INVALID, "AWS_ENDPOINT_URL_S3=%s: no host, or too long", url);
+        PD_FAIL(err, PD_INVALID, "AWS_ENDPOINT_URL_S3=%s: it has no host, has a user name, or is too long", url);
     snprintf(b->endpoint, sizeof b->endpoint, "%.*s", (int)(host + length - url), url);
     snprintf(b->base, sizeof b->base, "%.*s/%s", (int)path, host + length, b->name);
     const char *standard = url[4] == 's' ? ":443" : ":80"; /* libcurl leaves it out of the Host header */
@@ -237,12 +237,13 @@ static pd_status call_take(struct pd_bucket *b, struct bucket_call *call, const 
     const bool is_range = response->code == 206 && response->range_begin == call->offset;
     const bool is_all = response->code == 200 && !call->offset && response->has_length && response->length == call->bytes;
     if (!is_range && !is_all)
-        PD_FAIL(err, PD_CORRUPT, "s3://%s/%s: %s sends other bytes than the range that was asked for", b->name, call->key,
+        PD_FAIL(err, PD_CORRUPT, "s3://%s/%s: %s sent other bytes than the requested range", b->name, call->key,
                 b->endpoint);
     call_advance(call, response->moved);
     *ret_again = call->into_count > 0;
     if (!*ret_again) return PD_OK;
-    PD_FAIL(err, PD_IO, "s3://%s/%s: %s ends %" PRIu64 " bytes too early", b->name, call->key, b->endpoint, call->bytes);
+    PD_FAIL(err, PD_IO, "s3://%s/%s: the answer of %s is %" PRIu64 " bytes too short", b->name, call->key, b->endpoint,
+            call->bytes);
 }
 
 /* Sends the request once.   ret_again   a retry may help */
@@ -330,7 +331,7 @@ static pd_status bucket_run(struct pd_bucket *b, struct bucket_call *call, struc
         if (left - call->bytes > left / 8) tries = 1; /* a read that makes progress does not use up its retries */
         if (!is_again || tries == TRIES) return st;
         bucket_pause(b, tries - 1, retry_after_s);
-        if (b->stop && *b->stop) PD_FAIL(err, PD_STOPPED, "s3://%s: asked to end", b->name);
+        if (b->stop && *b->stop) PD_FAIL(err, PD_STOPPED, "s3://%s: the request was stopped", b->name);
     }
 }
 
@@ -373,7 +374,7 @@ pd_status pd_bucket_head(struct pd_bucket *b, const char *key, struct pd_object 
     ret->bytes = response.length;
     memcpy(ret->etag, response.etag, sizeof ret->etag);
     pd_http_response_deinit(&response);
-    if (!has_length) PD_FAIL(err, PD_CORRUPT, "s3://%s/%s: %s does not say how long it is", b->name, key, b->endpoint);
+    if (!has_length) PD_FAIL(err, PD_CORRUPT, "s3://%s/%s: %s sent no Content-Length", b->name, key, b->endpoint);
     return PD_OK;
 }
 
@@ -391,8 +392,7 @@ pd_status pd_bucket_get(struct pd_bucket *b, const char *key, const char *etag, 
     struct pd_error own = {0};
     const pd_status st = bucket_do(b, &call, &own);
     if (st != PD_EXISTS) return pd_error_pass(err, st, &own);
-    PD_FAIL(err, PD_CORRUPT, "s3://%s/%s: it is not the object that was opened: somebody has put another one under its name",
-            b->name, key);
+    PD_FAIL(err, PD_CORRUPT, "s3://%s/%s: the object was replaced while it was open: run the command again", b->name, key);
 }
 
 pd_status pd_bucket_get_small(struct pd_bucket *b, const char *key, uint64_t bytes_max, char **ret_text, size_t *ret_bytes,
@@ -403,11 +403,12 @@ pd_status pd_bucket_get_small(struct pd_bucket *b, const char *key, uint64_t byt
     PD_TRY(bucket_run(b, &call, &response, NULL, err));
     if (response.has_length && response.length != response.text_bytes) {
         pd_http_response_deinit(&response);
-        PD_FAIL(err, PD_IO, "s3://%s/%s: %s ends too early", b->name, key, b->endpoint);
+        PD_FAIL(err, PD_IO, "s3://%s/%s: the answer of %s is too short", b->name, key, b->endpoint);
     }
     if (response.text_bytes > bytes_max) {
         pd_http_response_deinit(&response);
-        PD_FAIL(err, PD_CORRUPT, "s3://%s/%s: longer than the %" PRIu64 " bytes that it may have", b->name, key, bytes_max);
+        PD_FAIL(err, PD_CORRUPT, "s3://%s/%s: the object is larger than the limit of %" PRIu64 " bytes", b->name, key,
+                bytes_max);
     }
     if (!response.text) response.text = calloc(1, 1);
     *ret_text = response.text;
@@ -432,7 +433,7 @@ pd_status pd_bucket_list(struct pd_bucket *b, const char *prefix, bool is_flat, 
         pd_http_response_deinit(&response);
         if (st == PD_STOPPED) return PD_OK;
         if (!st && next[0] && strcmp(next, token) == 0)
-            st = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "a listing that does not end");
+            st = pd_error_set(err, PD_CORRUPT, PD_WHERE, 0, "the listing of the server does not end");
         if (st) return pd_error_context(err, st, "s3://%s/%s", b->name, prefix);
         memcpy(token, next, sizeof token);
     } while (token[0]);
@@ -509,7 +510,7 @@ pd_status pd_bucket_upload_part(struct pd_bucket *b, const char *key, const char
     pd_http_response_deinit(&response);
     snprintf(ret->checksum, sizeof ret->checksum, "%.15s", b->dialect == &pd_sign_aws ? checksum : "");
     if (!ret->etag[0] || strpbrk(ret->etag, "<>&"))
-        PD_FAIL(err, PD_CORRUPT, "s3://%s/%s: a part that has no ETag", b->name, key);
+        PD_FAIL(err, PD_CORRUPT, "s3://%s/%s: the server sent no ETag for a part", b->name, key);
     return PD_OK;
 }
 

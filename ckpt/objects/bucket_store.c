@@ -90,7 +90,8 @@ static pd_status fence_check(struct pd_bucket_store *s, struct pd_error *err)
         PD_FAIL(err, PD_BUSY, "another launch has taken over s3://%s/%s (fence-%" PRIu64 ", ours is fence-%" PRIu64 ")",
                 s->url.bucket, s->url.key, fences.highest, s->fence);
     if (fences.highest < s->fence)
-        PD_FAIL(err, PD_IO, "fence-%" PRIu64 " of this launch is gone from s3://%s/%s", s->fence, s->url.bucket, s->url.key);
+        PD_FAIL(err, PD_IO, "fence-%" PRIu64 " of this launch was removed from s3://%s/%s: start the run again", s->fence,
+                s->url.bucket, s->url.key);
     return PD_OK;
 }
 
@@ -126,7 +127,9 @@ static pd_status fence_take(struct pd_bucket_store *s, struct pd_error *err)
     for (uint32_t i = 0; !st && !has_won && i < FENCE_TRIES; i++)
         st = fence_put(s, ++number, mine, &has_won, err);
     if (!st && !has_won)
-        st = pd_error_set(err, PD_IO, PD_WHERE, 0, "no fence could be taken in s3://%s/%s", s->url.bucket, s->url.key);
+        st = pd_error_set(err, PD_IO, PD_WHERE, 0,
+                          "cannot take a fence in s3://%s/%s: other launches took each first; start the run again",
+                          s->url.bucket, s->url.key);
     if (!st) s->fence = number;
     for (uint32_t i = 0; !st && i < fences.names.count; i++)
         (void)!pd_bucket_delete(s->bucket, fences.names.names[i],
@@ -253,9 +256,9 @@ static pd_status abort_uploads(struct pd_bucket_store *s, struct pd_error *err)
     }
     const pd_status st = pd_bucket_uploads(s->bucket, prefix.text, upload_listed, &u, err);
     if (u.aborted)
-        pd_log_info(BUCKET_STORE_MODULE, "s3://%s/%s: %" PRIu32 " uploads that nobody goes on with were aborted",
-                    s->url.bucket, s->url.key, u.aborted);
-    return st ? pd_error_context(err, as_storage(st, err), "aborting uploads that nobody goes on with") : PD_OK;
+        pd_log_info(BUCKET_STORE_MODULE, "s3://%s/%s: aborted %" PRIu32 " uploads that dead launches left", s->url.bucket,
+                    s->url.key, u.aborted);
+    return st ? pd_error_context(err, as_storage(st, err), "aborting uploads that dead launches left") : PD_OK;
 }
 
 /* ---- opening ---- */
@@ -264,7 +267,7 @@ static pd_status open_here(struct pd_bucket_store *s, const char *url, struct pd
 {
     PD_TRY(pd_object_url_parse(url, &s->url, err));
     if (strlen(s->url.key) > PD_OBJECT_KEY_MAX - 100)
-        PD_FAIL(err, PD_INVALID, "%s: the prefix may have at most %u bytes, so that names fit behind it", url,
+        PD_FAIL(err, PD_INVALID, "%s: the prefix is longer than %u bytes: choose a shorter one", url,
                 PD_OBJECT_KEY_MAX - 100);
     PD_TRY(pd_bucket_open(s->url.bucket, s->options.stop, &s->bucket, err));
     s->upload.bucket = s->bucket;
@@ -286,8 +289,9 @@ static pd_status begin_launch(struct pd_bucket_store *s, struct pd_error *err)
     pd_status st = clear(s, NULL, 0, &own);
     if (!st) st = abort_uploads(s, &own);
     if (st)
-        pd_log_warn(BUCKET_STORE_MODULE, "what dead launches left in s3://%s/%s stays: %s", s->url.bucket, s->url.key,
-                    own.message);
+        pd_log_warn(BUCKET_STORE_MODULE,
+                    "cannot remove what dead launches left in s3://%s/%s; the next launch tries again: %s", s->url.bucket,
+                    s->url.key, own.message);
     return PD_OK;
 }
 
@@ -393,7 +397,7 @@ static pd_status compare_record(struct pd_bucket_store *s, const char *key, cons
     const bool is_ours = found_bytes == bytes && memcmp(found, data, bytes) == 0;
     free(found);
     if (is_ours) return PD_OK;
-    PD_FAIL(err, PD_BUSY, "another launch has put s3://%s/%s under the fence of this one", s->url.bucket, key);
+    PD_FAIL(err, PD_BUSY, "another launch has put s3://%s/%s with the fence of this launch", s->url.bucket, key);
 }
 
 /* After a 409 or no answer we do not know who put the record, if anybody did. Reading it tells. */
@@ -424,7 +428,8 @@ static pd_status commit_here(struct pd_bucket_store *s, const char *name, const 
     PD_TRY(pd_commit_encode(&commit, &data, &bytes, err));
     pd_status st = fence_check(s, err);
     if (!st && bytes > PD_HTTP_TEXT_MAX)
-        st = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "a record of %" PRIu64 " bytes does not go into a bucket", bytes);
+        st = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "the commit record has %" PRIu64 " bytes, too many for a bucket",
+                          bytes);
     if (!st) {
         pd_fault_point("objects.commit.checked");
         st = put_record(s, key_of(s, name, "commit.h5").text, data, bytes, err);

@@ -78,7 +78,7 @@ static bool credentials_set(struct pd_credentials *c, const char *field, const c
 static pd_status credentials_check(const char *name, const struct pd_credentials *c, struct pd_error *err)
 {
     if (c->access[0] && c->secret[0]) return PD_OK;
-    PD_FAIL(err, PD_CORRUPT, "%s: the answer has no AccessKeyId and SecretAccessKey", name);
+    PD_FAIL(err, PD_CORRUPT, "%s: the answer lacks AccessKeyId or SecretAccessKey", name);
 }
 
 pd_status pd_credentials_parse_json(const char *name, const char *text, size_t bytes, struct pd_credentials *ret,
@@ -212,8 +212,8 @@ static pd_status from_profile(struct pd_credentials_chain *chain, struct pd_cred
         st = PD_OK;
     } else if (profile->foreign[0]) {
         st = pd_error_set(err, PD_INVALID, PD_WHERE, 0,
-                          "the profile uses %s, which perdure does not know: "
-                          "eval \"$(aws configure export-credentials --format env)\" sets its credentials",
+                          "the profile uses %s, which perdure does not support: run "
+                          "eval \"$(aws configure export-credentials --format env)\" to set its credentials",
                           profile->foreign);
     }
     explicit_bzero(again, sizeof *again);

@@ -121,7 +121,7 @@ static size_t http_receive(char *data, size_t size, size_t count, void *context)
         return http_receive_text(t, data, left) ? size * count : 0;
     while (left) {
         if (t->into_at == request->into_count) {
-            t->refusal = "the answer has more bytes than were asked for";
+            t->refusal = "the answer has more bytes than requested";
             return 0;
         }
         const struct iovec *piece = &request->into[t->into_at];
@@ -286,7 +286,7 @@ static pd_status http_failure(const struct http_transfer *t, CURLcode code, cons
     const int length = (int)((host ? host + 3 - url : 0) + (int)strcspn(host ? host + 3 : url, "/?"));
     if (t->has_no_memory || code == CURLE_OUT_OF_MEMORY) PD_FAIL(err, PD_NO_MEMORY, "%.*s", length, url);
     if (t->refusal) PD_FAIL(err, PD_CORRUPT, "%.*s: %s", length, url, t->refusal);
-    if (code == CURLE_ABORTED_BY_CALLBACK) PD_FAIL(err, PD_STOPPED, "%.*s: asked to end", length, url);
+    if (code == CURLE_ABORTED_BY_CALLBACK) PD_FAIL(err, PD_STOPPED, "%.*s: the request was stopped", length, url);
     const pd_status st =
         pd_error_set(err, PD_IO, PD_WHERE, 0, "%.*s: %s", length, url, text[0] ? text : curl_easy_strerror(code));
     pd_error_set_errno(err, http_errno(code));

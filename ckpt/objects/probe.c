@@ -62,13 +62,13 @@ static pd_status judge_rivals(struct pd_bucket *bucket, const char *key, const s
     }
     if (winners > 1)
         PD_FAIL(err, PD_UNSUPPORTED,
-                "%s: of %" PRIu32 " PUTs of one name with If-None-Match at once %" PRIu32
-                " succeeded, and exactly one must: two launches could "
-                "commit the same step. Take a store that has conditional writes",
-                pd_bucket_endpoint(bucket), count, winners);
+                "%s: %" PRIu32 " of %" PRIu32
+                " simultaneous PUTs of one name with If-None-Match succeeded, but only one may: two "
+                "launches could commit the same step. Use a store that has conditional writes",
+                pd_bucket_endpoint(bucket), winners, count);
     PD_TRY(find_winner(bucket, key, rivals, count, &there, err));
     if (there && (!told || told == there)) return PD_OK;
-    PD_FAIL(err, PD_UNSUPPORTED, "%s keeps another object than the conditional PUT that it said has won",
+    PD_FAIL(err, PD_UNSUPPORTED, "%s kept a different object than the conditional PUT that succeeded: use another store",
             pd_bucket_endpoint(bucket));
 }
 

@@ -70,8 +70,8 @@ static pd_status refuse_region(const struct pd_refusal *r, struct pd_error *err)
 {
     char text[512];
     if (r->error.region[0] && strcmp(r->error.region, r->region) != 0)
-        snprintf(text, sizeof text, "the bucket is in region %s, and %s was asked: set AWS_REGION=%s", r->error.region,
-                 r->region, r->error.region);
+        snprintf(text, sizeof text, "the bucket is in region %s, not in %s: set AWS_REGION=%s", r->error.region, r->region,
+                 r->error.region);
     else
         snprintf(text, sizeof text, "%s is not the address of this bucket: set AWS_REGION or AWS_ENDPOINT_URL_S3",
                  r->endpoint);
@@ -87,7 +87,7 @@ pd_status pd_refusal_error(const struct pd_refusal *r, struct pd_error *err)
     if (r->code == 301 || r->code == 302 || r->code == 307 || r->code == 308 || refusal_is(r, of_region))
         return refuse_region(r, err);
     if (refusal_is(r, no_bucket)) {
-        snprintf(text, sizeof text, "%s has no bucket of this name: make it, or set AWS_ENDPOINT_URL_S3", r->endpoint);
+        snprintf(text, sizeof text, "%s has no bucket of this name: create it, or set AWS_ENDPOINT_URL_S3", r->endpoint);
         return refuse(err, PD_INVALID, ENOENT, r, text);
     }
     if (r->code == 401 || r->code == 403 || pd_refusal_is_of_credentials(r)) return refuse_access(r, err);
@@ -95,15 +95,15 @@ pd_status pd_refusal_error(const struct pd_refusal *r, struct pd_error *err)
     case 404:
         return refuse(err, PD_NOT_FOUND, ENOENT, r, "no such object");
     case 409:
-        return refuse(err, PD_BUSY, EBUSY, r, "somebody else writes it now");
+        return refuse(err, PD_BUSY, EBUSY, r, "another request is writing this object: try again");
     case 412:
-        return refuse(err, PD_EXISTS, EEXIST, r, "it is there already");
+        return refuse(err, PD_EXISTS, EEXIST, r, "the object exists already");
     case 416:
-        return refuse(err, PD_CORRUPT, ESTALE, r, "it is shorter than it was when it was opened");
+        return refuse(err, PD_CORRUPT, ESTALE, r, "the object is shorter than when it was opened: run the command again");
     default:
         break;
     }
-    snprintf(text, sizeof text, "%s answers %s: HTTP %d%s%s%s%.200s", r->endpoint, r->action, r->code,
+    snprintf(text, sizeof text, "%s answered %s with HTTP %d%s%s%s%.200s", r->endpoint, r->action, r->code,
              r->error.code[0] ? " " : "", r->error.code, r->error.message[0] ? ": " : "", r->error.message);
     return refuse(err, PD_IO, EIO, r, text);
 }

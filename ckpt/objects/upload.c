@@ -116,8 +116,9 @@ pd_status pd_upload_file(struct pd_upload *upload, const char *path, const char 
     const uint64_t count = (f.bytes + f.part_bytes - 1) / f.part_bytes;
     if (!st && count > PD_UPLOAD_PARTS_MAX)
         st = pd_error_set(err, PD_INVALID, PD_WHERE, 0,
-                          "%s has %" PRIu64 " parts of %" PRIu64 " bytes, and an object at most %u", path, count,
-                          f.part_bytes, PD_UPLOAD_PARTS_MAX);
+                          "%s needs %" PRIu64 " parts of %" PRIu64
+                          " bytes, and an object has at most %u: set a larger upload_memory",
+                          path, count, f.part_bytes, PD_UPLOAD_PARTS_MAX);
     f.part_count = (uint32_t)count;
     if (!st) st = count > 1 ? upload_in_parts(&f, err) : upload_at_once(&f, err);
     if (!st)

@@ -117,7 +117,8 @@ static pd_status objects_listed(void *context, const char *key, uint64_t bytes, 
 {
     struct objects_listing *l = context;
     if (strlen(key) <= l->prefix_bytes) return PD_OK; /* some tools put the directory itself there as an object */
-    if (strchr(key + l->prefix_bytes, '/')) PD_FAIL(err, PD_CORRUPT, "a listing of one level with %s in it", key);
+    if (strchr(key + l->prefix_bytes, '/'))
+        PD_FAIL(err, PD_CORRUPT, "the server listed %s, which is in a subdirectory of the listed one", key);
     struct objects_seen *seen = l->seen;
     const bool has_memory = pd_grow(&seen->stats, seen->names.count, sizeof *seen->stats) &&
                             pd_listing_add(&seen->names, key + l->prefix_bytes) == 0 &&
@@ -246,7 +247,7 @@ static int objects_list(struct pd_vfs *vfs, const char *path, struct pd_listing 
         seen_deinit(&old);
     }
     if (!st && !ret_listing->count && url.key[0]) /* a bucket has no empty directories */
-        st = pd_error_set(&err, PD_NOT_FOUND, PD_WHERE, 0, "%s: nothing is there", path);
+        st = pd_error_set(&err, PD_NOT_FOUND, PD_WHERE, 0, "%s: there is no such object or prefix", path);
     return objects_failed(vfs, st, &err);
 }
 

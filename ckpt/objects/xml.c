@@ -33,7 +33,7 @@ static void XMLCALL xml_begin(void *context, const XML_Char *name, const XML_Cha
     const size_t bytes = strlen(name);
     if (r->refusal) return;
     if (r->depth == PD_XML_DEPTH_MAX || r->path_bytes + bytes + 2 > sizeof r->path) {
-        xml_stop(r, "elements lie too deep in each other");
+        xml_stop(r, "elements are nested too deeply");
         return;
     }
     if (r->depth) r->path[r->path_bytes++] = '/';

@@ -85,13 +85,13 @@ REFUSALS = [
     (refusal(404, "NoSuchKey"), 1, "PD_NOT_FOUND", "no such object"),
     (refusal(404, "NoSuchBucket"), 1, "PD_INVALID", "has no bucket of this name"),
     (refusal(301, "PermanentRedirect", "<Region>eu-west-3</Region>"), 1, "PD_INVALID", "set AWS_REGION=eu-west-3"),
-    (refusal(400, "AuthorizationHeaderMalformed", "<Region>eu-west-3</Region>"), 1, "PD_INVALID", "in region eu-west-3, and eu-test-1"),
-    (refusal(409, "Conflict"), 1, "PD_BUSY", "somebody else writes it now"),
-    (refusal(416, "InvalidRange"), 1, "PD_CORRUPT", "shorter than it was"),
+    (refusal(400, "AuthorizationHeaderMalformed", "<Region>eu-west-3</Region>"), 1, "PD_INVALID", "in region eu-west-3, not in eu-test-1"),
+    (refusal(409, "Conflict"), 1, "PD_BUSY", "another request is writing this object"),
+    (refusal(416, "InvalidRange"), 1, "PD_CORRUPT", "shorter than when it was opened"),
     (refusal(400, "Nonsense"), 1, "PD_IO", "HTTP 400 Nonsense: as the test asked"),
     (lambda handler, _: handler.answer(403, "<html>a proxy</html>"), 1, "PD_IO", "may not do this"),
-    (other_range, 1, "PD_CORRUPT", "other bytes than the range"),
-    (too_long, 1, "PD_CORRUPT", "more bytes than were asked for"),
+    (other_range, 1, "PD_CORRUPT", "other bytes than the requested range"),
+    (too_long, 1, "PD_CORRUPT", "more bytes than requested"),
 ]
 PASSING = [refusal(429, "TooManyRequests"), refusal(500, "InternalError"), refusal(503, "SlowDown"), refusal(503, "ServiceUnavailable"),
            refusal(504, ""), cut, hang_up]
@@ -153,11 +153,11 @@ def joined(program, store):
 
 def conditions(program, store):
     check(program.call("put-absent", "once", "mine"), "PD_OK", "")
-    check(program.call("put-absent", "once", "other"), "PD_EXISTS", "it is there already")
+    check(program.call("put-absent", "once", "other"), "PD_EXISTS", "the object exists already")
     store.faults["conflict"] = [refusal(409, "ConditionalRequestConflict")]
     check(program.call("put-absent", "conflict", "x"), "PD_OK", "")  # nobody has it yet: again
     store.faults["conflict"] = [refusal(409, "Conflict")]
-    check(program.call("put-absent", "conflict", "x"), "PD_EXISTS", "somebody else writes it now")
+    check(program.call("put-absent", "conflict", "x"), "PD_EXISTS", "another request is writing this object")
 
     def lost(handler, _):  # done, and the answer is lost: the next try finds it there, and only a look tells whose it is
         handler.store.objects["lost"] = b"mine"
@@ -165,7 +165,7 @@ def conditions(program, store):
 
     store.faults["lost"] = [lost]
     check(program.call("put-absent", "lost", "mine"), "PD_EXISTS", "")
-    check(program.call("get-if", "once", '"another"', 4), "PD_CORRUPT", "not the object that was opened")
+    check(program.call("get-if", "once", '"another"', 4), "PD_CORRUPT", "the object was replaced while it was open")
     if store.objects["once"] != b"mine":
         raise SystemExit("an object was overwritten")
     print("one of two conditional puts wins; an answer that is lost is no success")
@@ -178,11 +178,11 @@ def listings(program, store):
         store.objects[name] = b"x" * len(name)
     check(program.call("list", "a/"), "PD_OK", "[a/1 3][a/2 3][a/b/ 0][a/c/ 0][a/d 3][a/e e&<x> 9]")
     check(program.call("list-flat", ""), "PD_OK", "[a/1 3][a/2 3][a/b/3 5][a/b/4 5][a/c/5 5][a/d 3][a/e e&<x> 9][z 1]")
-    for body, text in (("<html/>", "is not a listing"), ("<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>", "does not say where"),
+    for body, text in (("<html/>", "is not a listing"), ("<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>", "without a NextContinuationToken"),
                        ("<!DOCTYPE x [<!ENTITY a 'b'>]><ListBucketResult/>", "document type"), ("<ListBucketResult>", "line 1"),
-                       (f"<ListBucketResult><Contents><Key>{'k' * 2000}</Key></Contents></ListBucketResult>", "cannot be one"),
+                       (f"<ListBucketResult><Contents><Key>{'k' * 2000}</Key></Contents></ListBucketResult>", "an invalid Contents/Key"),
                        ("<ListBucketResult>" + "<a>" * 20, "too deep"),
-                       ("<ListBucketResult><Contents><Size>-1</Size></Contents></ListBucketResult>", "cannot be one")):
+                       ("<ListBucketResult><Contents><Size>-1</Size></Contents></ListBucketResult>", "an invalid Contents/Size")):
         store.faults["a/"] = [lambda handler, _, body=body: handler.answer(200, body)]
         check(program.call("list", "a/"), "PD_CORRUPT", text)
     endless = "<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken></ListBucketResult>"
@@ -228,7 +228,7 @@ def probes(program, store):
     store.objects.clear()
     store.uploads.clear()
     store.excludes = False
-    check(program.call("probe", ""), "PD_UNSUPPORTED", "of 8 PUTs of one name with If-None-Match at once 8 succeeded, and exactly one must")
+    check(program.call("probe", ""), "PD_UNSUPPORTED", "8 of 8 simultaneous PUTs of one name with If-None-Match succeeded, but only one may")
     store.excludes = True
     if store.objects or store.uploads:
         raise SystemExit(f"a probe leaves {list(store.objects)} {list(store.uploads)}")

@@ -1,6 +1,6 @@
 /* perdure bench objects: uploads a checkpoint to a bucket and loads it as a run does. Compares that with raw libcurl
- * requests for the same bytes, as many at once, without signatures or checksums. Both sides use the same server, which must accept
- * unsigned requests. */
+ * requests for the same bytes, as many at once, without signatures or checksums. Both sides use the same server, which must
+ * accept unsigned requests. */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/digest.h"
 #include "ckpt/base/random_bits.h"
@@ -81,11 +81,10 @@ static pd_status raw_move(struct objects_raw *r, uint64_t piece, struct pd_error
     const int code = response.code;
     pd_http_response_deinit(&response);
     if (code / 100 == 2) return PD_OK;
-    PD_FAIL(
-        err, PD_UNSUPPORTED,
-        "%s answers HTTP %d to a request that is not signed, which is what bench objects compares with: give it a server "
-        "that takes these (weed without -s3.config)",
-        pd_bucket_endpoint(b->bucket), code);
+    PD_FAIL(err, PD_UNSUPPORTED,
+            "%s answered an unsigned request with HTTP %d. bench objects compares with unsigned requests: use a server that "
+            "accepts them (weed without -s3.config)",
+            pd_bucket_endpoint(b->bucket), code);
 }
 
 static void *raw_main(void *context)
@@ -120,7 +119,7 @@ static pd_status raw_run(struct objects_bench *b, bool is_upload, double *ret_se
         pthread_join(threads[i], NULL);
     *ret_seconds = pd_clock_seconds_since(start);
     pthread_mutex_destroy(&r.mutex);
-    if (started < count) PD_FAIL(err, PD_UNSUPPORTED, "bench objects: %" PRIu32 " threads cannot be started", count);
+    if (started < count) PD_FAIL(err, PD_UNSUPPORTED, "bench objects: cannot start %" PRIu32 " threads", count);
     return pd_error_pass(err, r.status, &r.err);
 }
 
@@ -249,7 +248,7 @@ static pd_status measure(struct objects_bench *b, struct pd_error *err)
     memset(b->memory.data, 0, b->memory.bytes);
     PD_TRY(our_down(b, &seconds, err));
     if (pd_digest64(b->memory.data, b->memory.bytes, 0) != saved)
-        PD_FAIL(err, PD_BUG, "bench: a checkpoint comes back from the bucket as another state");
+        PD_FAIL(err, PD_BUG, "bench: the state loaded from the bucket differs from the saved one");
     for (uint64_t pair = 0; pair < b->options.pairs; pair++)
         PD_TRY(pd_pairs_measure(&b->up, b, our_up, raw_up, err));
     for (uint64_t pair = 0; pair < b->options.pairs; pair++)
@@ -269,7 +268,7 @@ static void release(struct objects_bench *b)
     struct pd_error err = {0};
     snprintf(below, sizeof below, "%s/", b->prefix);
     if (b->bucket && pd_bucket_list(b->bucket, below, true, remove_one, b->bucket, &err))
-        fprintf(stderr, "s3://%s/%s stays behind: %s\n", b->place.bucket, b->prefix, err.message);
+        fprintf(stderr, "cannot remove s3://%s/%s: %s\n", b->place.bucket, b->prefix, err.message);
     pd_store_close(b->local);
     pd_bench_memory_deinit(&b->memory);
     pd_model_free(b->model);
@@ -301,17 +300,17 @@ pd_status pd_bench_objects(int argc, char **argv, struct pd_error *err)
     struct pd_option options[] = {PD_BENCH_ROOM_OPTIONS(&b.options), {0}};
     const struct pd_usage usage = {
         .arguments = "s3://BUCKET/PREFIX",
-        .doc =
-            "Uploads a checkpoint of a GPT-2 shaped state in parts, and loads it with every checksum verified, against as "
-            "many requests at once of the same bytes that nobody signs, sums or verifies, alternated. upload_ratio, "
-            "download_ratio: throughput of ours / raw, 1 is the ceiling (2G, 5 pairs). The server has to take requests "
-            "that are not signed. What is written there is removed at the end.",
+        .doc = "Uploads a checkpoint of a GPT-2 shaped state in parts, and loads it with every checksum verified. Compares "
+               "that, "
+               "in alternation, with raw requests for the same bytes, as many at once, without signatures or checksums. "
+               "upload_ratio, download_ratio: throughput of ours / raw, 1 is the ceiling (2G, 5 pairs). The server must "
+               "accept unsigned requests. Removes its objects at the end.",
         .options = options,
         .json = &b.options.json,
         PD_WORDS(&b.url, 1, &count),
         .words_of_checkpoints = 1};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
-    if (!count) PD_FAIL(err, PD_USAGE, "name a place in a bucket; see %s --help", argv[0]);
+    if (!count) PD_FAIL(err, PD_USAGE, "give a place in a bucket, s3://BUCKET/PREFIX; see %s --help", argv[0]);
     PD_TRY(pd_bench_room_open(b.options.dir, 2 * b.options.bytes, false, &b.room, err));
     pd_status st = measure(&b, err);
     if (!st) st = print(&b, err);

@@ -419,7 +419,7 @@ static pd_status find_bucket(struct findings *findings, const char *url, struct 
         advise(add(findings, "bucket", FINDING_MISSING, "%.190s", url), "the error below says what to do");
     } else {
         add(findings, "bucket", FINDING_OK, "%.90s at %.90s", url, pd_bucket_endpoint(bucket));
-        add(findings, "conditional puts", FINDING_OK, "of eight at once one succeeds");
+        add(findings, "conditional puts", FINDING_OK, "one of eight simultaneous puts succeeds");
         add(findings, "upload", FINDING_OK, "%s/s", pd_text_bytes((uint64_t)rates.upload_bytes_per_second).text);
         add(findings, "download", FINDING_OK, "%s/s", pd_text_bytes((uint64_t)rates.download_bytes_per_second).text);
     }
@@ -481,8 +481,8 @@ pd_status pd_cmd_doctor(int argc, char **argv, struct pd_error *err)
     const struct pd_usage usage = {
         .arguments = "[DIR]",
         .doc = "Shows what this machine offers, what perdure uses of it, what is missing and how to get it. DIR (default: "
-               ".) is where checkpoints will be saved; doctor tries there what a save needs. In a bucket, "
-               "s3://bucket/prefix, it measures the rates of upload and download too, with 64 MiB.",
+               ".) is where checkpoints will be saved; doctor tries there what a save needs. For "
+               "s3://bucket/prefix it also measures upload and download rates, with 64 MiB.",
         .json = &json,
         PD_WORDS(dirs, 2, &count),
         .words_of_checkpoints = 1};
