@@ -1,5 +1,5 @@
-/* The checked wrappers of queues. A transfer is in one of three places: with the implementation (counted by in_flight), on
- * the done list, or with the caller. What is refused here goes to the done list without having been sent. */
+/* The wrappers of queues. A transfer is in one of three places: with the implementation (counted by in_flight), on the done
+ * list, or with the caller. A transfer that a wrapper refuses goes to the done list without being sent. */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/heartbeat.h"
 #include "ckpt/base/trace.h"
@@ -80,7 +80,7 @@ static int check_transfer(const struct pd_queue *queue, const struct pd_transfer
     return atomic_load(&file->direct) && place % PD_VFS_ALIGN != 0 ? EINVAL : 0;
 }
 
-/* As many valid transfers as fit go down in one call. */
+/* Submits as many valid transfers as fit, in one call. */
 static int submit_some(struct pd_queue *queue, struct pd_transfer *const *transfers, uint32_t count, uint32_t *ret_taken)
 {
     uint32_t room = queue->depth - queue->in_flight, batch = 0;
@@ -128,7 +128,7 @@ static pd_status submit_local(struct pd_queue *queue, struct pd_transfer *const 
     return PD_OK;
 }
 
-/* Transfers of the remote VFS's files go to a queue of its own behind this one. */
+/* Transfers for remote files go to the remote VFS's queue, which this one owns. */
 pd_status pd_queue_submit(struct pd_queue *queue, struct pd_transfer *const *transfers, uint32_t count, struct pd_error *err)
 {
     for (uint32_t done = 0, same = 0; done < count; done += same) {
@@ -166,7 +166,7 @@ static bool has_any(const struct pd_queue *queue)
     return queue->in_flight || queue->done_head;
 }
 
-/* With transfers in both queues neither can be slept on for the other: look at them in turn. */
+/* With transfers in both queues we cannot sleep on one, as the other may finish first: poll them in turn. */
 static pd_status reap_either(struct pd_queue *queue, bool wait, struct pd_transfer **ret_done, uint32_t capacity,
                              uint32_t *ret_count, struct pd_error *err)
 {

@@ -48,8 +48,8 @@ static struct pd_transfer *list_take(struct pd_transfer **head, struct pd_transf
     return transfer;
 }
 
-/* Takes reads off the list that go on where `chain` ends, whoever submitted them first, and puts them behind it. They may
- * begin before that end, since neighbours share a page: such bytes are copied from the read that reached farthest until then,
+/* Moves reads that continue where `chain` ends, from any queue, from the list to the end of the chain. A read may begin
+ * before that end, since neighbours share a page. The shared bytes are copied from the read that reached farthest so far,
  * and internal.moved counts them. */
 static void take_adjacent(struct pd_io_threads *threads, struct pd_transfer *chain)
 {
@@ -174,7 +174,7 @@ void pd_io_threads_free(struct pd_io_threads *threads)
     free(threads);
 }
 
-/* One worker is enough, so only a failure to start the first is an error. */
+/* One worker is enough: only failing to start the first is an error. */
 static int start_workers(struct pd_io_threads *threads)
 {
     int result = 0;
@@ -205,7 +205,7 @@ static bool lies_before(const struct pd_transfer *a, const struct pd_transfer *b
     return a->file == b->file ? a->offset <= b->offset : (uintptr_t)a->file < (uintptr_t)b->file;
 }
 
-/* In the order of their places, where a chain finds the next one. */
+/* Inserts in order of file and offset, which is how take_adjacent finds the next read. */
 static void hold(struct thread_queue *mine, struct pd_transfer *t)
 {
     struct pd_transfer *before = mine->held_tail && lies_before(mine->held_tail, t) ? mine->held_tail : NULL;
@@ -220,8 +220,8 @@ static void hold(struct thread_queue *mine, struct pd_transfer *t)
     mine->held_bytes += t->bytes;
 }
 
-/* Where reads are joined, idle workers would take each alone as it comes: they get them once the owner waits, or at a few
- * requests' worth. */
+/* If reads are joined, hold them back: idle workers would take each one alone. Release them when the owner waits, or at four
+ * full requests. */
 static int queue_submit(struct pd_queue *queue, struct pd_transfer *const *transfers, uint32_t count)
 {
     struct thread_queue *mine = queue->context;

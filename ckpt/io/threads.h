@@ -1,4 +1,4 @@
-/* A queue engine for hosts where io_uring is refused or not requested: a pool of threads that call pread and pwrite.
+/* A queue engine without io_uring: a pool of threads that call the VFS's read and write slots.
  *
  *   threads  an engine serves any number of queues; its workers start with the first one
  */
@@ -11,15 +11,15 @@
 
 struct pd_io_threads;
 
-/* Where a request costs more than the bytes it moves: reads that lie one behind the other in a file, and wait, become one. */
+/* For a VFS where requests are expensive: waiting reads that are adjacent in a file become one request. */
 #define PD_IO_JOIN_PIECES_MAX 64u
 struct pd_io_join {
     uint64_t bytes_max;
-    /* All of `pieces`, from `offset` on; returns as pd_file_move does. */
+    /* Fills all `pieces` from `offset` on; returns as pd_file_move does. */
     int (*read)(struct pd_file *file, uint64_t offset, const struct iovec *pieces, uint32_t count);
 };
 
-/*   join  constant; NULL: each transfer goes by the VFS's read and write slots */
+/*   join  constant; NULL: each transfer uses the VFS's read and write slots */
 PD_MUST_USE pd_status pd_io_threads_new(uint32_t thread_count, const struct pd_io_join *join,
                                         struct pd_io_threads **ret_threads, struct pd_error *err);
 void pd_io_threads_free(struct pd_io_threads *threads);

@@ -1,4 +1,4 @@
-/* The checked wrappers: arguments are checked, slots are called, short transfers go on, errno becomes a message. */
+/* The wrappers of the VFS table: check arguments, call slots, continue short transfers, turn errno into a message. */
 #include "ckpt/base/heartbeat.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/trace.h"
@@ -75,7 +75,7 @@ struct pd_vfs_counts pd_vfs_counts(const struct pd_vfs *vfs)
 {
     struct pd_vfs_counts counts = {atomic_load(&vfs->bytes_read), atomic_load(&vfs->bytes_written),
                                    atomic_load(&vfs->flushes)};
-    if (vfs->remote) counts.bytes_read += atomic_load(&vfs->remote->bytes_read); /* nothing is written there */
+    if (vfs->remote) counts.bytes_read += atomic_load(&vfs->remote->bytes_read); /* the remote VFS is read-only */
     return counts;
 }
 
@@ -84,7 +84,7 @@ void pd_vfs_count_flush(struct pd_vfs *vfs)
     atomic_fetch_add(&vfs->flushes, 1);
 }
 
-/* Readers hold no lock, so each text is written once and stays; a VFS steps down only a few times. */
+/* Readers take no lock, so a published text never changes; a VFS publishes only a few. */
 void pd_vfs_set_description(struct pd_vfs *vfs, const char *format, ...)
 {
     pthread_mutex_lock(&vfs->mutex);
@@ -112,12 +112,12 @@ pd_status pd_vfs_explain(struct pd_vfs *vfs, pd_status st, struct pd_error *err)
     pthread_mutex_lock(&vfs->mutex);
     if (err && err->sys_errno && err->sys_errno == vfs->failure_errno) {
         const char *errno_text = strerrordesc_np(err->sys_errno), *said = vfs->failure.message;
-        const char *colon = strstr(said, ": "); /* "s3://bucket/key: ...", which the message names already */
+        const char *colon = strstr(said, ": "); /* drop "s3://bucket/key: " if the message already has it */
         if (colon && memmem(err->message, strlen(err->message), said, (size_t)(colon - said))) said = colon + 2;
         const size_t bytes = strlen(err->message), length = strlen(errno_text);
         const bool ends = bytes > length && strcmp(err->message + bytes - length, errno_text) == 0;
         snprintf(err->message + bytes - (ends ? length : 0), sizeof err->message - bytes + (ends ? length : 0), "%s%s",
-                 ends ? "" : ": ", said); /* which says more than an errno does */
+                 ends ? "" : ": ", said); /* replaces the errno text */
         st = pd_error_change(err, vfs->failure.status);
     }
     pthread_mutex_unlock(&vfs->mutex);
@@ -126,7 +126,7 @@ pd_status pd_vfs_explain(struct pd_vfs *vfs, pd_status st, struct pd_error *err)
 
 /* ---- direct I/O that is refused ---- */
 
-/* Once a process, whose ranks may be threads: the fallback is correct, only slower, and must be known. */
+/* Warns once per process, since ranks may be threads. The fallback is correct but slower. */
 static void log_buffered(const struct pd_file *file, const char *when)
 {
     static _Atomic bool is_logged;
@@ -138,7 +138,7 @@ static void log_buffered(const struct pd_file *file, const char *when)
 bool pd_file_fall_back(struct pd_file *file, bool was_direct, int sys_errno)
 {
     if (sys_errno != EINVAL || !was_direct) return false;
-    if (!atomic_load(&file->direct)) return true; /* another transfer met it first */
+    if (!atomic_load(&file->direct)) return true; /* another transfer has already fallen back */
     if (file->vfs->ops->set_buffered(file) != 0) return false;
     if (atomic_exchange(&file->direct, false)) log_buffered(file, "the first transfer");
     return true;
@@ -152,7 +152,7 @@ static int open_slot(struct pd_file *file, bool *ret_refused)
     int result = ops->open(file, file->flags);
     *ret_refused = (file->flags & PD_OPEN_DIRECT) && (result == EINVAL || result == EOPNOTSUPP);
     if (!*ret_refused) return result;
-    /* A refused open may have created the file already: exclusiveness was won then and must not be asked for twice. */
+    /* The refused open may have created the file: do not ask for O_EXCL again. */
     unsigned flags = file->flags & ~(unsigned)PD_OPEN_DIRECT;
     result = ops->open(file, flags);
     if (result == EEXIST && (flags & PD_OPEN_EXCLUSIVE)) {

@@ -1,4 +1,4 @@
-/* Room for what each tier will keep, before the first step. */
+/* Checks before the first step that each tier has space for what it will keep. */
 #include "ckpt/base/log.h"
 #include "ckpt/base/memory_limit.h"
 #include "ckpt/tiers/internal.h"
@@ -10,7 +10,7 @@ static double mib(uint64_t bytes)
     return (double)bytes / 1048576.0;
 }
 
-/* Checkpoints at once, each with what other hosts have sent. The one that was copied last stays until a newer one is. */
+/* Checkpoints that exist at once: kept, being written, being copied; with replicas, the last replicated one too. */
 static uint32_t count_held(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier)
 {
     return (tiers[tier].keep_last ? tiers[tier].keep_last : 1) + 1 + (count - 1 - tier) + (tiers[tier].replicas ? 2 : 0);
@@ -26,7 +26,7 @@ uint32_t pd_tiers_checkpoints(const struct pd_tier_options *tiers, uint32_t coun
     return pd_tiers_own_checkpoints(tiers, count, tier, has_generations) * (1 + (tiers[tier].replicas > 0));
 }
 
-/* Of state that is in files one more where what is written cannot be linked, which plans do not know. */
+/* With state in files, one more if the file system has no hard links, which plans cannot know. */
 static uint32_t copies_of(const struct tier *tier)
 {
     const struct pd_tiers *t = tier->tiers;
@@ -34,8 +34,7 @@ static uint32_t copies_of(const struct tier *tier)
            (t->options.generations && tier->number == 0 && !pd_store_links_generations(tier->store));
 }
 
-/* What a rank will write to a tier, its replicas of other ranks' shards included, and how much memory the ranks of its host
- * will take beside. */
+/* Adds to *shard_bytes the replicas that this rank keeps for others, and sums *memory_to_come over the ranks of its host. */
 static pd_status gather_needs(struct tier *tier, uint64_t *shard_bytes, uint64_t *memory_to_come, struct pd_error *err)
 {
     const struct pd_store_replicas *ring = pd_store_replicas(tier->store);
@@ -90,7 +89,7 @@ pd_status pd_tiers_check_room(struct pd_tiers *t, uint64_t shard_bytes, uint64_t
     for (uint32_t i = 0; i < t->count; i++) {
         struct tier *tier = &t->tiers[i];
         struct pd_error own = {0};
-        if (tier->is_remote) continue; /* it takes no saves, and nobody knows its room */
+        if (tier->is_remote) continue; /* gets no saves, and its free space is unknown */
         pd_status st = check_tier(tier, shard_bytes, memory_to_come, &own);
         fitting += st == PD_OK;
         if (pd_error_pass(err, st, &own) == PD_OK) continue;

@@ -1,4 +1,4 @@
-/* Copies a checkpoint of one tier into another: this rank's shard, then the same commit as of any save. */
+/* Copies a checkpoint from one tier into another: this rank's shard, then a commit as in any save. */
 #include "ckpt/base/fault.h"
 #include "ckpt/shard/transcode.h"
 #include "ckpt/tiers/internal.h"

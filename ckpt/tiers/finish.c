@@ -1,4 +1,4 @@
-/* The way out: every tier, and other hosts, get the last step. */
+/* The end of a run: brings the last step to every tier and to other hosts. */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/heartbeat.h"
 #include "ckpt/base/log.h"
@@ -12,7 +12,7 @@
 struct leaving {
     const struct pd_tiers_save *last;
     double seconds;    /* negative: no limit */
-    uint64_t since_ns; /* when a tier that outlives a reboot had it; 0: none has it yet */
+    uint64_t since_ns; /* when a tier that survives a reboot got it; 0: none has it */
     bool was_asked[PD_TIERS_MAX];
     bool were_hosts_asked;
 };
@@ -22,7 +22,7 @@ static bool has_last(const struct tier *tier, const struct leaving *l)
     return tier_schedule_has(&tier->schedule, &l->last->state->identity);
 }
 
-/* The first tier that has it; the count of tiers: none. */
+/* Returns the first tier that has the last step, or the tier count if none has. */
 static uint32_t find_last(const struct pd_tiers *t, const struct leaving *l)
 {
     uint32_t i = 0;
@@ -31,7 +31,7 @@ static uint32_t find_last(const struct pd_tiers *t, const struct leaving *l)
     return i;
 }
 
-/* The first tier has it, committed by this launch, and other hosts have no replica. */
+/* True if this launch committed the last step in the first tier and other hosts have no replica. */
 static bool lacks_replica(const struct pd_tiers *t, const struct leaving *l)
 {
     const struct tier *first = &t->tiers[0];
@@ -40,7 +40,7 @@ static bool lacks_replica(const struct pd_tiers *t, const struct leaving *l)
 
 /* ---- waiting ---- */
 
-/* As far as this rank knows. True too where nothing outlives a reboot. */
+/* As far as this rank knows, a tier that survives a reboot has the last step. Also true if there is no such tier. */
 static bool is_persistent(struct pd_tiers *t, const struct leaving *l)
 {
     bool may = false;
@@ -84,7 +84,7 @@ static void wait_for_copies(struct pd_tiers *t, struct leaving *l)
 
 /* ---- asking ---- */
 
-/* Not pinned: nothing is removed from there any more. */
+/* Needs no pin: nothing more is removed from the source. */
 static void copy_last(struct pd_tiers *t, struct tier *tier, uint32_t from, const struct leaving *l)
 {
     const struct pd_identity *identity = &l->last->state->identity;
@@ -93,7 +93,7 @@ static void copy_last(struct pd_tiers *t, struct tier *tier, uint32_t from, cons
     tier_begin_copy(tier, &source);
 }
 
-/* Files go into a bucket as they are, so that what an earlier launch has committed does as well. */
+/* Uploads do not change files, so a checkpoint that an earlier launch committed will do too. */
 static void upload_last(struct pd_tiers *t, struct tier *tier, uint32_t from, const struct leaving *l)
 {
     if (from < t->count && t->tiers[from].schedule.newest_name[0]) copy_last(t, tier, from, l);
@@ -109,8 +109,8 @@ static void upload_last(struct pd_tiers *t, struct tier *tier, uint32_t from, co
     }
 }
 
-/* A copy from tier `from`. A save from memory where an earlier launch, of another layout maybe, has committed it there, and
- * into the first tier, which has no worker. */
+/* Starts a copy from tier `from`. Saves from memory instead if an earlier launch, maybe with another layout, committed the
+ * step there, or if the target is the first tier, which has no worker. */
 static pd_status ensure(struct pd_tiers *t, struct tier *tier, uint32_t from, const struct leaving *l, struct pd_error *err)
 {
     struct tier_job job;
@@ -127,7 +127,7 @@ static pd_status ensure(struct pd_tiers *t, struct tier *tier, uint32_t from, co
     return tiers_is_fatal(st) ? st : PD_OK;
 }
 
-/* *ret_any: some were asked now. Each is asked once. */
+/* *ret_any: started something. Each tier is tried once. */
 static pd_status ensure_all(struct pd_tiers *t, struct leaving *l, bool *ret_any, struct pd_error *err)
 {
     *ret_any = !l->were_hosts_asked && lacks_replica(t, l);
@@ -137,7 +137,7 @@ static pd_status ensure_all(struct pd_tiers *t, struct leaving *l, bool *ret_any
         struct tier *tier = &t->tiers[i];
         const uint32_t from = find_last(t, l);
         if (tier->is_left_out || l->was_asked[i] || has_last(tier, l)) continue;
-        if (l->seconds >= 0 && from < t->count && i < from) continue; /* safe enough for who is asked to leave */
+        if (l->seconds >= 0 && from < t->count && i < from) continue; /* leaving: skip faster tiers */
         l->was_asked[i] = *ret_any = true;
         PD_TRY(ensure(t, tier, from, l, err));
     }
@@ -163,8 +163,8 @@ static bool lacks_last(struct pd_tiers *t, const struct tier *tier, const struct
     return !tier->is_left_out && !has_last(tier, l);
 }
 
-/* Nobody relies on what lies in memory when a run has ended: that is logged. Whatever else lacks the step is an error, the
- * first one the result, the others logged. */
+/* A tier that lacks the last step is an error: returns the first and logs the others. A tier in memory is only logged, since
+ * nobody relies on it after the run. */
 static pd_status judge(struct pd_tiers *t, const struct leaving *l, struct pd_error *err)
 {
     pd_status result = PD_OK;
@@ -181,7 +181,7 @@ static pd_status judge(struct pd_tiers *t, const struct leaving *l, struct pd_er
     return result;
 }
 
-/* What copies held back from the last pruning. */
+/* Removes checkpoints of the first tier that copies had pinned during the last pruning. */
 static pd_status prune_first(struct pd_tiers *t, struct pd_error *err)
 {
     struct tier *tier = &t->tiers[0];

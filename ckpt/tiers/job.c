@@ -16,7 +16,7 @@ static const struct pd_store_entry *find_committed(const struct tier *tier, uint
     return NULL;
 }
 
-/* Older checkpoints that cannot be removed are no failure of the one that was committed. */
+/* Prunes. If older checkpoints cannot be removed, the new one is still a success. */
 static pd_status pin_and_prune(struct tier *tier, struct tier_job *job, struct pd_error *err)
 {
     const struct pd_store_entry *entry = tier->is_remote ? NULL : find_committed(tier, job->step);
@@ -45,13 +45,13 @@ static pd_status save(struct tier *tier, struct tier_job *job, struct pd_error *
 static pd_status run(struct tier *tier, struct tier_job *job, struct pd_error *err)
 {
     if (job->task == TIER_REPLICATE) return tier_replicate(tier, job, err);
-    PD_TRY(tier_make_writable(tier, err)); /* a store that is opened again has no pins */
+    PD_TRY(tier_make_writable(tier, err)); /* reopening a store drops its pins */
     for (uint32_t i = 0; i < job->unpins.count; i++)
-        pd_store_unpin(tier->store, job->unpins.names[i]); /* first, since what follows may fail */
+        pd_store_unpin(tier->store, job->unpins.names[i]); /* first, since later steps may fail */
     const pd_status st = job->task == TIER_SAVE ? save(tier, job, err)
                          : tier->is_remote      ? tier_upload(tier, job, err)
                                                 : tier_copy(tier, job, err);
-    if (st == PD_NO_SPACE && !tier->is_remote) { /* what retention lets go makes room for the next attempt */
+    if (st == PD_NO_SPACE && !tier->is_remote) { /* pruning frees space for the next try */
         struct pd_error own = {0};
         const pd_status pruned = pd_store_prune(tier->store, &own);
         if (tiers_is_fatal(pruned)) return pd_error_pass(err, pruned, &own);

@@ -1,4 +1,4 @@
-/* Opening the store of a tier: to write, or to read where that is all it can. */
+/* Opens the store of a tier: for writing, or for reading if it cannot be written. */
 #include "ckpt/base/log.h"
 #include "ckpt/tiers/internal.h"
 
@@ -39,7 +39,7 @@ static pd_status open_store(struct tier *tier, bool writable, struct pd_error *e
                                        .generations = t->options.generations && tier->number == 0,
                                        .later_tiers = t->count - 1 - tier->number,
                                        .replicas = tier->options.replicas > 0};
-    if (tier->is_remote && writable) PD_TRY(open_bucket(tier, err)); /* its fence first, then a look */
+    if (tier->is_remote && writable) PD_TRY(open_bucket(tier, err)); /* take the fence before listing */
     options.writable = writable && !tier->is_remote;
     PD_TRY(pd_store_open(t->vfs, tier->dir, &options, tier->group, &tier->store, err));
     if (tier->bucket) PD_TRY(pd_group_agree(tier->group, pd_bucket_store_take(tier->bucket, tier->store, err), err));
@@ -49,7 +49,7 @@ static pd_status open_store(struct tier *tier, bool writable, struct pd_error *e
     return PD_OK;
 }
 
-/* Any rank's yes. */
+/* True if it is true on any rank. */
 static pd_status any_rank(struct pd_tiers *t, struct tier *tier, bool mine, bool *ret_any, struct pd_error *err)
 {
     uint64_t word = mine, *all = (uint64_t *)t->told;
@@ -85,8 +85,8 @@ void tier_leave_out(struct tier *tier)
     tier->is_left_out = tier->in_memory;
 }
 
-/* Counts as a tier that has failed: logged, and asked again when it is due. One in memory is left out instead, since its room
- * is checked before the first step alone. */
+/* Logs the failure and retries the tier when it is due. A tier in memory is left out instead, since its space is only
+ * checked before the first step. */
 static void begin_failed(struct tier *tier, const char *what, const struct pd_error *cause)
 {
     tier_schedule_fail(&tier->schedule, 0);
@@ -108,7 +108,7 @@ static pd_status refuse_hidden(const struct tier *tier, pd_status st, struct pd_
     return st;
 }
 
-/* A store that is only looked at passes over what cannot be read; here the run would fall back behind them. */
+/* A read-only store skips unreadable checkpoints, but a run must not resume from an older one because of them. */
 static pd_status check_hidden(const struct tier *tier, struct pd_error *err)
 {
     const uint64_t newest = pd_store_count(tier->store) ? pd_store_entry_at(tier->store, 0)->step : 0;
@@ -119,7 +119,7 @@ static pd_status check_hidden(const struct tier *tier, struct pd_error *err)
     return PD_OK;
 }
 
-/* Failures after which the store may still be read. */
+/* True for failures after which the store may still be readable. */
 static bool may_be_read(pd_status st)
 {
     return st == PD_NO_SPACE || st == PD_IO || st == PD_UNSUPPORTED || st == PD_NOT_FOUND;
@@ -136,7 +136,7 @@ static pd_status open_to_read(struct tier *tier, const struct pd_error *cause, s
     return PD_OK;
 }
 
-/* *ret_has: every rank has its directory. Where one has not, the tier holds nothing, or the launch ends. */
+/* *ret_has: every rank has its directory. If one lacks it, either the tier holds nothing or this fails. */
 static pd_status find_directory(struct pd_tiers *t, struct tier *tier, bool *ret_has, struct pd_error *err)
 {
     const pd_status missing = tier->options.missing;
@@ -166,7 +166,7 @@ static pd_status find_space(struct pd_tiers *t, struct tier *tier, struct pd_err
     return PD_OK;
 }
 
-/* Of a host with `here` ranks. */
+/* Allocates this rank's share on a host with `here` ranks. */
 static pd_status make_upload_memory(struct tier *tier, uint64_t here, struct pd_error *err)
 {
     const uint64_t mine = tier->options.upload_memory / here / PD_VFS_ALIGN * PD_VFS_ALIGN;
@@ -201,7 +201,7 @@ pd_status tier_open(struct tier *tier, struct pd_error *err)
 
 /* ---- later ---- */
 
-/* Its directory has come back, or was made by hand: what it holds was not looked at when the launch began. */
+/* The directory appeared after the launch began, so its content was not checked then. Refuses one with checkpoints. */
 static pd_status check_late(struct tier *tier, struct pd_error *err)
 {
     struct pd_tiers *t = tier->tiers;
@@ -218,7 +218,7 @@ static pd_status check_late(struct tier *tier, struct pd_error *err)
             tier->dir, entry->step);
 }
 
-/* The room of a tier in memory is checked before the first step alone. */
+/* Refuses a directory that is in memory now but was not: its space was only checked before the first step. */
 static pd_status check_kind(struct tier *tier, struct pd_error *err)
 {
     struct pd_space space = {0};

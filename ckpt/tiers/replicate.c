@@ -1,13 +1,13 @@
-/* Replicas: every shard of a checkpoint of the first tier is sent to the next host, into the same checkpoint there.
+/* Replicas: sends every shard of a checkpoint in the first tier to the next host, into the same checkpoint there.
  *
- *   this rank's shard --piece, verified, with its digest--> rank of the next host --> a file that it holds --sync,
- *   verify--> the name that the commit record gives the shard
+ *   this rank's shard --verified piece with its digest--> rank of the next host --> a file that it keeps open --sync,
+ *   verify--> the shard's name in the commit record
  *
- *   invariants  1. all ranks take the same number of rounds, known from the record, whatever becomes of a shard meanwhile:
- *                  one that fails or is given up sends nothing from then on
- *               2. a failure costs the copy of one shard; those that did arrive stay
- *               3. what is copied is pinned, by the saver's thread, and then stays until a newer one is copied; of the store
- * this thread uses what never changes, and files that it holds */
+ *   invariants  1. all ranks take the same number of rounds, computed from the record, even if a shard fails or is given up:
+ *                  its rank then sends headers without bytes
+ *               2. a failure loses the copy of one shard; copies that arrived stay
+ *               3. the saver's thread pins the checkpoint until a newer one is copied
+ *   threads     this worker uses only constant parts of the store, and files that it has open */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/digest.h"
 #include "ckpt/base/fault.h"
@@ -20,19 +20,19 @@
 
 #define PIECE_BYTES_MIN (2u * PD_SHARD_BLOCK_BYTES)
 
-struct header { /* goes before every piece */
+struct header { /* precedes every piece */
     uint64_t offset, bytes, digest;
     uint64_t is_end; /* everything was sent */
 };
 
-struct incoming { /* the shard of another rank */
+struct incoming { /* another rank's shard that we store */
     uint32_t rank;
     char path[TIERS_PATH_MAX];
     struct pd_file *file;
     unsigned char *buffer; /* (piece_bytes) */
     struct header header;
     bool is_whole;
-    pd_status status; /* of keeping it here */
+    pd_status status; /* of storing it here */
     struct pd_error error;
 };
 
@@ -56,7 +56,7 @@ struct transfer {
 
 /* ---- sending ---- */
 
-/* A checkpoint that is none any more is no failure. */
+/* A checkpoint that was removed meanwhile is not a failure. */
 static pd_status unless_gone(const struct transfer *v, pd_status st)
 {
     return st == PD_NOT_FOUND && !pd_store_has_record(v->store, v->job->name) ? PD_STOPPED : st;
@@ -102,7 +102,7 @@ static pd_status end_file(const struct transfer *v, struct incoming *in, struct 
     return pd_file_sync(in->file, err);
 }
 
-/* Against the record: what was sent had been verified, and this is what became of it. */
+/* Verifies the written file against the record. The sender verified its bytes, so a mismatch arose on the way or here. */
 static pd_status verify_file(const struct transfer *v, const struct incoming *in, struct pd_error *err)
 {
     const struct pd_shard_summary *expect = &v->commit.shards[in->rank];
@@ -115,7 +115,7 @@ static pd_status verify_file(const struct transfer *v, const struct incoming *in
     return pd_error_pass(err, st, &own);
 }
 
-/* One that did not come in full is its sender's failure. */
+/* An incomplete shard is not counted here: its sender reports the failure. */
 static void end_incoming(struct transfer *v, struct incoming *in)
 {
     pd_status st = in->status;
@@ -132,7 +132,7 @@ static void end_incoming(struct transfer *v, struct incoming *in)
 
 /* ---- rounds ---- */
 
-/* Alike on every rank, since nobody can receive a piece whose size is not known. */
+/* All ranks agree on the result, since nobody can receive a piece of unknown size. */
 static pd_status check_headers(const struct transfer *v, struct pd_error *err)
 {
     pd_status st = PD_OK;
@@ -169,7 +169,7 @@ static pd_status exchange_pieces(struct transfer *v, struct pd_error *err)
     return pd_group_exchange(v->tier->group, &mine, v->header.bytes > 0, v->recvs, count, err);
 }
 
-/* Enough for the largest shard and for the word that it has ended. */
+/* Enough for the largest shard and its end header. */
 static uint64_t count_rounds(const struct transfer *v)
 {
     uint64_t most = 0;
@@ -203,7 +203,7 @@ static uint64_t piece_bytes_of(const struct pd_store_replicas *ring)
     return bytes < PIECE_BYTES_MIN ? PIECE_BYTES_MIN : bytes;
 }
 
-/* More than PD_TIERS_STAGING_BYTES only where a rank keeps the shards of more than 63. */
+/* More than PD_TIERS_STAGING_BYTES only if a rank keeps replicas of more than 63 ranks. */
 uint64_t tier_replicate_staging_bytes(const struct pd_store_replicas *ring)
 {
     return piece_bytes_of(ring) * (1 + ring->source_count);
@@ -238,7 +238,7 @@ static void begin_shards(struct transfer *v)
     }
 }
 
-/* Real failures before what was only given up. */
+/* Real failures take precedence over copies that were given up. */
 static pd_status judge(const struct transfer *v, struct pd_error *err)
 {
     pd_status st = v->status;

@@ -1,12 +1,12 @@
-/* The replicator: what sends replicas of the first tier to other hosts. It is a tier without a store, so that it is scheduled
- * and reported as a tier is. */
+/* The replicator sends replicas of the first tier to other hosts. It is a struct tier without a store, so the schedule and
+ * the reports treat it as a tier. */
 #include "ckpt/base/log.h"
 #include "ckpt/tiers/internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-/* A run that has lost its other hosts goes on without replicas; one that never had others is refused. */
+/* A resumed run that lost its other hosts continues without replicas; a new run without other hosts is refused. */
 static pd_status check_hosts(const struct pd_tiers *t, bool *ret_can, struct pd_error *err)
 {
     const struct tier *first = &t->tiers[0];

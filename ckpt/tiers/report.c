@@ -1,4 +1,4 @@
-/* What came of the jobs of each tier, for metrics and logs. */
+/* Results of each tier's jobs, for metrics and logs. */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/log.h"
 #include "ckpt/tiers/internal.h"
@@ -17,7 +17,7 @@ void tier_report_deinit(struct tier *tier)
     pthread_mutex_destroy(&tier->outcome.mutex);
 }
 
-/* Whether it works now, or fails now, and did not before. */
+/* Returns true if the tier has just begun to fail or to work again. */
 static bool note_result(struct tier_outcome *o, uint64_t step, double seconds, pd_status st, const struct pd_error *err)
 {
     pthread_mutex_lock(&o->mutex);
@@ -40,7 +40,7 @@ static bool note_result(struct tier_outcome *o, uint64_t step, double seconds, p
 void tier_report_result(struct tier *tier, uint64_t step, double seconds, pd_status st, const struct pd_error *err)
 {
     const bool has_turned = note_result(&tier->outcome, step, seconds, st, err);
-    /* Alone it is the save that has failed, which its caller logs. */
+    /* With a single tier the save itself failed, and its caller logs that. */
     if (tier->tiers->count == 1 || tier->group->rank || !has_turned) return;
     if (!st) pd_log_info(TIERS_MODULE, "%s works again: it has step %" PRIu64, tier->dir, step);
     if (st && st != PD_STOPPED && !tiers_is_fatal(st))
@@ -114,11 +114,11 @@ static void add_upload(const struct tier_outcome *o, struct pd_tier_report *ret_
     ret_report->uploading_step = o->upload.step;
     if (!o->upload.step || !o->upload.bytes_here || seconds <= 0) return;
     const double progress = (double)atomic_load(&o->sent) / (double)o->upload.bytes_here;
-    ret_report->progress = progress < 1 ? progress : 1; /* index.h5 comes on top */
+    ret_report->progress = progress < 1 ? progress : 1; /* index.h5 is not in the total */
     ret_report->bytes_per_second = ret_report->progress * (double)o->upload.bytes / seconds;
 }
 
-/* Of the replicator, as part of the first tier's. */
+/* Adds the replicator's report to that of the first tier. */
 static void add_replicas(struct tier *replicator, struct pd_tier_report *ret_report)
 {
     struct tier_outcome *o = &replicator->outcome;

@@ -1,4 +1,4 @@
-/* A save: into the first tier that is due and works; from there copies go to the tiers behind it and to other hosts. */
+/* Saves into the first tier that is due and works, then starts copies to later tiers and to other hosts. */
 #include "ckpt/tiers/internal.h"
 
 #include <stdio.h>
@@ -38,7 +38,7 @@ static struct tier_target look_at(struct tier *tier, bool is_open, bool is_due_n
                                 .keep_every = tier->options.keep_every};
 }
 
-/* Of this launch, in the first tier. NULL: retention was faster. */
+/* Finds the step in the first tier, saved by this launch. NULL: retention has removed it. */
 static const struct pd_store_entry *find_milestone(const struct pd_tiers *t, uint64_t step)
 {
     const struct pd_store *store = t->tiers[0].store;
@@ -49,7 +49,7 @@ static const struct pd_store_entry *find_milestone(const struct pd_tiers *t, uin
     return NULL;
 }
 
-/* `committed` was pinned for this copy, by whoever committed it. */
+/* The save has pinned `committed` for this copy. */
 static void begin_planned(struct pd_tiers *t, const struct tier_planned *planned, const struct tier_source *committed)
 {
     struct tier *tier = tiers_worker_at(t, planned->to);
@@ -86,7 +86,7 @@ static void hand_on(struct pd_tiers *t, const struct tier_plan *plan, const stru
 
 /* ---- a save ---- */
 
-/* A save that had begun has failed: whether the next tier can be asked for the same step. */
+/* After a failure of a save that had begun: true if the next tier can be tried for the same step. */
 static bool is_still_there(struct pd_tiers *t, const struct pd_tiers_save *save)
 {
     struct pd_error ignored = {0};
@@ -102,7 +102,7 @@ static pd_status save_and_hand_on(struct pd_tiers *t, uint32_t number, const str
     struct tier_source committed = {.tier = number, .lineage = identity->lineage, .step = identity->step, .is_pinned = true};
     struct tier_plan plan;
     PD_TRY(tier_await_copy(tier, err));
-    /* What becomes of a checkpoint that is committed in tier `from`. Other hosts get every one of the first tier. */
+    /* Plan the copies of this checkpoint. Other hosts get every checkpoint of the first tier. */
     struct tier_target targets[PD_TIERS_MAX] = {{0}};
     if (tier_replicator_works(t)) targets[0] = look_at(t->replicator, true, true);
     for (uint32_t i = 1; i < t->count; i++)

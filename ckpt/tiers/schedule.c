@@ -44,7 +44,7 @@ void tier_schedule_end(struct tier_schedule *s)
 
 void tier_schedule_add_unpin(struct tier_schedule *s, const char *name)
 {
-    PD_CHECK(s->unpins.count < PD_TIERS_MAX); /* each later tier has one copy on its way */
+    PD_CHECK(s->unpins.count < PD_TIERS_MAX); /* each later tier has at most one running copy */
     snprintf(s->unpins.names[s->unpins.count++], sizeof s->unpins.names[0], "%s", name);
 }
 

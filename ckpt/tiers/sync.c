@@ -1,4 +1,4 @@
-/* Between the saver's thread and the workers: jobs go out, what came of them comes back, the same on every rank. */
+/* Exchanges jobs and results between the saver's thread and the workers, with the same outcome on every rank. */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/heartbeat.h"
 #include "ckpt/tiers/internal.h"
@@ -29,15 +29,15 @@ void tier_begin_copy(struct tier *tier, const struct tier_source *source)
     tier_worker_post(&tier->worker, &job);
 }
 
-/* Retention would remove what was replicated last for newer ones that other hosts lack: it keeps its pin until one has
- * been replicated. A copy on the way out was not pinned, since nothing is removed there any more. */
+/* Keeps the last replicated checkpoint pinned until a newer one is replicated; otherwise retention would remove it in favour
+ * of newer ones that other hosts lack. A copy of pd_tiers_finish was not pinned, since nothing is removed then. */
 static void keep_replicated(struct pd_tiers *t, struct tier_schedule *s)
 {
     if (s->kept_name[0]) unpin(t, 0, s->kept_name);
     tier_schedule_keep(s, s->source.is_pinned ? s->source.name : "");
 }
 
-/* A copy that has ended on every rank, `idle_ns` ago. */
+/* Handles a copy that ended on every rank `idle_ns` ago. */
 static void end_copy(struct pd_tiers *t, struct tier *tier, pd_status st, uint64_t idle_ns)
 {
     struct tier_schedule *s = &tier->schedule;

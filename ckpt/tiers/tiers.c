@@ -1,4 +1,4 @@
-/* The roof: opening, closing and looking. save.c and finish.c decide what goes where, the workers do it (job.c). */
+/* Opens, closes and queries tiers. save.c and finish.c decide where checkpoints go, the workers do the work (job.c). */
 #include "ckpt/tiers/internal.h"
 
 #include <inttypes.h>
@@ -8,7 +8,7 @@
 
 /* ---- opening ---- */
 
-/* Files of the run lie in its pool. */
+/* The first tier must be writable if its pool holds files of the run. */
 static pd_status check_first(const struct pd_tiers *t, struct pd_error *err)
 {
     const struct tier *first = &t->tiers[0];
@@ -19,14 +19,14 @@ static pd_status check_first(const struct pd_tiers *t, struct pd_error *err)
             first->dir, first->outcome.report.cause);
 }
 
-/* Two runs in one list of tiers would take each other's checkpoints for their own. */
+/* Refuses tiers with different runs, which would take each other's checkpoints for their own. */
 static pd_status check_run(struct pd_tiers *t, struct tier *tier, struct pd_commit *first, struct tier **ret_first,
                            struct pd_error *err)
 {
     struct pd_commit commit = {0};
     if (!tier->store || !pd_store_count(tier->store)) return PD_OK;
     pd_status st = pd_store_read_commit(tier->store, pd_store_entry_at(tier->store, 0), &commit, err);
-    if (st == PD_CORRUPT || st == PD_NOT_FOUND) return PD_OK; /* whoever loads it finds that out, and passes it over */
+    if (st == PD_CORRUPT || st == PD_NOT_FOUND) return PD_OK; /* the loader will notice and skip it */
     PD_TRY(st);
     if (!*ret_first) {
         *first = commit;
@@ -110,7 +110,7 @@ pd_status pd_tiers_start(struct pd_tiers *t, struct pd_error *err)
 {
     pd_status st = PD_OK;
     for (uint32_t i = 0; i < t->count; i++)
-        tier_look_at_newest(&t->tiers[i]); /* what was damaged is aside by now */
+        tier_look_at_newest(&t->tiers[i]); /* damaged checkpoints are in quarantine by now */
     for (uint32_t i = 1; !st && i < t->count; i++)
         st = start_worker(&t->tiers[i], err);
     if (t->replicator) tier_replicator_start(t);
@@ -183,7 +183,7 @@ bool pd_tiers_newest(const struct pd_tiers *t, uint32_t *ret_tier, struct pd_sto
     return best;
 }
 
-/* The newest that are offered are tried first, so it is the next after those. */
+/* Loaders try the newest first, so the unreadable ones are always the first entries. */
 void pd_tiers_pass_over(struct pd_tiers *t, uint32_t number, const struct pd_store_entry *entry)
 {
     struct tier *tier = &t->tiers[number];

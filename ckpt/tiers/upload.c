@@ -1,4 +1,4 @@
-/* A checkpoint of an earlier tier goes into a bucket: files as they are, the record with the bucket's fence. */
+/* Uploads a checkpoint of an earlier tier to a bucket: files unchanged, the record with the bucket's fence. */
 #include "ckpt/tiers/internal.h"
 
 #include <stdio.h>

@@ -111,7 +111,7 @@ bool tier_worker_wait(struct tier_worker *worker, double seconds)
 struct tier_worker_view tier_worker_look(struct tier_worker *worker)
 {
     pthread_mutex_lock(&worker->mutex);
-    /* The step is the saver's own word, which the worker does not change. */
+    /* Safe while the job runs: the worker does not change the step. */
     const struct tier_worker_view view = {worker->posted, worker->done, worker->job.step, worker->status,
                                           pd_clock_monotonic_ns(NULL) - worker->done_ns};
     pthread_mutex_unlock(&worker->mutex);

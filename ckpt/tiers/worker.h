@@ -28,11 +28,11 @@ struct tier_job {
     const struct pd_tiers_save *save; /* TIER_SAVE */
     char source[TIERS_PATH_MAX];      /* TIER_COPY, TIER_REPLICATE: directory of the checkpoint */
     uint64_t step;
-    uint32_t pins;            /* TIER_SAVE: copies that will be made of what it commits */
-    struct tier_names unpins; /* in this tier, whose copies have ended */
-    /* of the worker */
-    bool has_begun; /* the failure came after begin: what was to be saved may have changed since */
-    char name[64];  /* what was committed; TIER_REPLICATE, given: what is copied */
+    uint32_t pins;            /* TIER_SAVE: how many copies will be made of the new checkpoint */
+    struct tier_names unpins; /* checkpoints in this tier whose copies have ended */
+    /* set by the worker */
+    bool has_begun; /* it failed after begin: the state to save may have changed since */
+    char name[64];  /* the committed checkpoint; TIER_REPLICATE, set by the saver: the one to copy */
 };
 
 typedef pd_status tier_work(void *context, struct tier_job *job, struct pd_error *err);
@@ -48,28 +48,28 @@ struct tier_worker {
     pthread_cond_t changed; /* guarded by the mutex: */
     bool is_closing;
     uint64_t posted, done;
-    pd_status status;       /* of the job done last */
-    uint64_t done_ns;       /* when it was */
+    pd_status status;       /* of the last finished job */
+    uint64_t done_ns;       /* when that ended */
     struct tier_job job;    /* the saver's while done == posted, else the worker's */
     struct pd_owner job_is; /* checks that */
 };
 
 struct tier_worker_view {
-    uint64_t posted, done, step; /* step: of the job posted last */
-    pd_status status;            /* of the job done last */
-    uint64_t idle_ns;            /* since it was done */
+    uint64_t posted, done, step; /* step: of the last posted job */
+    pd_status status;            /* of the last finished job */
+    uint64_t idle_ns;            /* time since that ended */
 };
 
 void tier_worker_init(struct tier_worker *worker, tier_work *run, void *context);
 void tier_worker_deinit(struct tier_worker *worker);
 PD_MUST_USE pd_status tier_worker_start(struct tier_worker *worker, uint32_t rank, const char *what, struct pd_error *err);
-/* Gives up the copy under way and joins the thread. */
+/* Gives up the running copy and joins the thread. */
 void tier_worker_end(struct tier_worker *worker);
 /* The job before must be done. */
 void tier_worker_post(struct tier_worker *worker, const struct tier_job *job);
-/* Until the job is done, or `seconds` have passed (negative: no limit). True: it is done. */
+/* Waits until the job is done or `seconds` have passed (negative: no limit). Returns true if it is done. */
 bool tier_worker_wait(struct tier_worker *worker, double seconds);
 struct tier_worker_view tier_worker_look(struct tier_worker *worker);
-/* What became of the job done last, while none is under way. */
+/* The last finished job. Call it only while no job runs. */
 const struct tier_job *tier_worker_job(const struct tier_worker *worker);
 void tier_worker_give_up(struct tier_worker *worker);
