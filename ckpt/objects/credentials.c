@@ -95,7 +95,7 @@ pd_status pd_credentials_parse_json(const char *name, const char *text, size_t b
     while (is_right && pd_json_next(pd_json_root(document), &cursor, &key, &value))
         if (pd_json_text(value)) is_right = credentials_set(&made, key, pd_json_text(value));
     pd_json_document_free(document);
-    if (!is_right) PD_FAIL(err, PD_CORRUPT, "%s: the answer is not credentials", name);
+    if (!is_right) PD_FAIL(err, PD_CORRUPT, "%s: the answer has an invalid field", name);
     PD_TRY(credentials_check(name, &made, err));
     snprintf(made.source, sizeof made.source, "%s", name);
     *ret = made;
@@ -107,7 +107,7 @@ static pd_status credentials_element(void *context, const char *path, const char
     static const char prefix[] = "AssumeRoleWithWebIdentityResponse/AssumeRoleWithWebIdentityResult/Credentials/";
     if (strncmp(path, prefix, sizeof prefix - 1) != 0 || credentials_set(context, path + sizeof prefix - 1, text))
         return PD_OK;
-    PD_FAIL(err, PD_CORRUPT, "the answer is not credentials");
+    PD_FAIL(err, PD_CORRUPT, "the answer has invalid credentials");
 }
 
 pd_status pd_credentials_parse_xml(const char *name, const char *text, size_t bytes, struct pd_credentials *ret,
@@ -190,8 +190,9 @@ static pd_status from_web_identity(struct pd_credentials_chain *chain, struct pd
     if (!st && response.code == 200)
         st = pd_credentials_parse_xml("web identity", response.text ? response.text : "", response.text_bytes, ret, err);
     else if (!st)
-        st = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "%s refuses the role %s of AWS_ROLE_ARN: HTTP %d", url, role,
-                          response.code);
+        st = pd_error_set(err, PD_INVALID, PD_WHERE, 0,
+                          "%s refused the role %s of AWS_ROLE_ARN with HTTP %d: check the trust policy of the role", url,
+                          role, response.code);
     pd_http_response_deinit(&response);
     return st;
 }

@@ -54,11 +54,12 @@ static pd_status refuse_access(const struct pd_refusal *r, struct pd_error *err)
                  "the clock of this machine is %" PRIu64 " s %s the server's: set it (timedatectl set-ntp true)",
                  (uint64_t)llabs(r->clock_ahead_s), r->clock_ahead_s < 0 ? "behind" : "ahead of");
     else if (refusal_is(r, unknown))
-        snprintf(text, sizeof text, "%s does not know the access key of %s", r->endpoint, r->source);
+        snprintf(text, sizeof text, "%s does not know the access key of %s: check the key, or set AWS_ENDPOINT_URL_S3",
+                 r->endpoint, r->source);
     else if (refusal_is(r, wrong))
-        snprintf(text, sizeof text, "the secret key of %s does not belong to its access key", r->source);
+        snprintf(text, sizeof text, "the secret key of %s does not belong to its access key: set both again", r->source);
     else if (pd_refusal_is_of_credentials(r))
-        snprintf(text, sizeof text, "the credentials of %s are no longer valid (%s)", r->source,
+        snprintf(text, sizeof text, "the credentials of %s are no longer valid (%s): get new ones", r->source,
                  r->error.code[0] ? r->error.code : "HTTP 401");
     else
         snprintf(text, sizeof text, "the credentials of %s may not do this: allow them %s on arn:aws:s3:::%s%s", r->source,
