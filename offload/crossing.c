@@ -58,7 +58,7 @@ uint64_t pd_crossing_extent_elements(uint64_t buffer_bytes, uint64_t copy_bytes)
     return (buffer_bytes - alone) / SLOTS / (sizeof(float) + copy_bytes) / PAGE_ELEMENTS * PAGE_ELEMENTS;
 }
 
-static pd_status build(struct pd_crossing *c, struct pd_error *err)
+static pd_status crossing_build(struct pd_crossing *c, struct pd_error *err)
 {
     const struct pd_crossing_options *o = &c->options;
     PD_CHECK(o->extent_elements > 0 && o->extent_elements % PAGE_ELEMENTS == 0);
@@ -77,7 +77,7 @@ pd_status pd_crossing_new(const struct pd_crossing_options *options, struct pd_c
     struct pd_crossing *c = calloc(1, sizeof *c);
     if (!c) PD_FAIL(err, PD_NO_MEMORY, "no memory for what crosses between host and device");
     c->options = *options;
-    pd_status st = build(c, err);
+    pd_status st = crossing_build(c, err);
     if (st)
         pd_crossing_free(c);
     else

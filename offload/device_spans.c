@@ -71,7 +71,7 @@ static void all_unused(struct pd_device_spans *s)
     s->high = 0;
 }
 
-static pd_status build(struct pd_device_spans *s, struct pd_error *err)
+static pd_status device_spans_build(struct pd_device_spans *s, struct pd_error *err)
 {
     s->spans = calloc(s->capacity, sizeof *s->spans);
     s->unused = calloc(s->capacity, sizeof *s->unused);
@@ -94,7 +94,7 @@ pd_status pd_device_spans_new(struct pd_dev *dev, struct pd_stream *compute, uin
     s->capacity = capacity;
     pthread_mutex_init(&s->giving, NULL);
     pthread_mutex_init(&s->lock, NULL);
-    const pd_status st = build(s, err);
+    const pd_status st = device_spans_build(s, err);
     if (st)
         pd_device_spans_free(s);
     else
@@ -121,7 +121,7 @@ void pd_device_spans_free(struct pd_device_spans *s)
 
 /* ---- spans ---- */
 
-static struct span *take(struct pd_device_spans *s, const struct span *what, uint32_t *ret_number)
+static struct span *device_spans_take(struct pd_device_spans *s, const struct span *what, uint32_t *ret_number)
 {
     struct span *span = NULL;
     pthread_mutex_lock(&s->lock);
@@ -158,7 +158,7 @@ uint32_t pd_device_spans_begin(struct pd_device_spans *s, struct pd_stream *stre
     uint32_t number = NO_SPAN;
     if (!s) return NO_SPAN;
     const struct span what = {.lane = lane, .name = name, .value = value, .state = OPEN, .is_compute = stream == s->compute};
-    struct span *span = take(s, &what, &number);
+    struct span *span = device_spans_take(s, &what, &number);
     if (!span) return NO_SPAN;
     if (is_recorded(s, &span->begin, stream)) return number;
     set_state(s, span, LOST);
@@ -189,7 +189,7 @@ void pd_device_spans_note(struct pd_device_spans *s, const char *lane, const cha
     uint32_t number;
     if (!s) return;
     const struct span what = {.lane = lane, .name = name, .state = NOTED, .begin_ns = begin_ns, .end_ns = pd_trace_now()};
-    (void)take(s, &what, &number);
+    (void)device_spans_take(s, &what, &number);
 }
 
 /* ---- shares ---- */
@@ -229,7 +229,7 @@ static uint32_t without(uint32_t *at_work, uint32_t count, uint32_t interval)
     return left;
 }
 
-static void add(struct pd_device_spans *s, const struct span *span, double begin, double end, double seconds)
+static void device_spans_add(struct pd_device_spans *s, const struct span *span, double begin, double end, double seconds)
 {
     const uint32_t share = share_of(s, span), number = s->interval_count++;
     s->shares[share].seconds += seconds;
@@ -248,7 +248,7 @@ static pd_status collect_one(struct pd_device_spans *s, const struct span *span,
     PD_TRY(pd_dev_event_seconds(s->dev, s->base, span->begin, &begin, err));
     PD_TRY(pd_dev_event_seconds(s->dev, s->base, span->end, &end, err));
     PD_TRY(pd_dev_event_seconds(s->dev, span->begin, span->end, &seconds, err));
-    add(s, span, begin, end, seconds);
+    device_spans_add(s, span, begin, end, seconds);
     pd_trace_record_lane(span->lane, s->base_ns + (uint64_t)(int64_t)(begin * 1e9),
                          s->base_ns + (uint64_t)(int64_t)(end * 1e9), "gpu", span->name, span->value);
     return PD_OK;
@@ -267,7 +267,7 @@ static pd_status collect_ended(struct pd_device_spans *s, uint32_t high, bool *r
         if (state == NOTED) {
             const double begin = ((double)span->begin_ns - (double)s->base_ns) * 1e-9,
                          end = ((double)span->end_ns - (double)s->base_ns) * 1e-9;
-            add(s, span, begin, end, end - begin);
+            device_spans_add(s, span, begin, end, end - begin);
         }
         if (state == ENDED) PD_TRY(collect_one(s, span, err));
         pthread_mutex_lock(&s->lock);

@@ -65,13 +65,13 @@ static bool cut(const struct pd_host_update *u, struct cursor *c, struct pd_upda
     return true;
 }
 
-static pd_status expect(struct pd_host_update *u, const struct pd_update_range *range, struct pd_error *err)
+static pd_status host_update_expect(struct pd_host_update *u, const struct pd_update_range *range, struct pd_error *err)
 {
     return pd_crossing_expect(u->crossing, range->grad, range->copy, range->n, true, err);
 }
 
-static pd_status work(struct pd_host_update *u, const struct pd_update_step *step, struct pd_update_range range,
-                      struct pd_error *err)
+static pd_status host_update_work(struct pd_host_update *u, const struct pd_update_step *step, struct pd_update_range range,
+                                  struct pd_error *err)
 {
     PD_TRY(pd_crossing_meet(u->crossing, range.grad, range.copy, range.n, &range.grad, &range.copy, err));
     const uint64_t begin = pd_trace_begin();
@@ -87,11 +87,11 @@ pd_status pd_host_update_run(struct pd_host_update *u, const struct pd_update_st
     struct pd_update_range now, next;
     PD_TRY(pd_crossing_begin(u->crossing, err));
     bool has_now = cut(u, &cursor, &now);
-    if (has_now) PD_TRY(expect(u, &now, err));
+    if (has_now) PD_TRY(host_update_expect(u, &now, err));
     while (has_now) {
         const bool has_next = cut(u, &cursor, &next);
-        if (has_next) PD_TRY(expect(u, &next, err));
-        PD_TRY(work(u, step, now, err));
+        if (has_next) PD_TRY(host_update_expect(u, &next, err));
+        PD_TRY(host_update_work(u, step, now, err));
         now = next;
         has_now = has_next;
     }

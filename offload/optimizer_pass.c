@@ -20,7 +20,7 @@ static enum pd_dtype moments_of(const struct pd_optimizer_pass *pass)
     return pass->store->groups.moments;
 }
 
-static uint64_t bytes_of(const struct pd_optimizer_pass *pass, int kind, uint64_t elements)
+static uint64_t optimizer_pass_bytes_of(const struct pd_optimizer_pass *pass, int kind, uint64_t elements)
 {
     return elements * pd_optimizer_element_bytes(moments_of(pass), kind);
 }
@@ -44,8 +44,8 @@ static struct pd_ring_piece piece_of(const struct pd_optimizer_pass *pass, const
 {
     const struct pd_optimizer_group *group = group_of(pass, part);
     const uint32_t box = group->box[kind];
-    const uint64_t first = bytes_of(pass, kind, part->first);
-    struct pd_ring_piece piece = {.bytes = pd_round_up(bytes_of(pass, kind, part->n), PD_VFS_ALIGN)};
+    const uint64_t first = optimizer_pass_bytes_of(pass, kind, part->first);
+    struct pd_ring_piece piece = {.bytes = pd_round_up(optimizer_pass_bytes_of(pass, kind, part->n), PD_VFS_ALIGN)};
     if (is_kept(pass, group))
         piece.own = (char *)pass->store->options.kept + group->kept_at + kept_skip(pass, group, kind) + first;
     if (pass->new) {
@@ -84,7 +84,7 @@ static void add_piece(struct pd_ring_extent *extent, struct pd_optimizer_flight 
     flight->piece[tag / PD_KIND_COUNT][tag % PD_KIND_COUNT] = at;
 }
 
-static void describe(void *context, uint64_t i, struct pd_ring_extent *extent)
+static void optimizer_pass_describe(void *context, uint64_t i, struct pd_ring_extent *extent)
 {
     struct pd_optimizer_pass *pass = context;
     struct pd_optimizer_flight *flight = &pass->store->flights[i % PD_RING_SLOTS];
@@ -98,7 +98,7 @@ static void describe(void *context, uint64_t i, struct pd_ring_extent *extent)
         flight->first_block[p + 1] = flight->first_block[p] + pd_divide_up(part->n, block_elements(pass));
         for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
             flight->piece[p][kind] = PD_OPTIMIZER_NO_PIECE;
-            if (bytes_of(pass, kind, group_of(pass, part)->elements) < PD_VFS_ALIGN) continue;
+            if (optimizer_pass_bytes_of(pass, kind, group_of(pass, part)->elements) < PD_VFS_ALIGN) continue;
             add_piece(extent, flight, tags, piece_of(pass, part, kind), (uint16_t)(p * PD_KIND_COUNT + (unsigned)kind));
         }
     }
@@ -116,7 +116,7 @@ struct place {
     char *copy;
 };
 
-static struct place place_of(const struct pd_optimizer_pass *pass, uint64_t index)
+static struct place optimizer_pass_place_of(const struct pd_optimizer_pass *pass, uint64_t index)
 {
     const struct pd_optimizer_flight *flight = pass->now;
     uint32_t p = 0, end = flight->count;
@@ -132,7 +132,7 @@ static struct place place_of(const struct pd_optimizer_pass *pass, uint64_t inde
     const uint64_t left = place.part->n - place.skip, most = block_elements(pass);
     place.n = left < most ? left : most;
     for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-        place.data[kind] = flight->data[p][kind] + bytes_of(pass, kind, place.skip);
+        place.data[kind] = flight->data[p][kind] + optimizer_pass_bytes_of(pass, kind, place.skip);
     if (!pass->step->update) return place;
     place.gradient = flight->gradient[p] + place.skip;
     if (flight->copy[p]) place.copy = flight->copy[p] + place.skip * pd_dtype_bytes(pass->step->copy_dtype);
@@ -149,9 +149,9 @@ struct piece {
 static bool piece_at(const struct pd_optimizer_pass *pass, const struct place *place, int kind, uint64_t number,
                      struct piece *ret_piece)
 {
-    const uint64_t bytes = bytes_of(pass, kind, place->n), at = number * PD_SHARD_BLOCK_BYTES;
+    const uint64_t bytes = optimizer_pass_bytes_of(pass, kind, place->n), at = number * PD_SHARD_BLOCK_BYTES;
     if (at >= bytes) return false;
-    const uint64_t first = bytes_of(pass, kind, place->part->first + place->skip) + at;
+    const uint64_t first = optimizer_pass_bytes_of(pass, kind, place->part->first + place->skip) + at;
     *ret_piece = (struct piece){first / PD_SHARD_BLOCK_BYTES, place->data[kind] + at, pd_shard_block_length(bytes, number)};
     return true;
 }
@@ -208,7 +208,7 @@ static struct pd_update_range range_of(const struct pd_optimizer_pass *pass, con
 static void work_block(void *context, uint64_t index)
 {
     struct pd_optimizer_pass *pass = context;
-    const struct place place = place_of(pass, index);
+    const struct place place = optimizer_pass_place_of(pass, index);
     struct pd_error error;
     pd_status st = PD_OK;
     const bool was_read = !(is_kept(pass, place.group) && pass->has_kept);
@@ -226,7 +226,7 @@ static void work_block(void *context, uint64_t index)
         pd_update(NULL, pass->store->options.isa, pass->step->update, &range);
     }
     for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
-        const uint64_t bytes = bytes_of(pass, kind, place.n);
+        const uint64_t bytes = optimizer_pass_bytes_of(pass, kind, place.n);
         struct piece p;
         memset(place.data[kind] + bytes, 0, pd_round_up(bytes, PD_VFS_ALIGN) - bytes);
         for (uint64_t i = 0; piece_at(pass, &place, kind, i, &p); i++)
@@ -244,7 +244,8 @@ static pd_status update_resident(struct pd_optimizer_pass *pass, const struct pd
     struct pd_update_range range = range_of(pass, group, 0, group->elements);
     for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
         range.state[kind] = pd_optimizer_resident(store, pass->new, group->box[kind]);
-        memcpy(range.state[kind], pd_optimizer_resident(store, pass->old, group->box[kind]), bytes_of(pass, kind, range.n));
+        memcpy(range.state[kind], pd_optimizer_resident(store, pass->old, group->box[kind]),
+               optimizer_pass_bytes_of(pass, kind, range.n));
     }
     if (!step->update) return PD_OK;
     PD_TRY(step->meet(step->context, group->box[PD_PARAM], 0, range.n, &range.grad, &range.copy, err));
@@ -307,7 +308,7 @@ static pd_status work_blocks(struct pd_optimizer_pass *pass, struct pd_error *er
     return pd_error_pass(err, pass->status, &pass->error);
 }
 
-static pd_status work(void *context, uint64_t i, struct pd_ring_extent *extent, struct pd_error *err)
+static pd_status optimizer_pass_work(void *context, uint64_t i, struct pd_ring_extent *extent, struct pd_error *err)
 {
     struct pd_optimizer_pass *pass = context;
     struct pd_optimizer_flight *flight = extent->user;
@@ -338,7 +339,7 @@ static void close_old(struct pd_optimizer_pass *pass)
     pass->old->file.from = NULL;
 }
 
-static void leave(struct pd_optimizer_pass *pass)
+static void optimizer_pass_leave(struct pd_optimizer_pass *pass)
 {
     close_old(pass);
     pthread_mutex_destroy(&pass->mutex);
@@ -349,12 +350,14 @@ pd_status pd_optimizer_pass_begin(struct pd_optimizer_pass *pass, struct pd_erro
     struct pd_optimizer_store *store = pass->store;
     pthread_mutex_init(&pass->mutex, NULL);
     start_cursor(pass, PD_OPTIMIZER_STREAMED);
-    const struct pd_ring_job job = {
-        .extent_count = pd_optimizer_cursor_count(pass->cursor), .context = pass, .describe = describe, .work = work};
+    const struct pd_ring_job job = {.extent_count = pd_optimizer_cursor_count(pass->cursor),
+                                    .context = pass,
+                                    .describe = optimizer_pass_describe,
+                                    .work = optimizer_pass_work};
     struct pd_optimizer_file *file = &pass->old->file;
     pd_status st = pd_file_open(pass->store->options.vfs, file->path, PD_OPEN_READ | PD_OPEN_DIRECT, &file->from, err);
     if (!st) st = pd_ring_begin(store->ring, &job, err);
-    if (st) leave(pass);
+    if (st) optimizer_pass_leave(pass);
     return st;
 }
 
@@ -362,14 +365,14 @@ pd_status pd_optimizer_pass_end(struct pd_optimizer_pass *pass, struct pd_ring_r
 {
     pd_status st = pd_ring_end(pass->store->ring, ret_report, err);
     if (!st) st = pass_residents(pass, pass->store->groups.count, err);
-    leave(pass);
+    optimizer_pass_leave(pass);
     return st;
 }
 
 void pd_optimizer_pass_abandon(struct pd_optimizer_pass *pass)
 {
     pd_ring_abandon(pass->store->ring);
-    leave(pass);
+    optimizer_pass_leave(pass);
 }
 
 /* ---- the last writes of a generation ---- */
@@ -383,7 +386,7 @@ static pd_status work_resident(void *context, uint64_t i, struct pd_ring_extent 
     for (uint32_t p = 0; p < flight->count; p++) {
         const struct pd_optimizer_group *group = group_of(pass, &flight->parts[p]);
         for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
-            const uint64_t bytes = bytes_of(pass, kind, group->elements);
+            const uint64_t bytes = optimizer_pass_bytes_of(pass, kind, group->elements);
             if (flight->piece[p][kind] == PD_OPTIMIZER_NO_PIECE) continue;
             char *data = extent->pieces[flight->piece[p][kind]].data;
             memcpy(data, pd_optimizer_resident(pass->store, pass->new, group->box[kind]), bytes);
@@ -399,7 +402,7 @@ static void hand_over_small(const struct pd_optimizer_pass *pass)
     const struct pd_optimizer_store *store = pass->store;
     for (uint32_t box = 0; box < store->options.box_count; box++) {
         const struct pd_shard_box *b = &store->options.boxes[box];
-        const uint64_t bytes = bytes_of(pass, (int)b->kind, pd_box_elements(&b->box));
+        const uint64_t bytes = optimizer_pass_bytes_of(pass, (int)b->kind, pd_box_elements(&b->box));
         if (bytes < PD_VFS_ALIGN)
             pd_shard_stream_block(pass->new->file.stream, box, 0, pd_optimizer_resident(store, pass->new, box), bytes);
     }
@@ -412,7 +415,7 @@ pd_status pd_optimizer_pass_residents(struct pd_optimizer_store *store, struct p
     start_cursor(&pass, PD_OPTIMIZER_RESIDENT_PAGES);
     const struct pd_ring_job job = {.extent_count = pd_optimizer_cursor_count(pass.cursor),
                                     .context = &pass,
-                                    .describe = describe,
+                                    .describe = optimizer_pass_describe,
                                     .work = work_resident};
     PD_TRY(pd_ring_run(store->ring, &job, NULL, err));
     hand_over_small(&pass);

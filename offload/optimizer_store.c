@@ -63,7 +63,7 @@ static pd_status build_generation(struct pd_optimizer_store *store, struct pd_op
                                &generation->file.writer, err);
 }
 
-static pd_status build(struct pd_optimizer_store *store, struct pd_error *err)
+static pd_status optimizer_store_build(struct pd_optimizer_store *store, struct pd_error *err)
 {
     const struct pd_optimizer_store_options *o = &store->options;
     PD_TRY(pd_optimizer_groups_init(o->tensors, o->boxes, o->box_count, &store->groups, err));
@@ -96,7 +96,7 @@ pd_status pd_optimizer_store_new(const struct pd_optimizer_store_options *option
     struct pd_optimizer_store *store = calloc(1, sizeof *store);
     if (!store) PD_FAIL(err, PD_NO_MEMORY, "no memory for optimizer state in files");
     store->options = *options;
-    pd_status st = build(store, err);
+    pd_status st = optimizer_store_build(store, err);
     if (st) {
         pd_optimizer_store_free(store);
         return pd_error_context(err, st, "optimizer state in files");
@@ -206,7 +206,8 @@ static void let_go(struct pd_optimizer_store *store, struct pd_optimizer_generat
         (void)!pd_vfs_unlink(store->options.vfs, file->path, NULL);
 }
 
-static pd_status open_file(struct pd_optimizer_store *store, struct pd_optimizer_generation *g, struct pd_error *err)
+static pd_status optimizer_store_open_file(struct pd_optimizer_store *store, struct pd_optimizer_generation *g,
+                                           struct pd_error *err)
 {
     struct pd_optimizer_file *file = &g->file;
     PD_TRY(take_file(store, g, err));
@@ -219,7 +220,7 @@ static pd_status open_next(struct pd_optimizer_store *store, const struct pd_ide
     struct pd_optimizer_generation *g = next_of(store);
     g->identity = *identity;
     g->has_residents = g->is_finished = false;
-    pd_status st = open_file(store, g, err);
+    pd_status st = optimizer_store_open_file(store, g, err);
     if (st) let_go(store, g, true);
     return st;
 }

@@ -165,7 +165,7 @@ static void cut_requests(struct slot *slot, uint32_t transfer_max, bool is_write
     if (run.file) cut_run(slot, transfer_max, &run, is_write);
 }
 
-static void describe(struct running *r)
+static void ring_describe(struct running *r)
 {
     struct slot *slot = &r->ring->slots[r->described % PD_RING_SLOTS];
     uint64_t bytes = 0;
@@ -205,7 +205,7 @@ static struct pd_transfer *next_transfer(struct running *r)
     return &slot->transfers[slot->sent++];
 }
 
-static pd_status send(struct running *r)
+static pd_status ring_send(struct running *r)
 {
     struct pd_transfer *batch[BATCH];
     for (uint32_t count = BATCH; count == BATCH;) {
@@ -223,7 +223,7 @@ static pd_status send(struct running *r)
 }
 
 /* Puts errors of transfers into r->failed; returns only errors of the queue itself. */
-static pd_status reap(struct running *r, bool wait, uint32_t *ret_count)
+static pd_status ring_reap(struct running *r, bool wait, uint32_t *ret_count)
 {
     struct pd_transfer *done[IN_FLIGHT_MAX];
     struct pd_error *err = r->failed ? NULL : r->err;
@@ -241,7 +241,7 @@ static pd_status reap(struct running *r, bool wait, uint32_t *ret_count)
 /* ---- a job ---- */
 
 /* Starts reads as soon as finished writes make space: otherwise extents would be worked on, written and read in phases. */
-static pd_status work(struct running *r, struct slot *slot)
+static pd_status ring_work(struct running *r, struct slot *slot)
 {
     uint32_t count;
     pd_owner_release(&slot->owner, "read");
@@ -251,13 +251,13 @@ static pd_status work(struct running *r, struct slot *slot)
     pd_owner_acquire(&slot->owner, "write");
     cut_requests(slot, r->ring->transfer_max, true);
     r->worked++;
-    return reap(r, false, &count);
+    return ring_reap(r, false, &count);
 }
 
 static pd_status wait_for_some(struct running *r)
 {
     uint32_t count = 0;
-    PD_TRY(reap(r, true, &count));
+    PD_TRY(ring_reap(r, true, &count));
     PD_CHECK(count > 0); /* otherwise nothing would ever progress */
     return PD_OK;
 }
@@ -273,16 +273,16 @@ static void turn(struct running *r)
         r->finished++;
     }
     while (r->described < r->job.extent_count && r->described < r->finished + PD_RING_SLOTS)
-        describe(r);
+        ring_describe(r);
 }
 
 static pd_status run_extents(struct running *r)
 {
     for (turn(r); r->finished < r->job.extent_count && !r->failed; turn(r)) {
-        PD_TRY(send(r));
+        PD_TRY(ring_send(r));
         struct slot *slot = &r->ring->slots[r->worked % PD_RING_SLOTS];
         const bool is_there = r->worked < r->described && slot->state == READING && slot->done == slot->count;
-        PD_TRY(is_there ? work(r, slot) : wait_for_some(r));
+        PD_TRY(is_there ? ring_work(r, slot) : wait_for_some(r));
     }
     return r->failed;
 }
@@ -291,12 +291,12 @@ static pd_status run_extents(struct running *r)
 static pd_status drain(struct running *r)
 {
     for (uint32_t count = 1; count;)
-        PD_TRY(reap(r, true, &count));
+        PD_TRY(ring_reap(r, true, &count));
     return PD_OK;
 }
 
 /* Reaps everything in flight; then the ring can take another job. */
-static pd_status leave(struct pd_ring *ring)
+static pd_status ring_leave(struct pd_ring *ring)
 {
     pd_status drained = drain(&ring->running);
     ring->is_running = false;
@@ -313,10 +313,10 @@ pd_status pd_ring_begin(struct pd_ring *ring, const struct pd_ring_job *job, str
         ring->slots[i].owner = (struct pd_owner){NULL}; /* an abandoned job was drained */
     }
     turn(&ring->running);
-    pd_status st = send(&ring->running);
+    pd_status st = ring_send(&ring->running);
     if (!st) return PD_OK;
     ring->running.failed = st; /* the message is set */
-    (void)!leave(ring);
+    (void)!ring_leave(ring);
     return st;
 }
 
@@ -327,7 +327,7 @@ pd_status pd_ring_end(struct pd_ring *ring, struct pd_ring_report *ret_report, s
     r->err = err;
     pd_status st = run_extents(r);
     if (st) r->failed = st; /* the message is set */
-    pd_status drained = leave(ring);
+    pd_status drained = ring_leave(ring);
     if (!st) st = drained ? drained : r->failed;
     r->report.seconds = pd_clock_seconds_since(r->start_ns);
     if (!st && ret_report) *ret_report = r->report;
@@ -339,7 +339,7 @@ void pd_ring_abandon(struct pd_ring *ring)
     if (!ring->is_running) return;
     ring->running.err = NULL;
     ring->running.failed = PD_STOPPED; /* ignore other failures */
-    (void)!leave(ring);
+    (void)!ring_leave(ring);
 }
 
 pd_status pd_ring_run(struct pd_ring *ring, const struct pd_ring_job *job, struct pd_ring_report *ret_report,

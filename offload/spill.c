@@ -148,7 +148,7 @@ static uint64_t block_count(const struct spill_file *s, uint32_t span)
 
 /* ---- transfers ---- */
 
-static pd_status reap(struct spill_file *s, struct pd_error *err)
+static pd_status spill_reap(struct spill_file *s, struct pd_error *err)
 {
     struct pd_transfer *done[REAP_MAX];
     uint32_t count;
@@ -162,7 +162,7 @@ static pd_status reap(struct spill_file *s, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status start(struct spill_file *s, uint32_t index, void *data, bool is_write, struct pd_error *err)
+static pd_status spill_start(struct spill_file *s, uint32_t index, void *data, bool is_write, struct pd_error *err)
 {
     struct span *span = &s->spans[index];
     const uint64_t bytes = pd_round_up(span->bytes, PD_VFS_ALIGN);
@@ -190,13 +190,13 @@ static pd_status spill_file_write(struct spill_file *s, uint32_t span, void *dat
     PD_CHECK(s->spans[span].state == SPAN_IDLE);
     s->spans[span].writes++;
     pd_parallel(s->options.pool, block_count(s, span), hash_one, &h);
-    return start(s, span, data, true, err);
+    return spill_start(s, span, data, true, err);
 }
 
 static pd_status spill_file_read(struct spill_file *s, uint32_t span, void *data, struct pd_error *err)
 {
     PD_CHECK(s->spans[span].writes);
-    return start(s, span, data, false, err);
+    return spill_start(s, span, data, false, err);
 }
 
 static pd_status spill_file_wait(struct spill_file *s, uint32_t index, struct pd_error *err)
@@ -204,7 +204,7 @@ static pd_status spill_file_wait(struct spill_file *s, uint32_t index, struct pd
     struct span *span = &s->spans[index];
     const bool was_read = span->state == SPAN_READING;
     while (span->in_flight)
-        PD_TRY(reap(s, err));
+        PD_TRY(spill_reap(s, err));
     span->state = SPAN_IDLE;
     if (span->failed) {
         const pd_status st = span->failed;
@@ -230,7 +230,7 @@ static void spill_file_sync(struct spill_file *s)
     for (uint32_t i = 0; i < s->options.span_count; i++) {
         struct span *span = &s->spans[i];
         while (span->in_flight)
-            if (reap(s, NULL)) return;
+            if (spill_reap(s, NULL)) return;
         span->state = SPAN_IDLE;
         span->failed = PD_OK;
     }
@@ -391,8 +391,8 @@ static pd_status follow(struct pd_spill *s, struct pd_stream *stream, struct pd_
     return pd_dev_event_wait(s->device.dev, stream, event, err);
 }
 
-static pd_status copy(struct pd_spill *s, bool to_host, void *dst, void *src, uint64_t bytes, struct pd_event *copied,
-                      struct pd_error *err)
+static pd_status spill_copy(struct pd_spill *s, bool to_host, void *dst, void *src, uint64_t bytes, struct pd_event *copied,
+                            struct pd_error *err)
 {
     const struct pd_spill_device *d = &s->device;
     struct pd_stream *stream = to_host ? d->copies_out : d->copies_in;
@@ -409,7 +409,7 @@ static pd_status copy_out(struct pd_spill *s, void *dst, void *src, uint64_t byt
     PD_TRY(follow(s, d->copies_out, d->compute, s->computed, err));
     PD_TRY(follow(s, d->copies_out, d->copies_in, s->arrived, err));
     if (d->others) PD_TRY(follow(s, d->copies_out, d->others, s->arrived, err));
-    return copy(s, true, dst, src, bytes, copied, err);
+    return spill_copy(s, true, dst, src, bytes, copied, err);
 }
 
 /* ---- slots ---- */
@@ -436,11 +436,11 @@ static pd_status go_in(struct pd_spill *s, struct slot *slot, struct pd_error *e
     if (s->file) PD_TRY(spill_file_wait(s->file, slot->span, err));
     pass(slot, GOES_IN);
     PD_TRY(pd_dev_event_wait(s->device.dev, s->device.copies_in, slot->room, err));
-    return copy(s, false, slot->data, slot->staging, s->span_bytes[slot->span], slot->copied, err);
+    return spill_copy(s, false, slot->data, slot->staging, s->span_bytes[slot->span], slot->copied, err);
 }
 
 /* Completes its operation, except that somebody must wait for a read. */
-static pd_status finish(struct pd_spill *s, struct slot *slot, struct pd_error *err)
+static pd_status spill_finish(struct pd_spill *s, struct slot *slot, struct pd_error *err)
 {
     if (slot->state == COMES_OUT) PD_TRY(to_file(s, slot, err));
     if (slot->state == TO_FILE) PD_TRY(spill_file_wait(s->file, slot->span, err));
@@ -451,7 +451,7 @@ static pd_status finish(struct pd_spill *s, struct slot *slot, struct pd_error *
 }
 
 /* Returns NULL if nothing of the span is in flight. */
-static struct slot *find(struct pd_spill *s, uint32_t span)
+static struct slot *spill_find(struct pd_spill *s, uint32_t span)
 {
     for (uint32_t i = s->file ? 0 : span; i < s->slot_count; i++)
         if (s->slots[i].span == span) {
@@ -465,17 +465,17 @@ static struct slot *find(struct pd_spill *s, uint32_t span)
  * ended: starts the writes of their spans. */
 static pd_status take_slot(struct pd_spill *s, uint32_t span, struct slot **ret_slot, struct pd_error *err)
 {
-    struct slot *slot = s->file ? find(s, span) : NULL, *oldest = &s->slots[0];
+    struct slot *slot = s->file ? spill_find(s, span) : NULL, *oldest = &s->slots[0];
     *ret_slot = &s->slots[s->file ? 0 : span];
     if (!s->file) return PD_OK;
-    if (slot) PD_TRY(finish(s, slot, err));
+    if (slot) PD_TRY(spill_finish(s, slot, err));
     s->turn++;
     for (uint32_t i = 0; i < s->slot_count; i++) {
         slot = &s->slots[i];
         if (slot->state == COMES_OUT && slot->turn + BEHIND < s->turn) PD_TRY(to_file(s, slot, err));
         if (oldest->state != FREE && (slot->state == FREE || slot->turn < oldest->turn)) oldest = slot;
     }
-    PD_TRY(finish(s, oldest, err));
+    PD_TRY(spill_finish(s, oldest, err));
     oldest->span = span;
     oldest->turn = s->turn;
     *ret_slot = oldest;
@@ -511,7 +511,7 @@ pd_status pd_spill_read(struct pd_spill *s, uint32_t span, void *data, struct pd
 pd_status pd_spill_wait(struct pd_spill *s, uint32_t span, struct pd_error *err)
 {
     if (!s->has_device) return spill_file_wait(s->file, span, err);
-    struct slot *slot = find(s, span);
+    struct slot *slot = spill_find(s, span);
     if (!slot) return PD_OK;
     if (slot->state == FROM_FILE) PD_TRY(go_in(s, slot, err));
     return pd_dev_event_wait(s->device.dev, s->device.compute, slot->copied, err);

@@ -48,7 +48,7 @@ static uint32_t line_of(const struct pd_plan *plan, uint32_t shard)
     return plan->lines->shard_line ? plan->lines->shard_line[shard] : plan->input.host_count;
 }
 
-static void *take(struct pd_plan_lines *lines, uint64_t count, uint64_t bytes)
+static void *plan_take(struct pd_plan_lines *lines, uint64_t count, uint64_t bytes)
 {
     lines->bytes += (count + 1) * bytes;
     return calloc(count + 1, bytes);
@@ -209,15 +209,15 @@ static pd_status make_lines(struct pd_plan *plan, struct pd_error *err)
     plan->lines = lines;
     if (!lines) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for a plan");
     const bool has_hosts = in->host_has && in->reader_host;
-    lines->lines = take(lines, in->host_count + 1ull, sizeof *lines->lines);
-    lines->shard_first = take(lines, plan->shard_count, sizeof *lines->shard_first);
-    lines->stage_first = take(lines, in->stored->pp + 1ull, sizeof *lines->stage_first);
-    lines->stage_tensors = take(lines, in->tensors->count, sizeof *lines->stage_tensors);
+    lines->lines = plan_take(lines, in->host_count + 1ull, sizeof *lines->lines);
+    lines->shard_first = plan_take(lines, plan->shard_count, sizeof *lines->shard_first);
+    lines->stage_first = plan_take(lines, in->stored->pp + 1ull, sizeof *lines->stage_first);
+    lines->stage_tensors = plan_take(lines, in->tensors->count, sizeof *lines->stage_tensors);
     bool ready = lines->lines && lines->shard_first && lines->stage_first && lines->stage_tensors;
     if (has_hosts) {
-        lines->shard_line = take(lines, plan->shard_count, sizeof *lines->shard_line);
-        lines->member = take(lines, in->readers, sizeof *lines->member);
-        lines->host_first = take(lines, in->host_count + 1ull, sizeof *lines->host_first);
+        lines->shard_line = plan_take(lines, plan->shard_count, sizeof *lines->shard_line);
+        lines->member = plan_take(lines, in->readers, sizeof *lines->member);
+        lines->host_first = plan_take(lines, in->host_count + 1ull, sizeof *lines->host_first);
         ready = ready && lines->shard_line && lines->member && lines->host_first;
     }
     if (!ready) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for a plan over %u shards", plan->shard_count);
@@ -408,7 +408,8 @@ static struct pd_read_item item_with(const struct pd_plan *plan, const struct pl
     return item;
 }
 
-static pd_status append(struct pd_read_item **items, uint64_t *count, const struct pd_read_item *item, struct pd_error *err)
+static pd_status plan_append(struct pd_read_item **items, uint64_t *count, const struct pd_read_item *item,
+                             struct pd_error *err)
 {
     if (!pd_grow(items, *count, sizeof **items))
         PD_FAIL(err, PD_NO_MEMORY, "load: no memory for a plan of %llu items", (unsigned long long)*count + 1);
@@ -431,7 +432,7 @@ static pd_status visit_own(void *context, const struct place *place, struct pd_e
     for (uint64_t block = block_at(place, r->stretch.begin);
          block < blocks && place->position + block * BLOCK_PAGES < r->stretch.end;) {
         struct pd_read_item item = item_with(plan, place, &r->stretch, block);
-        PD_TRY(append(&plan->items, &plan->item_count, &item, err));
+        PD_TRY(plan_append(&plan->items, &plan->item_count, &item, err));
         block = item.first_block + item.block_count;
     }
     return PD_OK;
@@ -530,7 +531,7 @@ static pd_status visit_coming(void *context, const struct place *place, struct p
         struct pd_read_item item = item_with(plan, place, &stretch, block);
         block = item.first_block + item.block_count;
         if (item.reader == plan->input.rank || !is_mine(r, place, &item)) continue;
-        PD_TRY(append(&plan->coming, &plan->coming_count, &item, err));
+        PD_TRY(plan_append(&plan->coming, &plan->coming_count, &item, err));
     }
     return PD_OK;
 }
@@ -587,7 +588,7 @@ static pd_status receive_column(struct receiving *r, uint32_t pp, const struct c
     return PD_OK;
 }
 
-static pd_status receive(struct receiving *r, struct pd_error *err)
+static pd_status plan_receive(struct receiving *r, struct pd_error *err)
 {
     const struct pd_layout *stored = r->plan->input.stored;
     const uint32_t group = stored->dp * stored->sp, row = stored->tp;
@@ -615,7 +616,7 @@ static pd_status receive(struct receiving *r, struct pd_error *err)
 
 /* ---- the plan ---- */
 
-static pd_status build(struct pd_plan *plan, struct pd_error *err)
+static pd_status plan_build(struct pd_plan *plan, struct pd_error *err)
 {
     PD_TRY(make_lines(plan, err));
     plan->round_count = count_rounds(plan);
@@ -638,7 +639,7 @@ static pd_status build(struct pd_plan *plan, struct pd_error *err)
                           .box = calloc(shards, sizeof *r.box)};
     const bool has_all = r.wants && r.is_marked && r.marked && r.position && r.box;
     pd_status st = PD_ALLOCATED(has_all, err, "load: no memory for a plan over %u shards", plan->shard_count);
-    if (!st) st = receive(&r, err);
+    if (!st) st = plan_receive(&r, err);
     free(r.wants);
     free(r.is_marked);
     free(r.marked);
@@ -654,7 +655,7 @@ pd_status pd_plan_new(const struct pd_plan_input *input, struct pd_plan **ret_pl
     if (!plan) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for a plan");
     plan->input = *input;
     plan->shard_count = pd_layout_world(input->stored);
-    pd_status st = build(plan, err);
+    pd_status st = plan_build(plan, err);
     if (st)
         pd_plan_free(plan);
     else

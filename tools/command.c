@@ -161,12 +161,12 @@ static const char *refused_word(const struct parsing *p, const struct argp_state
 
 /* ---- argp ---- */
 
-static int key_of(const struct pd_usage *usage, const struct pd_option *o)
+static int command_key_of(const struct pd_usage *usage, const struct pd_option *o)
 {
     return !o->name ? 0 : o->letter ? o->letter : KEY_FIRST + (int)(o - usage->options);
 }
 
-static error_t parse(int key, char *argument, struct argp_state *state)
+static error_t command_parse(int key, char *argument, struct argp_state *state)
 {
     struct parsing *p = state->input;
     switch (key) {
@@ -184,7 +184,7 @@ static error_t parse(int key, char *argument, struct argp_state *state)
         return 0;
     default:
         for (struct pd_option *o = p->usage->options; o && (o->name || o->doc); o++) {
-            if (!o->name || key_of(p->usage, o) != key) continue;
+            if (!o->name || command_key_of(p->usage, o) != key) continue;
             o->given = ++p->given;
             return set_value(o, argument, p->err) ? EINVAL : 0;
         }
@@ -198,11 +198,11 @@ pd_status pd_command_parse(const struct pd_usage *usage, int argc, char **argv, 
     uint32_t count = 0;
     for (const struct pd_option *o = p.usage->options; o && (o->name || o->doc); o++) {
         PD_CHECK(count < OPTIONS_MAX - 3);
-        p.rows[count++] = (struct argp_option){o->name, key_of(p.usage, o), o->argument, 0, o->doc, 0};
+        p.rows[count++] = (struct argp_option){o->name, command_key_of(p.usage, o), o->argument, 0, o->doc, 0};
     }
     if (p.usage->json) p.rows[count++] = (struct argp_option){"json", KEY_JSON, NULL, 0, "the result as JSON on stdout", -1};
     p.rows[count] = (struct argp_option){"help", KEY_HELP, NULL, 0, "this text", -1};
-    p.argp = (struct argp){.options = p.rows, .parser = parse, .args_doc = usage->arguments, .doc = usage->doc};
+    p.argp = (struct argp){.options = p.rows, .parser = command_parse, .args_doc = usage->arguments, .doc = usage->doc};
     pd_error_clear(err);
     *ret_done = false;
     if (usage->word_count) *usage->word_count = 0;

@@ -86,7 +86,7 @@ static pd_status print_version(bool is_json, struct pd_error *err)
     return pd_output_json(&w, err);
 }
 
-static pd_status run(int argc, char **argv, struct pd_error *err)
+static pd_status main_run(int argc, char **argv, struct pd_error *err)
 {
     PD_TRY(raise_stack(err));
     PD_TRY(pd_log_configure_env(err));
@@ -138,7 +138,7 @@ int main(int argc, char **argv)
     signal(SIGPIPE, SIG_IGN);                 /* a closed pipe must not end a run */
     if (!is_worker) signal(SIGXFSZ, SIG_IGN); /* a limit of file sizes is an error of the write; ranks: pd_launched_ready */
     pd_vfs_register_remote("s3://", pd_vfs_new_objects);
-    pd_status status = name_limit(run(argc, argv, &err), &err);
+    pd_status status = name_limit(main_run(argc, argv, &err), &err);
     pd_utf8_clean(err.message); /* it may quote a file */
     if (status && is_json && err.message[0]) pd_output_json_error(&err);
     bool lost = fflush(stdout) != 0 || ferror(stdout);

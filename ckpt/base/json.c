@@ -76,7 +76,7 @@ static void before_value(struct pd_json_writer *w, const char *key)
     w->is_first = false;
 }
 
-static void begin(struct pd_json_writer *w, const char *key, char opener, char closer)
+static void json_begin(struct pd_json_writer *w, const char *key, char opener, char closer)
 {
     before_value(w, key);
     PD_CHECK(w->depth < PD_JSON_DEPTH_MAX);
@@ -85,7 +85,7 @@ static void begin(struct pd_json_writer *w, const char *key, char opener, char c
     w->is_first = true;
 }
 
-static void end(struct pd_json_writer *w, char closer)
+static void json_end(struct pd_json_writer *w, char closer)
 {
     PD_CHECK(w->depth && w->closers[w->depth - 1] == closer);
     w->depth--;
@@ -96,7 +96,7 @@ static void end(struct pd_json_writer *w, char closer)
 
 void pd_json_object_begin(struct pd_json_writer *w, const char *key)
 {
-    begin(w, key, '{', '}');
+    json_begin(w, key, '{', '}');
 }
 
 void pd_json_writer_init_object(struct pd_json_writer *w, unsigned indent)
@@ -107,17 +107,17 @@ void pd_json_writer_init_object(struct pd_json_writer *w, unsigned indent)
 
 void pd_json_object_end(struct pd_json_writer *w)
 {
-    end(w, '}');
+    json_end(w, '}');
 }
 
 void pd_json_array_begin(struct pd_json_writer *w, const char *key)
 {
-    begin(w, key, '[', ']');
+    json_begin(w, key, '[', ']');
 }
 
 void pd_json_array_end(struct pd_json_writer *w)
 {
-    end(w, ']');
+    json_end(w, ']');
 }
 
 void pd_json_string(struct pd_json_writer *w, const char *key, const char *text)
@@ -199,7 +199,7 @@ void pd_json_doubles(struct pd_json_writer *w, const struct pd_json_double_membe
 pd_status pd_json_writer_finish(struct pd_json_writer *w, const char **ret_text, size_t *ret_bytes, struct pd_error *err)
 {
     while (w->depth)
-        end(w, w->closers[w->depth - 1]);
+        json_end(w, w->closers[w->depth - 1]);
     PD_CHECK(!w->is_first);
     put(w, "\n");
     if (!w->file || fflush(w->file) || ferror(w->file))
@@ -248,7 +248,8 @@ static void give_functions(void)
 }
 
 /* False: out of memory. */
-static bool parse(struct pd_json_document *document, const char *text, size_t bytes, size_t flags, json_error_t *ret_problem)
+static bool json_parse(struct pd_json_document *document, const char *text, size_t bytes, size_t flags,
+                       json_error_t *ret_problem)
 {
     under_way = document;
     const bool has_memory = !setjmp(document->out_of_memory);
@@ -261,12 +262,12 @@ static bool parse(struct pd_json_document *document, const char *text, size_t by
 }
 
 /* *ret_document NULL: not JSON, see *ret_problem.   errors  PD_NO_MEMORY */
-static pd_status load(const char *text, size_t bytes, size_t flags, struct pd_json_document **ret_document,
-                      json_error_t *ret_problem, struct pd_error *err)
+static pd_status json_load(const char *text, size_t bytes, size_t flags, struct pd_json_document **ret_document,
+                           json_error_t *ret_problem, struct pd_error *err)
 {
     struct pd_json_document *document = calloc(1, sizeof *document);
     pthread_once(&has_functions, give_functions);
-    const bool has_memory = document && parse(document, text, bytes, flags, ret_problem);
+    const bool has_memory = document && json_parse(document, text, bytes, flags, ret_problem);
     *ret_document = has_memory && document->root ? document : NULL;
     if (!*ret_document) pd_json_document_free(document);
     return has_memory ? PD_OK : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory to read JSON");
@@ -286,7 +287,7 @@ pd_status pd_json_parse(const char *name, const char *text, size_t bytes, struct
                         struct pd_error *err)
 {
     json_error_t problem;
-    pd_status st = load(text, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, ret_document, &problem, err);
+    pd_status st = json_load(text, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, ret_document, &problem, err);
     if (st) return pd_error_context(err, st, "%s", name);
     if (!*ret_document)
         PD_FAIL(err, PD_CORRUPT, "%s: line %d, column %d: not valid JSON: %s", name, problem.line, problem.column,
@@ -334,7 +335,7 @@ pd_status pd_json_parse_member(const char *text, size_t bytes, const char *key, 
 {
     struct pd_json_document *document;
     json_error_t problem;
-    PD_TRY(load(text, bytes, JSON_DECODE_ANY | JSON_ALLOW_NUL, &document, &problem, err));
+    PD_TRY(json_load(text, bytes, JSON_DECODE_ANY | JSON_ALLOW_NUL, &document, &problem, err));
     if (!document) PD_FAIL(err, PD_CORRUPT, "no valid JSON at column %d: %s", problem.column, problem.text);
     pd_status status = check_member(document->root, key, err);
     if (status) {

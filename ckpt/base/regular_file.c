@@ -43,7 +43,7 @@ int pd_regular_open(const char *path, int flags, int *ret_fd)
     return result;
 }
 
-static int append(int fd, const char *line, size_t bytes)
+static int regular_file_append(int fd, const char *line, size_t bytes)
 {
     struct stat before, now;
     char last = '\n';
@@ -60,7 +60,7 @@ static int append(int fd, const char *line, size_t bytes)
 int pd_regular_append(int fd, const char *line, size_t bytes)
 {
     int number;
-    PD_ON_STORAGE(number = append(fd, line, bytes));
+    PD_ON_STORAGE(number = regular_file_append(fd, line, bytes));
     return number;
 }
 

@@ -74,8 +74,8 @@ pd_status pd_trace_open(const char *path, struct pd_error *err)
 
 /* ---- with the lock ---- */
 
-static void put(const char *format, ...) PD_PRINTF(1, 2);
-static void put(const char *format, ...)
+static void trace_put(const char *format, ...) PD_PRINTF(1, 2);
+static void trace_put(const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
@@ -92,17 +92,18 @@ static void put_event(const struct buffer *b, const struct event *e)
 {
     const double begin = microseconds(e->begin);
     if (!e->is_async) {
-        put("{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\",\"name\":\"%s\","
-            "\"args\":{\"value\":%" PRIu64 "}},\n",
-            b->rank, e->lane ? e->lane : b->thread, begin, microseconds(e->end - e->begin), e->category, e->name, e->value);
+        trace_put("{\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f,\"cat\":\"%s\",\"name\":\"%s\","
+                  "\"args\":{\"value\":%" PRIu64 "}},\n",
+                  b->rank, e->lane ? e->lane : b->thread, begin, microseconds(e->end - e->begin), e->category, e->name,
+                  e->value);
         return;
     }
     const uint64_t id = asyncs++;
-    put("{\"ph\":\"b\",\"id\":%" PRIu64
-        ",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"cat\":\"%s\",\"name\":\"%s\",\"args\":{\"value\":%" PRIu64 "}},\n",
-        id, b->rank, b->thread, begin, e->category, e->name, e->value);
-    put("{\"ph\":\"e\",\"id\":%" PRIu64 ",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"cat\":\"%s\",\"name\":\"%s\"},\n", id, b->rank,
-        b->thread, microseconds(e->end), e->category, e->name);
+    trace_put("{\"ph\":\"b\",\"id\":%" PRIu64
+              ",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"cat\":\"%s\",\"name\":\"%s\",\"args\":{\"value\":%" PRIu64 "}},\n",
+              id, b->rank, b->thread, begin, e->category, e->name, e->value);
+    trace_put("{\"ph\":\"e\",\"id\":%" PRIu64 ",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"cat\":\"%s\",\"name\":\"%s\"},\n", id,
+              b->rank, b->thread, microseconds(e->end), e->category, e->name);
 }
 
 static void empty(struct buffer *b)
@@ -121,9 +122,10 @@ static void empty(struct buffer *b)
 /* Thread names here are letters, digits and dashes. */
 static void put_names(int rank, int thread, const char *name)
 {
-    put("{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s\"}},\n", rank, thread, name);
-    put("{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"process_name\",\"args\":{\"name\":\"rank %d\"}},\n", rank, thread,
-        rank);
+    trace_put("{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"thread_name\",\"args\":{\"name\":\"%s\"}},\n", rank, thread,
+              name);
+    trace_put("{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"process_name\",\"args\":{\"name\":\"rank %d\"}},\n", rank,
+              thread, rank);
 }
 
 /* Lane numbers start above those of threads, which end at 2^22. 0: too many lanes. */
@@ -205,8 +207,8 @@ pd_status pd_trace_close(struct pd_error *err)
         free(b);
     }
     const int rank = pd_rank_current();
-    put("{\"ph\":\"M\",\"pid\":%d,\"name\":\"dropped_events\",\"args\":{\"value\":%" PRIu64 "}}\n]\n", rank < 0 ? 0 : rank,
-        dropped);
+    trace_put("{\"ph\":\"M\",\"pid\":%d,\"name\":\"dropped_events\",\"args\":{\"value\":%" PRIu64 "}}\n]\n",
+              rank < 0 ? 0 : rank, dropped);
     if (fclose(file) && !failure) failure = errno;
     file = NULL;
     const int number = failure;

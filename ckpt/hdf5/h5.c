@@ -282,7 +282,7 @@ static hid_t create_file(struct pd_h5_file *file, hid_t creation, hid_t access)
     return ok ? H5Fcreate("perdure", H5F_ACC_TRUNC, creation, access) : H5I_INVALID_HID;
 }
 
-static pd_status open_file(struct pd_h5_file *file, struct pd_error *err)
+static pd_status h5_open_file(struct pd_h5_file *file, struct pd_error *err)
 {
     PD_TRY(make_types(file, err));
     file->contiguous = H5Pcreate(H5P_DATASET_CREATE);
@@ -310,7 +310,7 @@ pd_status pd_h5_new(struct pd_h5_file **ret_file, struct pd_error *err)
         file->types[t] = H5I_INVALID_HID;
     pd_status st = enter_library(err);
     if (!st) {
-        st = open_file(file, err);
+        st = h5_open_file(file, err);
         leave_library(st);
     }
     if (st)
@@ -546,7 +546,7 @@ pd_status pd_h5_virtual(struct pd_h5_file *file, const char *path, uint32_t ndim
 /* ---- names ---- */
 
 /* '/' separates groups, '%' is a pattern in virtual datasets, "." is the group itself. */
-static pd_status check_name(const struct pd_tensor *tensor, struct pd_error *err)
+static pd_status h5_check_name(const struct pd_tensor *tensor, struct pd_error *err)
 {
     size_t length = strnlen(tensor->name, PD_TENSOR_NAME_MAX);
     if (length == 0 || length == PD_TENSOR_NAME_MAX)
@@ -564,7 +564,7 @@ static pd_status check_name(const struct pd_tensor *tensor, struct pd_error *err
 
 pd_status pd_h5_tensor_path(const struct pd_tensor *tensor, enum pd_kind kind, char *ret_path, struct pd_error *err)
 {
-    PD_TRY(check_name(tensor, err));
+    PD_TRY(h5_check_name(tensor, err));
     snprintf(ret_path, PD_H5_PATH_MAX, "/%s/%s", pd_kind_name(kind), tensor->name);
     return PD_OK;
 }

@@ -142,7 +142,8 @@ static bool find_array(const struct pd_h5_pages *pages, uint64_t at, uint64_t co
     return true;
 }
 
-static bool find(const struct pd_h5_pages *pages, uint64_t header, uint64_t count, struct pd_h5_index *ret_index)
+static bool object_index_find(const struct pd_h5_pages *pages, uint64_t header, uint64_t count,
+                              struct pd_h5_index *ret_index)
 {
     unsigned char data[HEADER_BYTES_MAX];
     uint32_t begin = 0;
@@ -160,7 +161,7 @@ pd_status pd_h5_index_find(const struct pd_h5_pages *pages, uint64_t header, uin
                            struct pd_error *err)
 {
     struct pd_h5_index index;
-    if (!find(pages, header, count, &index))
+    if (!object_index_find(pages, header, count, &index))
         PD_FAIL(err, PD_BUG, "HDF5 laid out the index of %llu chunks in a way that is not known here",
                 (unsigned long long)count);
     *ret_index = index;

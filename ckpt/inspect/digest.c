@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int compare_names(const void *left, const void *right)
+static int digest_compare_names(const void *left, const void *right)
 {
     const struct pd_tensor *const *a = left, *const *b = right;
     return strcmp((*a)->name, (*b)->name);
@@ -19,7 +19,7 @@ pd_status pd_state_digest(const struct pd_tensor_table *tensors, const uint64_t 
     if (!sorted) PD_FAIL(err, PD_NO_MEMORY, "no memory to sort %u tensors", tensors->count);
     for (uint32_t t = 0; t < tensors->count; t++)
         sorted[t] = &tensors->tensors[t];
-    if (tensors->count) qsort(sorted, tensors->count, sizeof *sorted, compare_names);
+    if (tensors->count) qsort(sorted, tensors->count, sizeof *sorted, digest_compare_names);
     struct pd_digest_stream stream;
     pd_digest_stream_init(&stream, PD_SHARD_SEED);
     for (uint32_t t = 0; t < tensors->count; t++) {

@@ -64,8 +64,8 @@ static pd_status grow_tensors(struct pd_inspect *in, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status add_tensor(struct pd_inspect *in, const struct pd_tensor *tensor, uint32_t *ret_number,
-                            struct pd_error *err)
+static pd_status inspect_add_tensor(struct pd_inspect *in, const struct pd_tensor *tensor, uint32_t *ret_number,
+                                    struct pd_error *err)
 {
     PD_TRY(grow_tensors(in, err));
     uint32_t *slot = name_slot(in, tensor->name);
@@ -83,7 +83,7 @@ static pd_status add_tensor(struct pd_inspect *in, const struct pd_tensor *tenso
 
 /* ---- boxes ---- */
 
-static pd_status add_box(struct pd_inspect *in, const struct pd_inspect_box *box, struct pd_error *err)
+static pd_status inspect_add_box(struct pd_inspect *in, const struct pd_inspect_box *box, struct pd_error *err)
 {
     if (!pd_grow(&in->boxes, in->box_count, sizeof *in->boxes))
         PD_FAIL(err, PD_NO_MEMORY, "no memory for %llu boxes", (unsigned long long)in->box_count + 1);
@@ -97,7 +97,7 @@ static pd_status add_shard(struct pd_inspect *in, uint32_t number, const struct 
     uint32_t *global = malloc(((size_t)table->count + 1) * sizeof *global);
     pd_status st = PD_ALLOCATED(global, err, "no memory for %u tensors", table->count);
     for (uint32_t t = 0; !st && t < table->count; t++)
-        st = add_tensor(in, &table->tensors[t], &global[t], err);
+        st = inspect_add_tensor(in, &table->tensors[t], &global[t], err);
     for (uint32_t b = 0; !st && b < pd_shard_box_count(shard); b++) {
         const struct pd_shard_box *box = &pd_shard_boxes(shard)[b];
         const struct pd_inspect_box row = {number,
@@ -107,7 +107,7 @@ static pd_status add_shard(struct pd_inspect *in, uint32_t number, const struct 
                                            box->box,
                                            pd_shard_box_offset(shard, b),
                                            pd_shard_box_bytes(shard, b)};
-        st = add_box(in, &row, err);
+        st = inspect_add_box(in, &row, err);
     }
     free(global);
     return pd_error_context(err, st, "%s", pd_shard_name(number).text);

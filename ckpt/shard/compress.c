@@ -114,7 +114,7 @@ static pd_status add_small(struct compressing *c, uint32_t b)
     return PD_OK;
 }
 
-static pd_status add_box(struct compressing *c, uint32_t b)
+static pd_status compress_add_box(struct compressing *c, uint32_t b)
 {
     const struct pd_shard_place *place = &c->w->places[b];
     const uint64_t count = pd_shard_grid_count(&place->grid, place->bytes);
@@ -131,7 +131,7 @@ static pd_status add_boxes(struct compressing *c)
 {
     for (uint32_t b = 0; b < c->w->box_count; b++) {
         if (c->w->places[b].grid.chunk_bytes)
-            PD_TRY(add_box(c, b));
+            PD_TRY(compress_add_box(c, b));
         else
             PD_TRY(add_small(c, b));
     }

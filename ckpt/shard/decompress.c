@@ -17,12 +17,13 @@ static const struct pd_shard_grid *grid_of(const struct pd_shard *shard, uint32_
     return &shard->contents.places[box].grid;
 }
 
-static const struct pd_shard_chunk_row *row_of(const struct pd_shard *shard, uint32_t box, uint64_t chunk)
+static const struct pd_shard_chunk_row *decompress_row_of(const struct pd_shard *shard, uint32_t box, uint64_t chunk)
 {
     return &shard->contents.chunks[grid_of(shard, box)->first_chunk + chunk];
 }
 
-static void describe(const struct pd_shard *shard, uint32_t box, uint64_t number, struct pd_shard_chunk *ret_chunk)
+static void decompress_describe(const struct pd_shard *shard, uint32_t box, uint64_t number,
+                                struct pd_shard_chunk *ret_chunk)
 {
     const struct pd_shard_grid *grid = grid_of(shard, box);
     *ret_chunk = (struct pd_shard_chunk){.number = number, .whole_bytes = grid->chunk_bytes};
@@ -33,7 +34,7 @@ static void describe(const struct pd_shard *shard, uint32_t box, uint64_t number
 void pd_shard_chunk_at(const struct pd_shard *shard, uint32_t box, uint64_t at, struct pd_shard_chunk *ret_chunk)
 {
     PD_CHECK(pd_shard_box_is_in_chunks(shard, box) && at < shard->contents.places[box].bytes);
-    describe(shard, box, pd_shard_grid_find(grid_of(shard, box), at), ret_chunk);
+    decompress_describe(shard, box, pd_shard_grid_find(grid_of(shard, box), at), ret_chunk);
 }
 
 struct pd_shard_codec pd_shard_codec_of(const struct pd_shard *shard)
@@ -115,15 +116,15 @@ static pd_status chunk_fail(const struct pd_shard *shard, uint32_t box, uint64_t
     const struct pd_shard_box *b = &shard->contents.boxes[box];
     PD_FAIL(err, PD_CORRUPT, "shard %s: tensor %s, %s, chunk %" PRIu64 " of %" PRIu64 " (file offset %" PRIu64 "): %s",
             shard->path, shard->contents.tensors.tensors[b->tensor].name, pd_kind_name(b->kind), chunk,
-            pd_shard_grid_count(grid_of(shard, box), shard->contents.places[box].bytes), row_of(shard, box, chunk)->offset,
-            what);
+            pd_shard_grid_count(grid_of(shard, box), shard->contents.places[box].bytes),
+            decompress_row_of(shard, box, chunk)->offset, what);
 }
 
 /* Checks for zeros up to the end of the page, and in the last chunk of a run up to the end of the chunk. */
 static pd_status check_fill(const struct pd_shard *shard, uint32_t box, const struct pd_shard_chunk *chunk,
                             const unsigned char *pages, const unsigned char *data, struct pd_error *err)
 {
-    const uint64_t stored = row_of(shard, box, chunk->number)->stored_bytes;
+    const uint64_t stored = decompress_row_of(shard, box, chunk->number)->stored_bytes;
     if (!pd_shard_is_zero(pages + stored, chunk->page_bytes - stored))
         return chunk_fail(shard, box, chunk->number, "the padding behind the stored bytes is not zero", err);
     if (!pd_shard_is_zero(data + chunk->bytes, chunk->whole_bytes - chunk->bytes))
@@ -134,7 +135,7 @@ static pd_status check_fill(const struct pd_shard *shard, uint32_t box, const st
 pd_status pd_shard_chunk_decode(const struct pd_shard *shard, uint32_t box, const struct pd_shard_chunk *chunk,
                                 const void *pages, struct pd_shard_decoder *decoder, void *dst, struct pd_error *err)
 {
-    const struct pd_shard_chunk_row *row = row_of(shard, box, chunk->number);
+    const struct pd_shard_chunk_row *row = decompress_row_of(shard, box, chunk->number);
     if (row->filter_mask) { /* stored unchanged: block checksums cover it */
         memcpy(dst, pages, chunk->whole_bytes);
         return check_fill(shard, box, chunk, pages, dst, err);
@@ -158,7 +159,7 @@ pd_status pd_shard_chunk_take(struct pd_shard *shard, uint32_t box, uint64_t num
     struct pd_shard_kept_chunks *e = shard->chunks;
     struct pd_shard_chunk chunk;
     const uint32_t place = 1 - e->newest;
-    describe(shard, box, number, &chunk);
+    decompress_describe(shard, box, number, &chunk);
     e->kept[place].is_valid = false;
     PD_TRY(pd_shard_chunk_decode(shard, box, &chunk, pages, e->decoder, e->kept[place].data, err));
     e->kept[place].chunk = grid_of(shard, box)->first_chunk + number;

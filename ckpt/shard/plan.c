@@ -46,7 +46,7 @@ static pd_status collect_tensors(struct pd_shard_writer *w, struct pd_error *err
     return st;
 }
 
-static pd_status add_box(struct pd_shard_writer *w, struct pd_h5_file *file, uint32_t b, struct pd_error *err)
+static pd_status plan_add_box(struct pd_shard_writer *w, struct pd_h5_file *file, uint32_t b, struct pd_error *err)
 {
     static const enum pd_h5_type types[PD_DTYPE_COUNT] = {
         [PD_F32] = PD_H5_F32, [PD_BF16] = PD_H5_BF16, [PD_F16] = PD_H5_F16};
@@ -88,7 +88,7 @@ static pd_status add_everything(struct pd_shard_writer *w, struct pd_h5_file *fi
     PD_TRY(pd_h5_note_u64(file, "/", "format_version", counts_of(w).version, err));
     PD_TRY(pd_h5_records(file, "/identity", fields, sizeof fields / sizeof *fields, 1, &w->identity_offset, err));
     for (uint32_t b = 0; b < w->box_count; b++)
-        PD_TRY(add_box(w, file, b, err));
+        PD_TRY(plan_add_box(w, file, b, err));
     const struct pd_shard_counts counts = counts_of(w);
     if (!pd_shard_table_size(&counts, &w->table_bytes))
         PD_FAIL(err, PD_INVALID, "a shard of %llu blocks is too large", (unsigned long long)w->block_count);

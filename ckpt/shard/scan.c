@@ -82,7 +82,7 @@ static pd_status finish_oldest(struct scan *s)
 }
 
 /* Reads `bytes` at `offset` of the file, in whole pages. */
-static pd_status start(struct scan *s, struct piece piece, uint64_t offset, uint64_t bytes)
+static pd_status scan_start(struct scan *s, struct piece piece, uint64_t offset, uint64_t bytes)
 {
     piece.slot = pd_transfer_ring_take(&s->ring);
     if (!piece.slot) {
@@ -100,7 +100,7 @@ static pd_status start(struct scan *s, struct piece piece, uint64_t offset, uint
 static pd_status start_piece(struct scan *s, uint32_t box, uint64_t at, uint64_t bytes)
 {
     const struct piece piece = {.box = box, .first_block = at / PD_SHARD_BLOCK_BYTES, .bytes = bytes};
-    return start(s, piece, s->shard->contents.places[box].offset + at, bytes);
+    return scan_start(s, piece, s->shard->contents.places[box].offset + at, bytes);
 }
 
 static pd_status scan_large(struct scan *s)
@@ -119,7 +119,7 @@ static pd_status scan_large(struct scan *s)
         for (uint64_t c = 0; c < count; c++) {
             uint64_t bytes = 0;
             const uint64_t offset = pd_shard_chunk_extent(&s->shard->contents, b, c, &bytes);
-            PD_TRY(start(s, (struct piece){.box = b, .is_chunk = true, .chunk = c}, offset, bytes));
+            PD_TRY(scan_start(s, (struct piece){.box = b, .is_chunk = true, .chunk = c}, offset, bytes));
         }
     }
     while (s->count)

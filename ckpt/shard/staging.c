@@ -21,8 +21,8 @@ bool pd_shard_staging_is_in_memory(const struct pd_shard_staging *staging)
     return !staging->ring.queue;
 }
 
-static pd_status send(struct pd_shard_staging *s, struct pd_transfer_slot *slot, const void *data, uint64_t offset,
-                      uint64_t bytes, struct pd_error *err)
+static pd_status staging_send(struct pd_shard_staging *s, struct pd_transfer_slot *slot, const void *data, uint64_t offset,
+                              uint64_t bytes, struct pd_error *err)
 {
     if (pd_shard_staging_is_in_memory(s)) {
         pd_status st = pd_file_write(s->file, offset, data, bytes, err);
@@ -38,11 +38,11 @@ static pd_status send(struct pd_shard_staging *s, struct pd_transfer_slot *slot,
     return pd_transfer_ring_submit(&s->ring, slot, &transfer, err);
 }
 
-static pd_status flush(struct pd_shard_staging *s, struct pd_error *err)
+static pd_status staging_flush(struct pd_shard_staging *s, struct pd_error *err)
 {
     struct pd_transfer_slot *slot = s->current;
     s->current = NULL;
-    return slot ? send(s, slot, slot->buffer, s->offset, s->bytes, err) : PD_OK;
+    return slot ? staging_send(s, slot, slot->buffer, s->offset, s->bytes, err) : PD_OK;
 }
 
 pd_status pd_shard_staging_room(struct pd_shard_staging *s, uint64_t offset, uint64_t wanted, unsigned char **ret_room,
@@ -50,7 +50,7 @@ pd_status pd_shard_staging_room(struct pd_shard_staging *s, uint64_t offset, uin
 {
     const bool follows = s->current && s->offset + s->bytes == offset && s->bytes < s->slot_bytes;
     if (!follows) {
-        PD_TRY(flush(s, err));
+        PD_TRY(staging_flush(s, err));
         PD_TRY(pd_transfer_ring_take_written(&s->ring, &s->current, err));
         s->offset = offset;
         s->bytes = 0;
@@ -82,14 +82,14 @@ pd_status pd_shard_staging_write(struct pd_shard_staging *s, uint64_t offset, co
                                  struct pd_error *err)
 {
     struct pd_transfer_slot *slot = NULL;
-    PD_TRY(flush(s, err));
+    PD_TRY(staging_flush(s, err));
     PD_TRY(pd_transfer_ring_take_written(&s->ring, &slot, err));
-    return send(s, slot, data, offset, bytes, err);
+    return staging_send(s, slot, data, offset, bytes, err);
 }
 
 pd_status pd_shard_staging_finish(struct pd_shard_staging *s, pd_status st, struct pd_error *err)
 {
-    if (!st) st = flush(s, err);
+    if (!st) st = staging_flush(s, err);
     s->current = NULL;
     return pd_shard_staging_is_in_memory(s) ? st : pd_transfer_ring_drain(&s->ring, st, err);
 }

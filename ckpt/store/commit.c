@@ -97,7 +97,7 @@ void pd_commit_deinit(struct pd_commit *commit)
 
 /* ---- rows ---- */
 
-static void pack(const struct field *fields, size_t count, const void *from, unsigned char *row)
+static void commit_pack(const struct field *fields, size_t count, const void *from, unsigned char *row)
 {
     for (size_t i = 0; i < count; i++) {
         const char *member = (const char *)from + fields[i].offset;
@@ -163,24 +163,24 @@ static pd_status add_structure(const struct pd_commit *commit, struct pd_h5_file
     return add_text(file, "/environment", s->environment, &t->environment, err);
 }
 
-static void put(unsigned char *body, struct extent extent, const void *data)
+static void commit_put(unsigned char *body, struct extent extent, const void *data)
 {
     memcpy(body + extent.offset, data, extent.bytes);
 }
 
 static void fill_body(const struct pd_commit *commit, const struct trailer *t, unsigned char *body)
 {
-    pack(state_fields, COUNT(state_fields), &commit->state, body + t->state.offset);
-    pack(layout_fields, COUNT(layout_fields), &commit->state.layout, body + t->layout.offset);
+    commit_pack(state_fields, COUNT(state_fields), &commit->state, body + t->state.offset);
+    commit_pack(layout_fields, COUNT(layout_fields), &commit->state.layout, body + t->layout.offset);
     for (uint32_t i = 0; i < commit->state.layout.stage_count; i++) {
         const uint64_t word = commit->state.layout.first_unit[i];
         memcpy(body + t->first_unit.offset + i * sizeof word, &word, sizeof word);
     }
     for (uint32_t i = 0; i < commit->shard_count; i++)
-        pack(shard_fields, COUNT(shard_fields), &commit->shards[i], body + t->shards.offset + i * SHARD_BYTES);
-    put(body, t->created_by, commit->state.created_by);
-    put(body, t->config, commit->state.config ? commit->state.config : "");
-    put(body, t->environment, commit->state.environment ? commit->state.environment : "");
+        commit_pack(shard_fields, COUNT(shard_fields), &commit->shards[i], body + t->shards.offset + i * SHARD_BYTES);
+    commit_put(body, t->created_by, commit->state.created_by);
+    commit_put(body, t->config, commit->state.config ? commit->state.config : "");
+    commit_put(body, t->environment, commit->state.environment ? commit->state.environment : "");
 }
 
 static uint64_t rows_and_texts(const struct pd_commit *commit)
@@ -272,7 +272,7 @@ static pd_status check_places(const struct trailer *t, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status take_text(const unsigned char *data, struct extent extent, char **ret_text, struct pd_error *err)
+static pd_status commit_take_text(const unsigned char *data, struct extent extent, char **ret_text, struct pd_error *err)
 {
     const char *text = (const char *)data + extent.offset;
     if (memchr(text, 0, extent.bytes) != text + extent.bytes - 1)
@@ -310,8 +310,8 @@ static pd_status take_body(const unsigned char *data, const struct trailer *t, s
     c->state.index_digest = t->index_digest;
     memcpy(c->state.created_by, data + t->created_by.offset, t->created_by.bytes);
     c->state.created_by[sizeof c->state.created_by - 1] = '\0';
-    PD_TRY(take_text(data, t->config, &c->state.config, err));
-    PD_TRY(take_text(data, t->environment, &c->state.environment, err));
+    PD_TRY(commit_take_text(data, t->config, &c->state.config, err));
+    PD_TRY(commit_take_text(data, t->environment, &c->state.environment, err));
     c->shard_count = (uint32_t)(t->shards.bytes / SHARD_BYTES);
     c->shards = calloc(c->shard_count, sizeof *c->shards);
     if (!c->shards) PD_FAIL(err, PD_NO_MEMORY, "no memory for its %u shards", c->shard_count);

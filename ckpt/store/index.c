@@ -39,7 +39,7 @@ static uint64_t run_end(const struct builder *b, uint64_t first)
     return end;
 }
 
-static pd_status add_tensor(struct builder *b, uint64_t first, uint64_t end, struct pd_error *err)
+static pd_status index_add_tensor(struct builder *b, uint64_t first, uint64_t end, struct pd_error *err)
 {
     const struct pd_tensor *tensor = &b->tensors->tensors[b->pieces[first].tensor];
     const enum pd_kind kind = (enum pd_kind)b->pieces[first].kind;
@@ -62,13 +62,13 @@ static pd_status add_all(struct builder *b, struct pd_error *err)
                       "views of whole tensors over the shard files beside this file; NaN: a file is missing", err));
     for (uint64_t first = 0; first < b->piece_count;) {
         uint64_t end = run_end(b, first);
-        PD_TRY(add_tensor(b, first, end, err));
+        PD_TRY(index_add_tensor(b, first, end, err));
         first = end;
     }
     return PD_OK;
 }
 
-static pd_status build(struct builder *b, uint32_t source_count, struct pd_h5_pages *ret_pages, struct pd_error *err)
+static pd_status index_build(struct builder *b, uint32_t source_count, struct pd_h5_pages *ret_pages, struct pd_error *err)
 {
     uint64_t total = 0;
     for (uint32_t s = 0; s < source_count; s++)
@@ -109,7 +109,7 @@ pd_status pd_index_build(const struct pd_tensor_table *tensors, const struct pd_
 {
     struct builder b = {.tensors = tensors, .sources = sources};
     struct pd_h5_pages pages = {0};
-    pd_status st = build(&b, source_count, &pages, err);
+    pd_status st = index_build(&b, source_count, &pages, err);
     free(b.pieces);
     free(b.mapped);
     free(b.paths);

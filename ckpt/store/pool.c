@@ -133,7 +133,7 @@ static bool is_ours_alone(const struct store_pool *pool, const char *path, bool 
     return *ret_is_there && stat.type == PD_ENTRY_FILE && stat.link_count == 1 && !store_is_link(pool->dir, path);
 }
 
-static bool take(struct store_pool *pool, uint32_t rank, const char *path)
+static bool pool_take(struct store_pool *pool, uint32_t rank, const char *path)
 {
     struct pd_vfs *vfs = pool->dir->vfs;
     for (uint32_t k = 0; k < free_max_of(pool, rank); k++) {
@@ -146,7 +146,7 @@ static bool take(struct store_pool *pool, uint32_t rank, const char *path)
     return false;
 }
 
-static bool put(struct store_pool *pool, uint32_t rank, const char *path)
+static bool pool_put(struct store_pool *pool, uint32_t rank, const char *path)
 {
     bool is_there;
     if (!is_ours_alone(pool, path, &is_there)) return false;
@@ -160,7 +160,7 @@ static bool put(struct store_pool *pool, uint32_t rank, const char *path)
 bool store_free_take(struct store_pool *pool, uint32_t rank, const char *path)
 {
     pthread_mutex_lock(&pool->mutex);
-    bool is_taken = take(pool, rank, path);
+    bool is_taken = pool_take(pool, rank, path);
     pthread_mutex_unlock(&pool->mutex);
     return is_taken;
 }
@@ -168,7 +168,7 @@ bool store_free_take(struct store_pool *pool, uint32_t rank, const char *path)
 bool store_free_put(struct store_pool *pool, uint32_t rank, const char *path)
 {
     pthread_mutex_lock(&pool->mutex);
-    bool is_free = put(pool, rank, path);
+    bool is_free = pool_put(pool, rank, path);
     pthread_mutex_unlock(&pool->mutex);
     return is_free;
 }
@@ -194,7 +194,8 @@ void store_pool_count(const struct store_pool *pool, uint32_t *ret_count, uint64
     pd_listing_deinit(&listing);
 }
 
-static pd_status fill(struct pd_file *file, uint64_t bytes, const void *zeros, uint64_t zero_bytes, struct pd_error *err)
+static pd_status pool_fill(struct pd_file *file, uint64_t bytes, const void *zeros, uint64_t zero_bytes,
+                           struct pd_error *err)
 {
     PD_TRY(pd_file_preallocate(file, bytes, err));
     for (uint64_t at = 0; zeros && at < bytes; at += zero_bytes)
@@ -213,7 +214,7 @@ static pd_status make_free(struct store_pool *pool, uint64_t bytes, const void *
         pd_status st = pd_file_open(vfs, path.text, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_EXCLUSIVE, &file, err);
         if (st == PD_EXISTS) continue;
         PD_TRY(st);
-        st = fill(file, bytes, zeros, zero_bytes, err);
+        st = pool_fill(file, bytes, zeros, zero_bytes, err);
         pd_status closed = pd_file_close(file, st == PD_OK ? err : NULL);
         if (st == PD_OK) st = closed;
         if (st != PD_OK) (void)!pd_vfs_unlink(vfs, path.text, NULL);

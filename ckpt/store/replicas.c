@@ -17,19 +17,19 @@
 static uint32_t keeper_of(const struct store_dir *root, uint32_t rank)
 {
     const uint32_t size = root->group->size, here = root->share_of[rank];
-    uint32_t next = UINT32_MAX, lowest = UINT32_MAX, place = 0, members = 0;
+    uint32_t next = UINT32_MAX, lowest = UINT32_MAX, replicas_place = 0, members = 0;
     for (uint32_t r = 0; r < size; r++) {
         const uint32_t share = root->share_of[r];
-        place += r < rank && share == here;
+        replicas_place += r < rank && share == here;
         if (share > here && share < next) next = share;
         if (share < lowest) lowest = share;
     }
     if (next == UINT32_MAX) next = lowest;
     for (uint32_t r = next; r < size; r++)
         members += root->share_of[r] == next;
-    place %= members;
+    replicas_place %= members;
     for (uint32_t r = next;; r++)
-        if (root->share_of[r] == next && !place--) return r;
+        if (root->share_of[r] == next && !replicas_place--) return r;
 }
 
 pd_status store_replicas_open(struct pd_store_replicas *replicas, const struct store_dir *root, struct pd_error *err)
@@ -72,7 +72,7 @@ pd_status store_replica_begin(struct store_pool *pool, uint32_t rank, char *ret_
 }
 
 /* Renames it to the name in the record. Afterwards it is durably there, or it never was: both are fine. */
-static pd_status place(struct store_pool *pool, const char *name, uint32_t rank, struct pd_error *err)
+static pd_status replicas_place(struct store_pool *pool, const char *name, uint32_t rank, struct pd_error *err)
 {
     const struct store_text to = store_at(pool->dir, "%s/%s", name, pd_shard_name(rank).text);
     PD_TRY(pd_vfs_rename(pool->dir->vfs, replica_path(pool, rank).text, to.text, err));
@@ -81,7 +81,7 @@ static pd_status place(struct store_pool *pool, const char *name, uint32_t rank,
 
 pd_status store_replica_end(struct store_pool *pool, const char *name, uint32_t rank, pd_status mine, struct pd_error *err)
 {
-    if (mine == PD_OK) mine = place(pool, name, rank, err);
+    if (mine == PD_OK) mine = replicas_place(pool, name, rank, err);
     if (mine != PD_OK) (void)!pd_vfs_unlink(pool->dir->vfs, replica_path(pool, rank).text, NULL);
     return mine;
 }

@@ -45,8 +45,8 @@ bool store_has_other_shards(const struct store_dir *dir, const char *step, const
 
 /* The record states the name of its directory. If that differs, and the shards are those of the record, somebody renamed
  * it. */
-static pd_status check_name(const struct store_dir *dir, struct store_listing *listing, const char *step,
-                            const struct pd_commit *commit, struct pd_error *err)
+static pd_status scan_check_name(const struct store_dir *dir, struct store_listing *listing, const char *step,
+                                 const struct pd_commit *commit, struct pd_error *err)
 {
     const struct pd_step_name right = {.step = commit->state.identity.step, .fence = commit->state.fence};
     const char *name = strrchr(step, '/') + 1;
@@ -66,7 +66,7 @@ static pd_status decode_record(const struct store_dir *dir, struct store_listing
     struct pd_commit commit = {0};
     PD_TRY(pd_commit_decode(path, data, bytes, &commit, err));
     snprintf(step, sizeof step, "%.*s", (int)(strrchr(path, '/') - path), path);
-    pd_status st = check_name(dir, listing, step, &commit, err);
+    pd_status st = scan_check_name(dir, listing, step, &commit, err);
     if (st == PD_OK) st = fill_record(listing, &commit, err);
     if (st == PD_OK) listing->digest = pd_digest64(data, bytes, 0);
     pd_commit_deinit(&commit);

@@ -138,8 +138,8 @@ static pd_status open_replicas(struct pd_store *store, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status open_all(struct pd_store *store, struct pd_vfs *vfs, struct pd_group *group, const char *path,
-                          const struct pd_store_options *options, struct pd_error *err)
+static pd_status store_open_all(struct pd_store *store, struct pd_vfs *vfs, struct pd_group *group, const char *path,
+                                const struct pd_store_options *options, struct pd_error *err)
 {
     PD_TRY(store_files_open(&store->files, vfs, group, path, options, err));
     if (options->writable) PD_TRY(open_pool(store, err));
@@ -168,7 +168,7 @@ pd_status pd_store_open(struct pd_vfs *vfs, const char *root, const struct pd_st
     if (st == PD_OK) {
         store->options = *options;
         store->save = (struct store_save){.files = &store->files, .catalog = &store->catalog};
-        st = open_all(store, vfs, group, root, options, err);
+        st = store_open_all(store, vfs, group, root, options, err);
         if (st != PD_OK) st = pd_error_context(err, store_as_storage(st, err), "checkpoint directory %s", root);
     }
     if (st)
@@ -337,7 +337,7 @@ struct space_need {
     bool generations; /* files of state; else checkpoints, of which one must fit in any case */
 };
 
-static pd_status check_space(const struct store_dir *dir, const struct space_need *need, struct pd_error *err)
+static pd_status store_check_space(const struct store_dir *dir, const struct space_need *need, struct pd_error *err)
 {
     struct pd_space space;
     PD_TRY(pd_vfs_space(dir->vfs, dir->root, &space, err));
@@ -428,7 +428,7 @@ pd_status pd_store_check_space(struct pd_store *store, uint64_t bytes_here, uint
     const struct store_dir *dir = &store->files.dir;
     struct space_need need;
     PD_TRY(find_need(store, bytes_here, copies, &need, err));
-    return pd_group_agree(dir->group, dir->leads_share ? check_space(dir, &need, err) : PD_OK, err);
+    return pd_group_agree(dir->group, dir->leads_share ? store_check_space(dir, &need, err) : PD_OK, err);
 }
 
 uint64_t pd_store_free_bytes(struct pd_store *store)

@@ -55,7 +55,7 @@ static pd_status no_memory(const char *what, struct pd_error *err)
     PD_FAIL(err, PD_NO_MEMORY, "no memory for the catalog's %s", what);
 }
 
-static pd_status check_name(const char *what, const char *name, struct pd_error *err)
+static pd_status catalog_check_name(const char *what, const char *name, struct pd_error *err)
 {
     if (!name[0]) PD_FAIL(err, PD_CORRUPT, "a %s without a name", what);
     if (strnlen(name, PD_FOREIGN_NAME_MAX) == PD_FOREIGN_NAME_MAX)
@@ -101,7 +101,7 @@ static pd_status check_shape(const struct pd_foreign_tensor *tensor, struct pd_e
 pd_status pd_catalog_add_tensor(struct pd_catalog *catalog, const struct pd_foreign_tensor *tensor, uint32_t *ret_tensor,
                                 struct pd_error *err)
 {
-    PD_TRY(check_name("tensor", tensor->name, err));
+    PD_TRY(catalog_check_name("tensor", tensor->name, err));
     PD_CHECK((unsigned)tensor->element < PD_ELEMENT_COUNT && (unsigned)tensor->kind < PD_KIND_COUNT);
     PD_TRY(check_shape(tensor, err));
     if (catalog->tensor_count == PD_CATALOG_TENSORS_MAX)
@@ -173,7 +173,7 @@ pd_status pd_catalog_add_dense(struct pd_catalog *catalog, const struct pd_forei
 pd_status pd_catalog_add_text(struct pd_catalog *catalog, const char *name, const char *text, uint64_t bytes,
                               struct pd_error *err)
 {
-    PD_TRY(check_name("text", name, err));
+    PD_TRY(catalog_check_name("text", name, err));
     if (bytes > PD_CATALOG_TEXT_MAX)
         PD_FAIL(err, PD_CORRUPT, "%s has %" PRIu64 " bytes; perdure reads at most %" PRIu64, name, bytes,
                 PD_CATALOG_TEXT_MAX);
@@ -418,7 +418,7 @@ static pd_status finish_tensor(struct pd_catalog *catalog, struct pd_foreign_ten
 
 /* ---- finishing: names ---- */
 
-static int compare_names(const struct pd_foreign_tensor *a, const struct pd_foreign_tensor *b)
+static int catalog_compare_names(const struct pd_foreign_tensor *a, const struct pd_foreign_tensor *b)
 {
     const int names = strcmp(a->name, b->name);
     return names ? names : (int)a->kind - (int)b->kind;
@@ -427,7 +427,7 @@ static int compare_names(const struct pd_foreign_tensor *a, const struct pd_fore
 static int by_name(const void *a, const void *b, void *tensors)
 {
     const struct pd_foreign_tensor *t = tensors;
-    return compare_names(&t[*(const uint32_t *)a], &t[*(const uint32_t *)b]);
+    return catalog_compare_names(&t[*(const uint32_t *)a], &t[*(const uint32_t *)b]);
 }
 
 static pd_status sort_names(struct pd_catalog *catalog, struct pd_error *err)
@@ -439,7 +439,7 @@ static pd_status sort_names(struct pd_catalog *catalog, struct pd_error *err)
     qsort_r(catalog->by_name, catalog->tensor_count, sizeof *catalog->by_name, by_name, catalog->tensors);
     for (uint32_t i = 1; i < catalog->tensor_count; i++) {
         const struct pd_foreign_tensor *tensor = &catalog->tensors[catalog->by_name[i]];
-        if (compare_names(tensor, &catalog->tensors[catalog->by_name[i - 1]]) == 0)
+        if (catalog_compare_names(tensor, &catalog->tensors[catalog->by_name[i - 1]]) == 0)
             PD_FAIL(err, PD_CORRUPT, "tensor %s (%s) is there twice", tensor->name, pd_kind_name(tensor->kind));
     }
     return PD_OK;
@@ -478,7 +478,7 @@ int64_t pd_catalog_find(const struct pd_catalog *catalog, const char *name, enum
     uint32_t low = 0, high = catalog->tensor_count;
     while (low < high) {
         const uint32_t middle = low + (high - low) / 2;
-        const int order = compare_names(&wanted, &catalog->tensors[catalog->by_name[middle]]);
+        const int order = catalog_compare_names(&wanted, &catalog->tensors[catalog->by_name[middle]]);
         if (order == 0) return catalog->by_name[middle];
         if (order < 0)
             high = middle;

@@ -411,8 +411,8 @@ void pd_read_line_init(struct pd_read_line *line, struct pd_reader *reader,
 }
 
 /* Marks existing windows before it submits others, which would reuse them. */
-static pd_status expect(struct pd_reader *r, const struct pd_read_task *task, uint64_t number, bool *ret_fits,
-                        struct pd_error *err)
+static pd_status read_expect(struct pd_reader *r, const struct pd_read_task *task, uint64_t number, bool *ret_fits,
+                             struct pd_error *err)
 {
     if (task->tensor == PD_READ_NOTHING) return PD_OK;
     PD_TRY(visit_view(r, task->tensor, &task->view, number, false, ret_fits, err));
@@ -429,8 +429,8 @@ static pd_status look_ahead(struct pd_read_line *line, struct pd_error *err)
             if (line->is_at_end) break;
             line->count++;
         }
-        PD_TRY(expect(line->reader, &line->tasks[(line->begin + line->expected) % PD_READ_LINE_MAX],
-                      line->taken + line->expected + 1, &fits, err));
+        PD_TRY(read_expect(line->reader, &line->tasks[(line->begin + line->expected) % PD_READ_LINE_MAX],
+                           line->taken + line->expected + 1, &fits, err));
         if (fits) line->expected++;
     }
     return PD_OK;

@@ -122,8 +122,8 @@ static pd_status pair_by_names(struct comparison *c, int side, struct pd_error *
 
 /* ---- reading ---- */
 
-static pd_status expect(struct pd_reader *reader, const struct place *place, uint64_t first, uint64_t count,
-                        struct pd_error *err)
+static pd_status compare_expect(struct pd_reader *reader, const struct place *place, uint64_t first, uint64_t count,
+                                struct pd_error *err)
 {
     struct pd_view parts[PD_VIEW_PARTS_MAX];
     bool fits = true;
@@ -152,11 +152,11 @@ static pd_status read_stretch(struct comparison *c, const struct pair *pair, uin
     const uint64_t left = pair->elements - first, count = left < STRETCH ? left : STRETCH;
     const uint64_t ahead = left - count < STRETCH ? left - count : STRETCH;
     for (c->side = 0; c->side < 2; c->side++)
-        if (c->readers[c->side]) PD_TRY(expect(c->readers[c->side], &pair->places[c->side], first, count, err));
+        if (c->readers[c->side]) PD_TRY(compare_expect(c->readers[c->side], &pair->places[c->side], first, count, err));
     for (c->side = 0; c->side < 2; c->side++) {
         const int s = c->side;
         if (!c->readers[s]) continue;
-        if (ahead) PD_TRY(expect(c->readers[s], &pair->places[s], first + count, ahead, err));
+        if (ahead) PD_TRY(compare_expect(c->readers[s], &pair->places[s], first + count, ahead, err));
         PD_TRY(read(c->readers[s], &pair->places[s], first, count, c->values[s], err));
         c->done_bytes += count * sizeof(float);
     }

@@ -172,7 +172,7 @@ static pd_status lock_directory(struct pd_export *e, struct pd_error *err)
 
 /* ---- begin and end ---- */
 
-static pd_status check_space(struct pd_export *e, struct pd_error *err)
+static pd_status export_check_space(struct pd_export *e, struct pd_error *err)
 {
     struct pd_space space;
     uint64_t bytes = 0;
@@ -197,7 +197,7 @@ static pd_status plan(struct pd_export *e, struct pd_error *err)
     PD_TRY(pd_vfs_mkdir(e->vfs, e->directory, err));
     PD_TRY(e->format->plan(e->vfs, &e->plan, &e->state, err));
     PD_TRY(pd_catalog_finish(e->wanted, err));
-    PD_TRY(check_space(e, err));
+    PD_TRY(export_check_space(e, err));
     e->digests = aligned_alloc(_Alignof(struct pd_digest_stream), (e->wanted->piece_count + 1) * sizeof *e->digests);
     if (!e->digests) PD_FAIL(err, PD_NO_MEMORY, "no memory for digests of %" PRIu64 " pieces", e->wanted->piece_count);
     for (uint64_t p = 0; p < e->wanted->piece_count; p++)
@@ -292,14 +292,14 @@ static pd_status fill_part(struct filling *f, struct pd_reader *reader, const st
                            const struct export_fill *fill, struct pd_error *err)
 {
     const uint64_t elements = pd_view_elements(&task->view);
-    uint64_t run = elements;
-    const uint64_t at = pd_view_run(&fill->to, 0, &run);
-    if (run == elements) return pd_reader_read(reader, task->tensor, &task->view, band + (at - fill->low), err);
+    uint64_t export_run = elements;
+    const uint64_t at = pd_view_run(&fill->to, 0, &export_run);
+    if (export_run == elements) return pd_reader_read(reader, task->tensor, &task->view, band + (at - fill->low), err);
     PD_TRY(pd_reader_read(reader, task->tensor, &task->view, f->part, err));
-    for (uint64_t done = 0; done < elements; done += run) {
-        run = elements - done;
-        const uint64_t to = pd_view_run(&fill->to, done, &run);
-        memcpy(band + (to - fill->low), f->part + done, run * sizeof(float));
+    for (uint64_t done = 0; done < elements; done += export_run) {
+        export_run = elements - done;
+        const uint64_t to = pd_view_run(&fill->to, done, &export_run);
+        memcpy(band + (to - fill->low), f->part + done, export_run * sizeof(float));
     }
     return PD_OK;
 }
@@ -441,8 +441,8 @@ static pd_status compare_pair(struct comparing *c, const struct pair *pair, stru
             foreign->name);
 }
 
-static pd_status compare(struct pd_export *e, struct pd_reader *reader, const struct pd_catalog *there,
-                         pd_should_stop should_stop, struct pd_error *err)
+static pd_status export_compare(struct pd_export *e, struct pd_reader *reader, const struct pd_catalog *there,
+                                pd_should_stop should_stop, struct pd_error *err)
 {
     struct comparing c = {.e = e, .there = there, .reader = reader, .should_stop = should_stop};
     c.pairs = malloc((e->wanted->piece_count + 1) * sizeof *c.pairs);
@@ -467,14 +467,14 @@ static pd_status read_back(struct pd_export *e, const struct pd_export_request *
     pd_status st = e->format->read(e->vfs, path, &there, err);
     if (!st) st = pd_catalog_finish(&there, err);
     if (!st) st = pd_reader_open(e->vfs, &there, request->buffers, READER_BYTES, &reader, err);
-    if (!st) st = compare(e, reader, &there, request->should_stop, err);
+    if (!st) st = export_compare(e, reader, &there, request->should_stop, err);
     if (reader) *ret_bytes = pd_reader_bytes(reader);
     pd_reader_close(reader);
     pd_catalog_deinit(&there);
     return st ? pd_error_context(err, st, "reading back what was written") : PD_OK;
 }
 
-static pd_status run(struct filling *f, struct pd_export_report *report, struct pd_error *err)
+static pd_status export_run(struct filling *f, struct pd_export_report *report, struct pd_error *err)
 {
     unsigned char *memory = f->request->buffers;
     f->handoff = (struct handoff){.vfs = f->e->vfs,
@@ -518,7 +518,7 @@ pd_status pd_export_run(struct pd_export *e, const struct pd_export_request *req
     for (uint32_t t = 0; t < e->wanted->tensor_count; t++)
         f->total += pd_foreign_bytes(&e->wanted->tensors[t]);
     pd_status st = export_tasks_init(&f->tasks, e->wanted, request, err);
-    if (!st) st = run(f, &report, err);
+    if (!st) st = export_run(f, &report, err);
     export_tasks_deinit(&f->tasks);
     free(f);
     if (!st && ret_report) *ret_report = report;

@@ -5,7 +5,7 @@
 
 /* ---- links ---- */
 
-static uint64_t place(const struct pd_view *view, uint64_t element)
+static uint64_t export_tasks_place(const struct pd_view *view, uint64_t element)
 {
     uint64_t one = 1;
     return pd_view_run(view, element, &one);
@@ -153,7 +153,7 @@ static uint64_t elements_before(const struct pd_view *to, uint64_t element)
     uint64_t low = 0, high = pd_view_elements(to);
     while (low < high) {
         const uint64_t middle = low + (high - low) / 2;
-        if (place(to, middle) < element)
+        if (export_tasks_place(to, middle) < element)
             low = middle + 1;
         else
             high = middle;

@@ -103,7 +103,7 @@ static pd_status link_sources(const struct pd_import_request *q, struct source *
 
 /* ---- tasks: what to read, in the order of the ranges ---- */
 
-static uint32_t element_bytes(const struct feed *f, const struct pd_stretch *s)
+static uint32_t feed_element_bytes(const struct feed *f, const struct pd_stretch *s)
 {
     return pd_tensor_element_bytes(&f->request->tensors->tensors[s->tensor], s->kind);
 }
@@ -112,7 +112,7 @@ static uint32_t element_bytes(const struct feed *f, const struct pd_stretch *s)
 static void cut_stretch(struct feed *f)
 {
     const struct pd_stretch *s = &f->stretch;
-    const uint32_t bytes = element_bytes(f, s);
+    const uint32_t bytes = feed_element_bytes(f, s);
     const struct pd_tensor *tensor = &f->request->tensors->tensors[s->tensor];
     const struct source *source = &f->sources[s->tensor * PD_KIND_COUNT + s->kind];
     const uint64_t width = s->source.box_bytes / bytes / tensor->shape[0]; /* columns of the tp chunk */
@@ -136,7 +136,7 @@ static bool next_task(void *context, struct pd_read_task *ret_task)
 {
     struct feed *f = context;
     if (f->part == f->part_count) {
-        if (!f->stretch.bytes || f->stretch_done * element_bytes(f, &f->stretch) == f->stretch.bytes) {
+        if (!f->stretch.bytes || f->stretch_done * feed_element_bytes(f, &f->stretch) == f->stretch.bytes) {
             if (!pd_chunk_stream_next(&f->cursor, &f->stretch)) return false;
             f->stretch_done = 0;
         }
@@ -144,15 +144,15 @@ static bool next_task(void *context, struct pd_read_task *ret_task)
     }
     const struct source *source = &f->sources[f->stretch.tensor * PD_KIND_COUNT + f->stretch.kind];
     ret_task->tensor = source->link == NO_LINK ? PD_READ_NOTHING : source->tensor;
-    ret_task->user = element_bytes(f, &f->stretch);
+    ret_task->user = feed_element_bytes(f, &f->stretch);
     ret_task->view = f->parts[f->part++];
     return true;
 }
 
 /* ---- the thread ---- */
 
-static pd_status fill(struct slot *slot, uint64_t room, struct pd_reader *reader, const struct pd_read_task *task,
-                      struct pd_error *err)
+static pd_status feed_fill(struct slot *slot, uint64_t room, struct pd_reader *reader, const struct pd_read_task *task,
+                           struct pd_error *err)
 {
     const uint64_t elements = pd_view_elements(&task->view);
     uint16_t *halves = (uint16_t *)(void *)slot->data;
@@ -172,7 +172,7 @@ static pd_status fill(struct slot *slot, uint64_t room, struct pd_reader *reader
 }
 
 /* Runs until the rewrite ends. */
-static pd_status read_all(void *context, struct pd_reader *reader, struct pd_error *err)
+static pd_status feed_read_all(void *context, struct pd_reader *reader, struct pd_error *err)
 {
     struct feed *f = context;
     struct pd_read_line line;
@@ -183,7 +183,7 @@ static pd_status read_all(void *context, struct pd_reader *reader, struct pd_err
         bool has_one = false;
         PD_TRY(pd_read_line_take(&line, &task, &has_one, err));
         if (!has_one || !handoff_free(&f->handoff, &slot)) return PD_OK;
-        PD_TRY(fill(&f->slots[slot], f->request->ours ? RUN_BYTES : SLOT_BYTES, reader, &task, err));
+        PD_TRY(feed_fill(&f->slots[slot], f->request->ours ? RUN_BYTES : SLOT_BYTES, reader, &task, err));
         handoff_fill(&f->handoff);
     }
 }
@@ -233,7 +233,7 @@ pd_status feed_new(struct pd_vfs *vfs, const struct pd_import_request *request, 
     f->handoff = (struct handoff){.vfs = vfs,
                                   .catalog = request->catalog,
                                   .buffer_bytes = READER_BYTES,
-                                  .read = read_all,
+                                  .read = feed_read_all,
                                   .context = f,
                                   .slots = SLOTS};
     const pd_status st = link_sources(request, f->sources, ret_zeroed, err);

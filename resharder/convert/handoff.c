@@ -2,7 +2,7 @@
 
 #include "ckpt/base/thread.h"
 
-static void *run(void *context)
+static void *handoff_run(void *context)
 {
     struct handoff *h = context;
     struct pd_reader *reader = NULL;
@@ -26,7 +26,7 @@ pd_status handoff_start(struct handoff *h, struct pd_error *err)
     h->holds_slot = h->is_over = h->leaves = false;
     (void)pthread_mutex_init(&h->mutex, NULL);
     (void)pthread_cond_init(&h->changed, NULL);
-    const int error = pd_thread_start(&h->thread, NULL, run, h);
+    const int error = pd_thread_start(&h->thread, NULL, handoff_run, h);
     h->runs = !error;
     if (h->runs) return PD_OK;
     (void)pthread_cond_destroy(&h->changed);

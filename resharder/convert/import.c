@@ -172,7 +172,7 @@ static pd_status prepare_and_commit(struct rewriter *r, struct pd_error *err)
 
 /* The size of compressed chunks is not known in advance. From a compressed source it is about the same, although levels
  * and cuts may differ; from a plain one it is certain only that they do not grow. */
-static pd_status check_space(struct rewriter *r, struct pd_error *err)
+static pd_status import_check_space(struct rewriter *r, struct pd_error *err)
 {
     const struct pd_import_request *q = r->request;
     const bool packs = q->codec.codec != PD_CODEC_NONE;
@@ -188,7 +188,7 @@ static pd_status check_space(struct rewriter *r, struct pd_error *err)
     return st;
 }
 
-static pd_status prepare(struct rewriter *r, struct pd_error *err)
+static pd_status import_prepare(struct rewriter *r, struct pd_error *err)
 {
     const struct pd_import_request *q = r->request;
     pd_layout_init_dp(&r->source, 1);
@@ -200,7 +200,7 @@ static pd_status prepare(struct rewriter *r, struct pd_error *err)
         r->total += pd_tensor_elements(tensor) * pd_tensor_element_bytes(tensor, (enum pd_kind)(i % PD_KIND_COUNT));
     }
     r->buffer_bytes = pd_min_u64(BUFFER_BYTES_MIN + pd_round_up(4 * r->total, PD_VFS_ALIGN), REWRITE_BYTES);
-    PD_TRY(check_space(r, err));
+    PD_TRY(import_check_space(r, err));
     r->report.shards = pd_layout_world(q->layout);
     r->summaries = calloc(r->report.shards, sizeof *r->summaries);
     if (!r->summaries) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory for %u shards", r->report.shards);
@@ -214,7 +214,7 @@ static pd_status prepare(struct rewriter *r, struct pd_error *err)
 static pd_status import(struct rewriter *r, struct pd_error *err)
 {
     PD_TRY(feed_new(r->vfs, r->request, &r->report.zeroed, &r->feed, err));
-    pd_status st = prepare(r, err);
+    pd_status st = import_prepare(r, err);
     if (!st) st = prepare_and_commit(r, err);
     r->report.bytes_read = feed_bytes_read(r->feed);
     return st && !r->request->ours ? pd_error_context(err, st, "importing %s", r->request->source) : st;

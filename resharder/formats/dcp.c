@@ -135,7 +135,7 @@ struct dcp {
 
 /* ---- names ---- */
 
-static int compare_names(const void *a, const void *b)
+static int dcp_compare_names(const void *a, const void *b)
 {
     return strcmp((*(const struct pd_pickle_node *const *)a)->text, (*(const struct pd_pickle_node *const *)b)->text);
 }
@@ -156,14 +156,14 @@ static pd_status sort_names(struct dcp *d, struct pd_error *err)
         memcpy(&d->names[2 * i], &all->items[2 * i], 2 * sizeof(void *));
         d->tensors[i] = UINT32_MAX;
     }
-    qsort(d->names, d->name_count, 2 * sizeof(void *), compare_names);
+    qsort(d->names, d->name_count, 2 * sizeof(void *), dcp_compare_names);
     return PD_OK;
 }
 
 static int64_t find_name(const struct dcp *d, const char *name)
 {
     const struct pd_pickle_node wanted = {.text = name}, *const key = &wanted,
-                                *const *found = bsearch(&key, d->names, d->name_count, 2 * sizeof key, compare_names);
+                                *const *found = bsearch(&key, d->names, d->name_count, 2 * sizeof key, dcp_compare_names);
     return found ? (found - d->names) / 2 : -1;
 }
 
@@ -236,7 +236,7 @@ static pd_status add_names(struct dcp *d, struct pd_error *err)
     PD_TRY(sort_names(d, err));
     find_master(d);
     for (uint32_t i = 0; i < d->name_count; i++) {
-        if (i && compare_names(&d->names[2 * i - 2], &d->names[2 * i]) == 0)
+        if (i && dcp_compare_names(&d->names[2 * i - 2], &d->names[2 * i]) == 0)
             PD_FAIL(err, PD_CORRUPT, "%s: %s stands there twice", d->metadata, d->names[2 * i]->text);
         PD_TRY(add_name(d, all->items[2 * i], all->items[2 * i + 1], err));
     }
@@ -273,7 +273,7 @@ static pd_status take_item(struct dcp *d, const struct pd_pickle_node *index, co
     return PD_OK;
 }
 
-static pd_status open_file(struct dcp *d, const struct item *item, struct pd_error *err)
+static pd_status dcp_open_file(struct dcp *d, const struct item *item, struct pd_error *err)
 {
     struct pd_stat stat;
     char path[PD_FORMATS_PATH_MAX];
@@ -340,7 +340,7 @@ static pd_status read_item(struct dcp *d, const struct item *item, struct pd_err
     const int64_t name = find_name(d, item->name);
     if (name < 0)
         PD_FAIL(err, PD_CORRUPT, "%s: storage_data has %s, and state_dict_metadata does not", d->metadata, item->name);
-    PD_TRY(open_file(d, item, err));
+    PD_TRY(dcp_open_file(d, item, err));
     if (!pd_checked_range(item->begin, item->bytes, d->file_bytes))
         PD_FAIL(err, PD_CORRUPT,
                 "%s: %s should lie in bytes %" PRIu64 " to %" PRIu64 " of %" PRIu64 "; the file is cut short", d->path,
@@ -365,7 +365,7 @@ static pd_status read_item(struct dcp *d, const struct item *item, struct pd_err
 
 /* ---- the whole ---- */
 
-static pd_status read_all(struct dcp *d, struct pd_error *err)
+static pd_status dcp_read_all(struct dcp *d, struct pd_error *err)
 {
     char *text = NULL;
     uint64_t bytes = 0;
@@ -394,7 +394,7 @@ static pd_status read_all(struct dcp *d, struct pd_error *err)
 pd_status pd_dcp_read(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
 {
     struct dcp d = {.vfs = vfs, .directory = path, .catalog = catalog};
-    const pd_status st = read_all(&d, err);
+    const pd_status st = dcp_read_all(&d, err);
     pd_file_close_readonly(d.file);
     pd_pickle_free(d.pickle);
     free(d.names);
@@ -403,7 +403,7 @@ pd_status pd_dcp_read(struct pd_vfs *vfs, const char *path, struct pd_catalog *c
     return st;
 }
 
-static bool recognizes(struct pd_vfs *vfs, const char *path)
+static bool dcp_recognizes(struct pd_vfs *vfs, const char *path)
 {
     return pd_formats_has_file(vfs, path, ".metadata");
 }
@@ -411,7 +411,7 @@ static bool recognizes(struct pd_vfs *vfs, const char *path)
 const struct pd_format pd_format_dcp = {
     .name = "dcp",
     .about = "PyTorch's distributed checkpoint: a directory with .metadata and __0_0.distcp",
-    .recognizes = recognizes,
+    .recognizes = dcp_recognizes,
     .read = pd_dcp_read,
     .holds_moments = true,
     .plan = pd_dcp_plan,

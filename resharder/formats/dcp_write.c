@@ -49,7 +49,7 @@ static const struct pd_dcp_style pytorch = {
 };
 
 /* Makes the variant-th name; false: no more. */
-static bool key_of(const struct writer *w, const struct output *o, uint32_t variant, char ret[KEY_MAX])
+static bool dcp_write_key_of(const struct writer *w, const struct output *o, uint32_t variant, char ret[KEY_MAX])
 {
     const struct pd_foreign_tensor *t = &w->plan->wanted->tensors[o->tensor];
     if (variant >= (o->is_step ? 1 : PD_DCP_KEYS_MAX)) return false;
@@ -72,7 +72,7 @@ static const struct pd_foreign_tensor *shape_of(const struct writer *w, const st
     return o->is_step ? &scalar : &w->plan->wanted->tensors[o->tensor];
 }
 
-static pd_status place(struct writer *w, struct output *o, struct pd_error *err)
+static pd_status dcp_write_place(struct writer *w, struct output *o, struct pd_error *err)
 {
     PD_TRY(pd_torch_plan(shape_of(w, o), NULL, &o->archive, err));
     w->count++;
@@ -105,13 +105,13 @@ static pd_status place_all(struct writer *w, struct pd_error *err)
     for (uint32_t t = 0; t < wanted->tensor_count; t++) {
         struct output *o = &w->outputs[w->count];
         o->tensor = t;
-        PD_TRY(place(w, o, err));
+        PD_TRY(dcp_write_place(w, o, err));
     }
     for (uint32_t t = 0; t < wanted->tensor_count && w->style->step.before; t++) {
         struct output *o = &w->outputs[w->count];
         if (wanted->tensors[t].kind != PD_EXP_AVG) continue;
         *o = (struct output){.tensor = t, .is_step = true};
-        PD_TRY(place(w, o, err));
+        PD_TRY(dcp_write_place(w, o, err));
     }
     w->nothing_begin = w->file_bytes;
     w->files++;
@@ -170,7 +170,7 @@ void pd_dcp_observe(void *state, uint32_t tensor, const void *data, uint64_t byt
 
 /* ---- archives ---- */
 
-static pd_status write_file(struct writer *w, uint32_t number, struct pd_error *err)
+static pd_status dcp_write_write_file(struct writer *w, uint32_t number, struct pd_error *err)
 {
     struct pd_file *file = NULL;
     PD_TRY(pd_file_open(w->vfs, w->plan->wanted->files[number].path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
@@ -290,7 +290,7 @@ static void put_section(struct pd_pickle_writer *p, const struct writer *w, enum
     pd_pickle_do(p, "}(");
     for (uint32_t i = 0; i < w->count && (section != PATHS || w->style->has_paths); i++) {
         const struct output *o = &w->outputs[i];
-        for (uint32_t variant = 0; key_of(w, o, variant, key); variant++) {
+        for (uint32_t variant = 0; dcp_write_key_of(w, o, variant, key); variant++) {
             if (section != PLACES) pd_pickle_put_text(p, NULL, key);
             if (section == NAMES) put_tensor(p, shape_of(w, o));
             if (section == PATHS) put_path(p, w, o, key);
@@ -322,7 +322,7 @@ pd_status pd_dcp_finish(void *state, pd_status mine, struct pd_error *err)
     struct writer *w = state;
     pd_status st = mine;
     for (uint32_t f = 0; !st && f < w->files; f++)
-        st = write_file(w, f, err);
+        st = dcp_write_write_file(w, f, err);
     if (!st) st = write_metadata(w, err);
     if (!st) st = pd_formats_write_texts(w->vfs, w->directory, w->plan->wanted, err);
     for (uint32_t i = 0; i < w->count; i++)

@@ -73,7 +73,7 @@ static bool has_optimizer(struct pd_vfs *vfs, const char *directory, bool *ret_i
 }
 
 /* True if `path` is such a directory, or has a `latest` that names one. */
-static bool find_directory(struct pd_vfs *vfs, const char *path, char ret[PD_FORMATS_PATH_MAX])
+static bool deepspeed_find_directory(struct pd_vfs *vfs, const char *path, char ret[PD_FORMATS_PATH_MAX])
 {
     bool is_bf16 = false;
     if (snprintf(ret, PD_FORMATS_PATH_MAX, "%s", path) >= (int)PD_FORMATS_PATH_MAX) return false;
@@ -286,7 +286,7 @@ static void note_counter(const struct pd_pickle_node *node, bool *ret_has, uint6
     if (pd_pickle_is_u64(node, ret)) *ret_has = true;
 }
 
-static pd_status read_all(struct deepspeed *d, struct pd_error *err)
+static pd_status deepspeed_read_all(struct deepspeed *d, struct pd_error *err)
 {
     bool is_bf16 = false;
     if (!has_optimizer(d->vfs, d->directory, &is_bf16))
@@ -312,13 +312,14 @@ static pd_status read_all(struct deepspeed *d, struct pd_error *err)
     return add_parameters(d, pd_pickle_member(root, "param_shapes"), err);
 }
 
-static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
+static pd_status deepspeed_read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog,
+                                           struct pd_error *err)
 {
     struct deepspeed d = {.vfs = vfs, .catalog = catalog};
-    if (!find_directory(vfs, path, d.directory))
+    if (!deepspeed_find_directory(vfs, path, d.directory))
         PD_FAIL(err, PD_NOT_FOUND, "%s: there is no `latest` that names a checkpoint, and no optimizer states of rank 0",
                 path);
-    pd_status st = read_all(&d, err);
+    pd_status st = deepspeed_read_all(&d, err);
     pd_torch_close(&d.archive);
     if (!st) st = pd_formats_add_texts(vfs, path, catalog, err); /* transformers' trainer puts them there */
     for (int kind = 0; kind < PD_KIND_COUNT; kind++)
@@ -326,17 +327,17 @@ static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd
     return st;
 }
 
-static bool recognizes(struct pd_vfs *vfs, const char *path)
+static bool deepspeed_recognizes(struct pd_vfs *vfs, const char *path)
 {
     char directory[PD_FORMATS_PATH_MAX];
-    return find_directory(vfs, path, directory);
+    return deepspeed_find_directory(vfs, path, directory);
 }
 
 const struct pd_format pd_format_deepspeed = {
     .name = "deepspeed",
     .about = "DeepSpeed's ZeRO checkpoint: a directory with `latest`, or one tag's directory",
-    .recognizes = recognizes,
-    .read = read_checkpoint,
+    .recognizes = deepspeed_recognizes,
+    .read = deepspeed_read_checkpoint,
     .plan = pd_format_not_written,
     .observe = pd_format_observe_nothing,
     .finish = pd_format_finish_nothing,

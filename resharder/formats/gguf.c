@@ -52,7 +52,7 @@ struct gguf {
 
 /* ---- the file, front to back ---- */
 
-static pd_status take(struct gguf *g, void *ret, uint64_t bytes, struct pd_error *err)
+static pd_status gguf_take(struct gguf *g, void *ret, uint64_t bytes, struct pd_error *err)
 {
     unsigned char *out = ret;
     if (!pd_checked_range(g->at, bytes, g->bytes))
@@ -76,15 +76,15 @@ static pd_status take(struct gguf *g, void *ret, uint64_t bytes, struct pd_error
 
 static pd_status take_u32(struct gguf *g, uint32_t *ret, struct pd_error *err)
 {
-    return take(g, ret, sizeof *ret, err);
+    return gguf_take(g, ret, sizeof *ret, err);
 }
 
 static pd_status take_u64(struct gguf *g, uint64_t *ret, struct pd_error *err)
 {
-    return take(g, ret, sizeof *ret, err);
+    return gguf_take(g, ret, sizeof *ret, err);
 }
 
-static pd_status take_text(struct gguf *g, struct pd_error *err)
+static pd_status gguf_take_text(struct gguf *g, struct pd_error *err)
 {
     uint64_t bytes = 0;
     PD_TRY(take_u64(g, &bytes, err));
@@ -99,7 +99,7 @@ static pd_status take_text(struct gguf *g, struct pd_error *err)
         g->text = fresh;
         g->text_capacity = 2 * bytes + 64;
     }
-    PD_TRY(take(g, g->text, bytes, err));
+    PD_TRY(gguf_take(g, g->text, bytes, err));
     g->text[bytes] = '\0';
     g->text_bytes = bytes;
     return PD_OK;
@@ -108,7 +108,7 @@ static pd_status take_text(struct gguf *g, struct pd_error *err)
 static pd_status take_number(struct gguf *g, enum pd_gguf_type type, double *ret, struct pd_error *err)
 {
     unsigned char text[8] = {0};
-    PD_TRY(take(g, text, type_bytes[type], err));
+    PD_TRY(gguf_take(g, text, type_bytes[type], err));
     uint64_t bits = 0;
     float single;
     for (unsigned i = 0; i < type_bytes[type]; i++)
@@ -146,7 +146,7 @@ static pd_status put_value(struct gguf *g, const char *key, enum pd_gguf_type ty
 {
     g->number = -1;
     if (type == PD_GGUF_TEXT) {
-        PD_TRY(take_text(g, err));
+        PD_TRY(gguf_take_text(g, err));
         pd_json_string(&g->tokenizer, key, g->text);
         return PD_OK;
     }
@@ -216,7 +216,7 @@ static pd_status take_array(struct gguf *g, const char *tokenizer_key, struct pa
         snprintf(pair->text, sizeof pair->text, "is a list of texts");
     }
     for (uint64_t i = 0; i < count; i++)
-        PD_TRY(tokenizer_key ? put_value(g, NULL, (enum pd_gguf_type)type, err) : take_text(g, err));
+        PD_TRY(tokenizer_key ? put_value(g, NULL, (enum pd_gguf_type)type, err) : gguf_take_text(g, err));
     if (tokenizer_key) pd_json_array_end(&g->tokenizer);
     return PD_OK;
 }
@@ -240,7 +240,7 @@ static pd_status keep_pair(struct gguf *g, const char *key, enum pd_gguf_type ty
     struct pair pair = {.type = type};
     snprintf(pair.key, sizeof pair.key, "%s", key);
     if (type == PD_GGUF_TEXT) {
-        PD_TRY(take_text(g, err));
+        PD_TRY(gguf_take_text(g, err));
         snprintf(pair.text, sizeof pair.text, "%s", g->text);
     } else if (type == PD_GGUF_ARRAY) {
         PD_TRY(take_array(g, NULL, &pair, err));
@@ -271,7 +271,7 @@ static pd_status take_pair(struct gguf *g, struct pd_error *err)
     static const char tokenizer[] = "tokenizer.";
     char key[256];
     uint32_t type = 0;
-    PD_TRY(take_text(g, err));
+    PD_TRY(gguf_take_text(g, err));
     if (g->text_bytes >= sizeof key || strlen(g->text) != g->text_bytes)
         PD_FAIL(err, PD_CORRUPT, "%s: a key of %" PRIu64 " bytes before byte %" PRIu64, g->path, g->text_bytes, g->at);
     memcpy(key, g->text, g->text_bytes + 1);
@@ -304,7 +304,7 @@ static const char *inner_key(const struct gguf *g, const char *key)
 }
 
 /* Finds a key of the architecture. */
-static const struct pair *find(const struct gguf *g, const char *key)
+static const struct pair *gguf_find(const struct gguf *g, const char *key)
 {
     for (uint32_t i = 0; i < g->pair_count; i++) {
         const char *inner = inner_key(g, g->pairs[i].key);
@@ -327,7 +327,7 @@ static pd_status take_tensor(struct gguf *g, struct pd_foreign_tensor *t, uint64
                              struct pd_error *err)
 {
     uint32_t dims = 0, type = 0;
-    PD_TRY(take_text(g, err));
+    PD_TRY(gguf_take_text(g, err));
     if (g->text_bytes == 0 || g->text_bytes >= PD_FOREIGN_NAME_MAX || strlen(g->text) != g->text_bytes)
         PD_FAIL(err, PD_CORRUPT, "%s: a tensor's name of %" PRIu64 " bytes before byte %" PRIu64, g->path, g->text_bytes,
                 g->at);
@@ -343,7 +343,7 @@ static pd_status take_tensor(struct gguf *g, struct pd_foreign_tensor *t, uint64
     return take_u64(g, ret_offset, err);
 }
 
-static pd_status add_tensor(struct gguf *g, uint32_t file, uint64_t data, struct pd_error *err)
+static pd_status gguf_add_tensor(struct gguf *g, uint32_t file, uint64_t data, struct pd_error *err)
 {
     struct pd_foreign_tensor t;
     uint64_t offset = 0;
@@ -375,7 +375,7 @@ static pd_status take_tensors(struct gguf *g, uint32_t file, uint64_t count, str
     data = pd_round_up(g->at, g->alignment);
     g->at = rows;
     for (uint64_t i = 0; i < count; i++)
-        PD_TRY(add_tensor(g, file, data, err));
+        PD_TRY(gguf_add_tensor(g, file, data, err));
     return PD_OK;
 }
 
@@ -383,7 +383,7 @@ static pd_status take_tensors(struct gguf *g, uint32_t file, uint64_t count, str
 
 static void put_key(struct gguf *g, struct pd_json_writer *w, const char *ours, const char *theirs)
 {
-    const struct pair *p = find(g, theirs);
+    const struct pair *p = gguf_find(g, theirs);
     if (!p || p->type == PD_GGUF_TEXT || p->type == PD_GGUF_ARRAY) return;
     if (p->number == floor(p->number) && fabs(p->number) < 9e15)
         pd_json_i64(w, ours, (int64_t)p->number);
@@ -391,19 +391,19 @@ static void put_key(struct gguf *g, struct pd_json_writer *w, const char *ours, 
         pd_json_double(w, ours, p->number);
 }
 
-static double number_of(const struct pair *p, double absent)
+static double gguf_number_of(const struct pair *p, double absent)
 {
     return p && p->type != PD_GGUF_TEXT && p->type != PD_GGUF_ARRAY ? p->number : absent;
 }
 
 static double number_or(const struct gguf *g, const char *key, double absent)
 {
-    return number_of(find(g, key), absent);
+    return gguf_number_of(gguf_find(g, key), absent);
 }
 
 static double ours_or(const struct gguf *g, const char *key, double absent)
 {
-    return number_of(find_whole(g, key), absent);
+    return gguf_number_of(find_whole(g, key), absent);
 }
 
 /* Writes the parameters that we stored, or the largest factor and published values; the factors must follow from them. */
@@ -434,7 +434,7 @@ static pd_status put_llama3_scaling(struct gguf *g, struct pd_json_writer *w, st
 /* As in llama.cpp: a factor without a type is linear, `scale_linear` is the factor's old name, and 0 means 1. */
 static pd_status put_scaling(struct gguf *g, struct pd_json_writer *w, struct pd_error *err)
 {
-    const struct pair *named = find(g, "rope.scaling.type");
+    const struct pair *named = gguf_find(g, "rope.scaling.type");
     const char *type = named && named->type == PD_GGUF_TEXT ? named->text : "linear";
     const double factor = number_or(g, "rope.scaling.factor", number_or(g, "rope.scale_linear", 0));
     const bool is_linear = strcmp(type, "linear") == 0, is_none = strcmp(type, "none") == 0;
@@ -607,13 +607,13 @@ static pd_status put_config(struct gguf *g, struct pd_json_writer *w, struct pd_
 
 /* ---- the whole ---- */
 
-static pd_status read_all(struct gguf *g, struct pd_error *err)
+static pd_status gguf_read_all(struct gguf *g, struct pd_error *err)
 {
     char magic[4];
     uint64_t tensors = 0, pairs = 0;
     uint32_t file = 0;
     PD_TRY(pd_catalog_add_file(g->catalog, g->path, g->bytes, &file, err));
-    PD_TRY(take(g, magic, sizeof magic, err));
+    PD_TRY(gguf_take(g, magic, sizeof magic, err));
     PD_TRY(take_u32(g, &g->version, err));
     if (memcmp(magic, "GGUF", 4) != 0) PD_FAIL(err, PD_CORRUPT, "%s: does not begin with GGUF", g->path);
     if (g->version < 2 || g->version > 3)
@@ -651,7 +651,7 @@ static pd_status read_file(struct pd_vfs *vfs, const char *path, struct gguf *g,
     if (st) return st;
     st = pd_file_stat(g->file, &stat, err);
     g->bytes = st ? 0 : stat.bytes;
-    if (!st) st = read_all(g, err);
+    if (!st) st = gguf_read_all(g, err);
     pd_file_close_readonly(g->file);
     g->file = NULL;
     return st;
@@ -698,11 +698,11 @@ static pd_status read_parts(struct pd_vfs *vfs, const char *path, struct gguf *g
     if (count) snprintf(name, sizeof name, "%.*s-00001-of-%05u.gguf", (int)bytes, path, count);
     PD_TRY(read_file(vfs, name, g, err));
     const struct pair *parts = find_whole(g, "split.count");
-    if (!count && number_of(parts, 0) > 1)
+    if (!count && gguf_number_of(parts, 0) > 1)
         PD_FAIL(err, PD_INVALID,
                 "%s is one of %g parts (split.count), which are found by names that end as llama.cpp writes them: "
                 "-00001-of-%05.0f.gguf",
-                path, number_of(parts, 0), number_of(parts, 0));
+                path, gguf_number_of(parts, 0), gguf_number_of(parts, 0));
     for (uint32_t part = 2; part <= count; part++) {
         snprintf(name, sizeof name, "%.*s-%05u-of-%05u.gguf", (int)bytes, path, part, count);
         PD_TRY(read_part(vfs, name, g, err));
@@ -713,7 +713,7 @@ static pd_status read_parts(struct pd_vfs *vfs, const char *path, struct gguf *g
     return pd_catalog_add_json(g->catalog, "config.json", &w, put_config(g, &w, err), err);
 }
 
-static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
+static pd_status gguf_read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
 {
     char inner[PD_FORMATS_PATH_MAX];
     if (pd_formats_is_directory(vfs, path)) {
@@ -727,7 +727,7 @@ static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd
     return st;
 }
 
-static bool recognizes(struct pd_vfs *vfs, const char *path)
+static bool gguf_recognizes(struct pd_vfs *vfs, const char *path)
 {
     char magic[4] = "", inner[PD_FORMATS_PATH_MAX];
     if (pd_formats_is_directory(vfs, path)) {
@@ -747,8 +747,8 @@ static bool recognizes(struct pd_vfs *vfs, const char *path)
 const struct pd_format pd_format_gguf = {
     .name = "gguf",
     .about = "llama.cpp: one file, one of its parts, or the directory of one model",
-    .recognizes = recognizes,
-    .read = read_checkpoint,
+    .recognizes = gguf_recognizes,
+    .read = gguf_read_checkpoint,
     .file = "model.gguf",
     .plan = pd_gguf_plan,
     .observe = pd_format_observe_nothing,

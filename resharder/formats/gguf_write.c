@@ -56,25 +56,25 @@ enum pd_element pd_gguf_element(const struct pd_foreign_tensor *t, enum pd_eleme
 /* ---- values ---- */
 
 /* Errors of the stream are checked once, at close. */
-static void put(struct head *h, const void *data, size_t bytes)
+static void gguf_write_put(struct head *h, const void *data, size_t bytes)
 {
     (void)fwrite(data, 1, bytes, h->out);
 }
 
 static void put_u32(struct head *h, uint32_t value)
 {
-    put(h, &value, sizeof value);
+    gguf_write_put(h, &value, sizeof value);
 }
 
 static void put_u64(struct head *h, uint64_t value)
 {
-    put(h, &value, sizeof value);
+    gguf_write_put(h, &value, sizeof value);
 }
 
 static void put_text(struct head *h, const char *text)
 {
     put_u64(h, strlen(text));
-    put(h, text, strlen(text));
+    gguf_write_put(h, text, strlen(text));
 }
 
 static void begin_pair(struct head *h, const char *before, const char *key, enum pd_gguf_type type)
@@ -95,7 +95,7 @@ static void put_number(struct head *h, enum pd_gguf_type type, double number)
         number = 0;
     }
     const uint32_t whole = type == PD_GGUF_I32 ? (uint32_t)(int32_t)number : (uint32_t)number;
-    put(h, type == PD_GGUF_F32 ? (const void *)&single : &whole, 4);
+    gguf_write_put(h, type == PD_GGUF_F32 ? (const void *)&single : &whole, 4);
 }
 
 static void put_pair_u32(struct head *h, const char *key, uint32_t value)
@@ -206,7 +206,7 @@ static void put_value(struct head *h, enum pd_gguf_type type, const struct pd_js
         put_text(h, text ? text : "");
     } else if (type == PD_GGUF_BOOL) {
         h->is_refused |= !pd_json_is_bool(value, &is_on);
-        put(h, &(unsigned char){is_on}, 1);
+        gguf_write_put(h, &(unsigned char){is_on}, 1);
     } else {
         h->is_refused |= !pd_json_is_number(value, &number);
         put_number(h, type, number);
@@ -268,14 +268,14 @@ static void pad(struct head *h)
 {
     static const char zeros[PD_GGUF_ALIGNMENT];
     const uint64_t at = (uint64_t)ftello(h->out);
-    put(h, zeros, pd_round_up(at, PD_GGUF_ALIGNMENT) - at);
+    gguf_write_put(h, zeros, pd_round_up(at, PD_GGUF_ALIGNMENT) - at);
 }
 
 /* ---- the plan ---- */
 
 static pd_status put_head(struct head *h, struct pd_error *err)
 {
-    put(h, "GGUF", 4);
+    gguf_write_put(h, "GGUF", 4);
     put_u32(h, PD_GGUF_VERSION);
     put_u64(h, 0); /* tensors and pairs are counted later */
     put_u64(h, 0);
@@ -308,7 +308,7 @@ static pd_status put_head(struct head *h, struct pd_error *err)
     const uint64_t counts[2] = {h->wanted->tensor_count + (h->rope_count > 0), h->pairs};
     const off_t end = ftello(h->out);
     (void)fseeko(h->out, 8, SEEK_SET);
-    put(h, counts, sizeof counts);
+    gguf_write_put(h, counts, sizeof counts);
     (void)fseeko(h->out, end, SEEK_SET);
     return PD_OK;
 }
@@ -334,8 +334,8 @@ static pd_status make_head(struct writer *w, struct head *h, struct pd_error *er
     return st;
 }
 
-static pd_status parse(const struct pd_catalog *wanted, const char *name, struct pd_json_document **ret,
-                       struct pd_error *err)
+static pd_status gguf_write_parse(const struct pd_catalog *wanted, const char *name, struct pd_json_document **ret,
+                                  struct pd_error *err)
 {
     const struct pd_catalog_text *text = pd_catalog_text(wanted, name);
     return text ? pd_json_parse(name, text->text, text->bytes, ret, err) : PD_OK;
@@ -344,9 +344,9 @@ static pd_status parse(const struct pd_catalog *wanted, const char *name, struct
 static pd_status parse_and_make(struct writer *w, const struct pd_catalog *wanted, struct pd_error *err)
 {
     struct pd_json_document *config = NULL, *tokenizer = NULL;
-    pd_status st = parse(wanted, "config.json", &config, err);
+    pd_status st = gguf_write_parse(wanted, "config.json", &config, err);
     if (!st && !config) st = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "GGUF needs a config.json to say which model it is");
-    if (!st) st = parse(wanted, "tokenizer.gguf", &tokenizer, err);
+    if (!st) st = gguf_write_parse(wanted, "tokenizer.gguf", &tokenizer, err);
     struct head h = {.wanted = wanted};
     if (!st) h.config = pd_json_root(config);
     if (!st && tokenizer) h.tokenizer = pd_json_root(tokenizer);

@@ -211,7 +211,7 @@ static pd_status newest_model(struct pd_vfs *vfs, const char *directory, char re
     return st;
 }
 
-static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
+static pd_status llmc_read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
 {
     struct llmc m = {.vfs = vfs, .path = path, .catalog = catalog};
     char model[PD_FORMATS_PATH_MAX];
@@ -253,7 +253,7 @@ static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd
     return pd_catalog_text(catalog, "config.json") ? PD_OK : add_config(&m, err);
 }
 
-static bool recognizes(struct pd_vfs *vfs, const char *path)
+static bool llmc_recognizes(struct pd_vfs *vfs, const char *path)
 {
     int32_t header[256];
     char model[PD_FORMATS_PATH_MAX];
@@ -271,8 +271,8 @@ const struct pd_format pd_format_llmc = {
     .name = "llmc",
     .about = "llm.c: model_00000100.bin, with the state_*.bin beside it, or the directory of both",
     .holds_moments = true,
-    .recognizes = recognizes,
-    .read = read_checkpoint,
+    .recognizes = llmc_recognizes,
+    .read = llmc_read_checkpoint,
     .plan = pd_llmc_plan,
     .observe = pd_llmc_observe,
     .finish = pd_llmc_finish,

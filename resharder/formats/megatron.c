@@ -19,7 +19,7 @@
 /* ---- the directory ---- */
 
 /* Finds `path`, or the iteration that its tracker names; false: neither is a distributed checkpoint of Megatron. */
-static bool find_directory(struct pd_vfs *vfs, const char *path, char ret[PD_FORMATS_PATH_MAX])
+static bool megatron_find_directory(struct pd_vfs *vfs, const char *path, char ret[PD_FORMATS_PATH_MAX])
 {
     char tracker[PD_FORMATS_PATH_MAX], name[40], *text = NULL;
     uint64_t bytes = 0;
@@ -187,10 +187,11 @@ static pd_status check_backend(struct pd_vfs *vfs, const char *directory, struct
     return PD_OK;
 }
 
-static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
+static pd_status megatron_read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog,
+                                          struct pd_error *err)
 {
     char directory[PD_FORMATS_PATH_MAX];
-    if (!find_directory(vfs, path, directory))
+    if (!megatron_find_directory(vfs, path, directory))
         PD_FAIL(err, PD_NOT_FOUND, "%s: no %s that names a distributed checkpoint", path, PD_MEGATRON_TRACKER);
     PD_TRY(check_backend(vfs, directory, err));
     PD_TRY(pd_dcp_read(vfs, directory, catalog, err));
@@ -204,18 +205,18 @@ static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd
     return pd_megatron_spread_buckets(vfs, directory, catalog, err);
 }
 
-static bool recognizes(struct pd_vfs *vfs, const char *path)
+static bool megatron_recognizes(struct pd_vfs *vfs, const char *path)
 {
     char directory[PD_FORMATS_PATH_MAX];
-    return find_directory(vfs, path, directory);
+    return megatron_find_directory(vfs, path, directory);
 }
 
 const struct pd_format pd_format_megatron = {
     .name = "megatron",
     .about = "Megatron-Core's torch_dist: directory with latest_checkpointed_iteration.txt, or its iter_*",
     .holds_moments = true,
-    .recognizes = recognizes,
-    .read = read_checkpoint,
+    .recognizes = megatron_recognizes,
+    .read = megatron_read_checkpoint,
     .plan = pd_megatron_plan,
     .observe = pd_megatron_observe,
     .finish = pd_megatron_finish,

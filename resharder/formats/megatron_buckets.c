@@ -220,8 +220,8 @@ static bool is_gated(const struct buckets *b, const char *name, const struct pd_
 /* Lists a parameter of the guess's rank: layer `layer` of a tensor that holds all layers, or a whole one. *ret_fits
  * false: it cannot be split so. */
 #define WHOLE UINT64_MAX
-static pd_status take(struct buckets *b, const struct guess *g, const char *name, uint64_t layer, bool is_copy,
-                      bool *ret_fits, struct pd_error *err)
+static pd_status megatron_buckets_take(struct buckets *b, const struct guess *g, const char *name, uint64_t layer,
+                                       bool is_copy, bool *ret_fits, struct pd_error *err)
 {
     const int64_t found = pd_catalog_find(b->raw, name, PD_PARAM);
     if (found < 0 || !*ret_fits) return PD_OK;
@@ -266,9 +266,9 @@ static pd_status take_layer(struct buckets *b, const struct guess *g, uint64_t l
         snprintf(name, sizeof name, "decoder.layers.%s", *suffix);
         const int64_t stacked = pd_catalog_find(b->raw, name, PD_PARAM);
         if (stacked >= 0 && b->raw->tensors[stacked].shape[0] == b->layers)
-            PD_TRY(take(b, g, name, layer, false, ret_fits, err));
+            PD_TRY(megatron_buckets_take(b, g, name, layer, false, ret_fits, err));
         snprintf(name, sizeof name, "decoder.layers.%" PRIu64 ".%s", layer, *suffix);
-        PD_TRY(take(b, g, name, WHOLE, false, ret_fits, err));
+        PD_TRY(megatron_buckets_take(b, g, name, WHOLE, false, ret_fits, err));
     }
     return PD_OK;
 }
@@ -279,14 +279,14 @@ static pd_status list_rank(struct buckets *b, const struct guess *g, bool *ret_f
     const uint64_t layers = b->layers / g->pp;
     if (g->stage + 1 == g->pp) {
         if (g->pp > 1 && pd_catalog_find(b->raw, OUTPUT, PD_PARAM) < 0)
-            PD_TRY(take(b, g, EMBEDDING, WHOLE, true, ret_fits, err));
+            PD_TRY(megatron_buckets_take(b, g, EMBEDDING, WHOLE, true, ret_fits, err));
         for (int i = 0; behind[i]; i++)
-            PD_TRY(take(b, g, behind[i], WHOLE, false, ret_fits, err));
+            PD_TRY(megatron_buckets_take(b, g, behind[i], WHOLE, false, ret_fits, err));
     }
     for (uint64_t l = layers; l-- > 0 && *ret_fits;)
         PD_TRY(take_layer(b, g, g->stage * layers + l, ret_fits, err));
     for (int i = 0; g->stage == 0 && in_front[i]; i++)
-        PD_TRY(take(b, g, in_front[i], WHOLE, false, ret_fits, err));
+        PD_TRY(megatron_buckets_take(b, g, in_front[i], WHOLE, false, ret_fits, err));
     return PD_OK;
 }
 

@@ -71,8 +71,8 @@ static pd_status add_shards(struct pd_vfs *vfs, const struct stored *s, const ch
     return PD_OK;
 }
 
-static pd_status add_box(struct stored *s, uint64_t number, uint32_t tensor, struct pd_catalog *catalog,
-                         struct pd_error *err)
+static pd_status perdure_add_box(struct stored *s, uint64_t number, uint32_t tensor, struct pd_catalog *catalog,
+                                 struct pd_error *err)
 {
     const struct pd_inspect_box *box = box_of(s, number);
     struct pd_shard *shard = NULL;
@@ -97,8 +97,8 @@ static pd_status check_all_kinds(const struct pd_tensor_table *table, uint32_t h
             pd_kind_name((enum pd_kind)(have % PD_KIND_COUNT)));
 }
 
-static pd_status fill(struct pd_vfs *vfs, struct stored *s, const char *path, struct pd_catalog *catalog,
-                      struct pd_error *err)
+static pd_status perdure_fill(struct pd_vfs *vfs, struct stored *s, const char *path, struct pd_catalog *catalog,
+                              struct pd_error *err)
 {
     PD_TRY(pd_inspect_check_complete(s->inspect, err));
     s->is_plain = calloc(pd_inspect_box_count(s->inspect) + 1, sizeof *s->is_plain);
@@ -124,7 +124,7 @@ static pd_status fill(struct pd_vfs *vfs, struct stored *s, const char *path, st
             PD_TRY(check_all_kinds(table, catalog->tensor_count, boxes[b].tensor * PD_KIND_COUNT + boxes[b].kind, err));
             PD_TRY(pd_catalog_add_tensor(catalog, &foreign, &tensor, err));
         }
-        PD_TRY(add_box(s, b, tensor, catalog, err));
+        PD_TRY(perdure_add_box(s, b, tensor, catalog, err));
     }
     PD_TRY(check_all_kinds(table, catalog->tensor_count, table->count * PD_KIND_COUNT, err));
     /* Takes the other data of the record. */
@@ -142,7 +142,8 @@ static pd_status fill(struct pd_vfs *vfs, struct stored *s, const char *path, st
     return pd_catalog_add_text(catalog, "config.yaml", state->config, strlen(state->config), err);
 }
 
-static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
+static pd_status perdure_read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog,
+                                         struct pd_error *err)
 {
     struct stored *s = calloc(1, sizeof *s);
     if (!s) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory to read it", path);
@@ -153,10 +154,10 @@ static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd
     }
     catalog->source = (struct pd_catalog_source){
         .context = s, .is_plain = is_plain, .check = check, .read = read_blocks, .free = free_stored};
-    return fill(vfs, s, path, catalog, err);
+    return perdure_fill(vfs, s, path, catalog, err);
 }
 
-static bool recognizes(struct pd_vfs *vfs, const char *path)
+static bool perdure_recognizes(struct pd_vfs *vfs, const char *path)
 {
     return pd_formats_is_directory(vfs, path) && pd_formats_has_file(vfs, path, "commit.h5");
 }
@@ -165,8 +166,8 @@ const struct pd_format pd_format_perdure = {
     .name = "perdure",
     .about = "a checkpoint of perdure: commit.h5 and shards",
     .holds_moments = true,
-    .recognizes = recognizes,
-    .read = read_checkpoint,
+    .recognizes = perdure_recognizes,
+    .read = perdure_read_checkpoint,
     .plan = pd_format_not_written,
     .observe = pd_format_observe_nothing,
     .finish = pd_format_finish_nothing,

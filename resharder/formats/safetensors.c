@@ -204,7 +204,7 @@ static bool is_safetensors(struct pd_vfs *vfs, const char *path)
     return has_head && head[8] == '{' && bytes <= PD_SAFETENSORS_HEADER_MAX && bytes <= stat.bytes - 8;
 }
 
-static bool recognizes(struct pd_vfs *vfs, const char *path)
+static bool safetensors_recognizes(struct pd_vfs *vfs, const char *path)
 {
     return pd_formats_is_directory(vfs, path) ? pd_model_files_are_in(vfs, &model_files, path) : is_safetensors(vfs, path);
 }
@@ -217,7 +217,7 @@ static pd_status read_any(struct pd_vfs *vfs, const char *path, struct pd_catalo
 const struct pd_format pd_format_safetensors = {
     .name = "safetensors",
     .about = "Hugging Face: model.safetensors or shards with an index, beside config.json",
-    .recognizes = recognizes,
+    .recognizes = safetensors_recognizes,
     .read = read_any,
     .plan = pd_safetensors_plan,
     .observe = pd_format_observe_nothing,

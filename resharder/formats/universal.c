@@ -19,7 +19,7 @@ struct universal {
 };
 
 /* Finds `path`/zero, or that of the directory named in `path`/latest_universal; false: neither exists. */
-static bool find_directory(struct pd_vfs *vfs, const char *path, char ret[PD_FORMATS_PATH_MAX])
+static bool universal_find_directory(struct pd_vfs *vfs, const char *path, char ret[PD_FORMATS_PATH_MAX])
 {
     char tagged[PD_FORMATS_PATH_MAX];
     if (pd_formats_path(path, "zero", ret, NULL) == PD_OK && pd_formats_is_directory(vfs, ret)) return true;
@@ -123,11 +123,12 @@ static pd_status take_parameters(struct universal *u, const struct pd_listing *l
     return PD_OK;
 }
 
-static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
+static pd_status universal_read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog,
+                                           struct pd_error *err)
 {
     struct universal u = {.vfs = vfs, .catalog = catalog};
     struct pd_listing listing = {0};
-    if (!find_directory(vfs, path, u.directory))
+    if (!universal_find_directory(vfs, path, u.directory))
         PD_FAIL(err, PD_NOT_FOUND, "%s: no directory zero, and no latest_universal that names one with it", path);
     PD_TRY(pd_vfs_list(vfs, u.directory, &listing, err));
     pd_status st = open_states(&u, err);
@@ -137,17 +138,17 @@ static pd_status read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd
     return st ? st : pd_formats_add_texts(vfs, path, catalog, err);
 }
 
-static bool recognizes(struct pd_vfs *vfs, const char *path)
+static bool universal_recognizes(struct pd_vfs *vfs, const char *path)
 {
     char directory[PD_FORMATS_PATH_MAX];
-    return find_directory(vfs, path, directory);
+    return universal_find_directory(vfs, path, directory);
 }
 
 const struct pd_format pd_format_universal = {
     .name = "universal",
     .about = "DeepSpeed's universal checkpoint: a directory with `latest_universal`, or with zero",
-    .recognizes = recognizes,
-    .read = read_checkpoint,
+    .recognizes = universal_recognizes,
+    .read = universal_read_checkpoint,
     .holds_moments = true,
     .plan = pd_universal_plan,
     .observe = pd_universal_observe,

@@ -43,7 +43,7 @@ static pd_status make_directories(struct writer *w, struct pd_error *err)
     return pd_vfs_mkdir(w->vfs, w->zero, err);
 }
 
-static pd_status place(struct writer *w, uint32_t number, struct pd_error *err)
+static pd_status universal_write_place(struct writer *w, uint32_t number, struct pd_error *err)
 {
     static const char *const files[PD_KIND_COUNT] = {
         [PD_PARAM] = "fp32.pt", [PD_EXP_AVG] = "exp_avg.pt", [PD_EXP_AVG_SQ] = "exp_avg_sq.pt"};
@@ -75,7 +75,7 @@ pd_status pd_universal_plan(struct pd_vfs *vfs, struct pd_format_plan *plan, voi
     w->outputs = calloc((size_t)plan->wanted->tensor_count + 1, sizeof *w->outputs);
     if (!w->outputs) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u tensors", plan->wanted->tensor_count);
     for (uint32_t t = 0; t < plan->wanted->tensor_count; t++)
-        PD_TRY(place(w, t, err));
+        PD_TRY(universal_write_place(w, t, err));
     return PD_OK;
 }
 
@@ -91,8 +91,8 @@ void pd_universal_observe(void *state, uint32_t tensor, const void *data, uint64
 static const struct pd_foreign_tensor step_tensor = {.element = PD_ELEMENT_F32, .shape = {1, 1, 1, 1, 1, 1, 1, 1}};
 
 /* Finishes and frees `pickle`. */
-static pd_status write_file(const struct writer *w, const char *directory, const char *name, struct pd_pickle_writer *pickle,
-                            bool has_step, struct pd_error *err)
+static pd_status universal_write_write_file(const struct writer *w, const char *directory, const char *name,
+                                            struct pd_pickle_writer *pickle, bool has_step, struct pd_error *err)
 {
     const struct pd_catalog_counters *c = &w->plan->wanted->counters;
     const float step = (float)(c->has_updates ? c->updates : c->step);
@@ -111,7 +111,7 @@ static pd_status write_step(const struct writer *w, const char *parameter, struc
     PD_TRY(pd_formats_path(w->zero, parameter, directory, err));
     pd_pickle_begin(&p);
     pd_torch_put_tensor(&p, &step_tensor);
-    return write_file(w, directory, "step.pt", &p, true, err);
+    return universal_write_write_file(w, directory, "step.pt", &p, true, err);
 }
 
 static void put_groups(struct pd_pickle_writer *p)
@@ -153,7 +153,7 @@ static pd_status write_model_states(const struct writer *w, const char *name, st
     pd_pickle_put_u64(&p, "mp_world_size", 1);
     pd_pickle_put_text(&p, "ds_version", VERSION);
     pd_pickle_do(&p, "u");
-    return write_file(w, w->directory, name, &p, false, err);
+    return universal_write_write_file(w, w->directory, name, &p, false, err);
 }
 
 /* ---- the end ---- */
@@ -185,7 +185,7 @@ static pd_status write_rest(struct writer *w, struct pd_error *err)
     pd_pickle_put_text(&p, NULL, "step");
     pd_torch_put_tensor(&p, &step_tensor);
     pd_pickle_do(&p, "uuuu");
-    PD_TRY(write_file(w, w->zero, "optimizer_state.pt", &p, true, err));
+    PD_TRY(universal_write_write_file(w, w->zero, "optimizer_state.pt", &p, true, err));
     PD_TRY(write_model_states(w, "mp_rank_00_model_states.pt", err));                /* stages 1 and 2 */
     PD_TRY(write_model_states(w, "zero_pp_rank_0_mp_rank_00_model_states.pt", err)); /* stage 3 */
     PD_TRY(pd_formats_path(w->plan->directory, "latest_universal", path, err));

@@ -109,7 +109,7 @@ static uint64_t next_place(const struct load_chunks *c, uint64_t bytes)
     return place + bytes <= c->ring_bytes ? c->head : c->head + (c->ring_bytes - place);
 }
 
-static uint64_t take(struct load_chunks *c, uint64_t bytes)
+static uint64_t chunks_take(struct load_chunks *c, uint64_t bytes)
 {
     const uint64_t place = next_place(c, bytes);
     c->head = place + bytes;
@@ -131,7 +131,7 @@ void load_chunks_done(struct loader *l, uint32_t round)
 
 /* ---- submitting ---- */
 
-static pd_status flush(struct loader *l, struct load_window *w, struct pd_error *err)
+static pd_status chunks_flush(struct loader *l, struct load_window *w, struct pd_error *err)
 {
     struct load_chunks *c = l->chunks;
     const struct pd_transfer transfer = c->pending;
@@ -140,8 +140,8 @@ static pd_status flush(struct loader *l, struct load_window *w, struct pd_error 
 }
 
 /* Merges adjacent reads: chunks are usually in the same order in the file and here. */
-static pd_status send(struct loader *l, struct load_window *w, struct pd_file *file, unsigned char *data, uint64_t offset,
-                      uint64_t bytes, struct pd_error *err)
+static pd_status chunks_send(struct loader *l, struct load_window *w, struct pd_file *file, unsigned char *data,
+                             uint64_t offset, uint64_t bytes, struct pd_error *err)
 {
     struct load_chunks *c = l->chunks;
     const struct pd_transfer *p = &c->pending;
@@ -151,7 +151,7 @@ static pd_status send(struct loader *l, struct load_window *w, struct pd_file *f
         c->pending.bytes += bytes;
         return PD_OK;
     }
-    PD_TRY(flush(l, w, err));
+    PD_TRY(chunks_flush(l, w, err));
     c->pending = (struct pd_transfer){.file = file, .data = data, .offset = offset, .bytes = bytes};
     return PD_OK;
 }
@@ -162,11 +162,11 @@ static pd_status submit_plain(struct loader *l, struct load_window *w, const str
     struct pd_shard *shard = l->shards[item->shard];
     const uint64_t skip = load_item_skip(l, item), span = pd_round_up(skip + item->bytes, PD_VFS_ALIGN);
     const uint64_t offset = pd_shard_box_offset(shard, item->box) - skip + item_begin(item);
-    const uint64_t at = c->at[index_of(l, item)] = take(c, span);
+    const uint64_t at = c->at[index_of(l, item)] = chunks_take(c, span);
     l->report.bytes_stored += item->bytes;
     for (uint64_t done = 0; done < span; done += LOAD_READ_BYTES_MAX)
-        PD_TRY(send(l, w, pd_shard_file(shard), c->ring + at % c->ring_bytes + done, offset + done,
-                    pd_min_u64(span - done, LOAD_READ_BYTES_MAX), err));
+        PD_TRY(chunks_send(l, w, pd_shard_file(shard), c->ring + at % c->ring_bytes + done, offset + done,
+                           pd_min_u64(span - done, LOAD_READ_BYTES_MAX), err));
     return PD_OK;
 }
 
@@ -194,8 +194,8 @@ static pd_status submit_chunk(struct loader *l, struct load_window *w, const str
     c->last = goes_on ? &c->last_job : NULL;
     if (chunk->begin >= item_begin(item)) l->report.bytes_stored += chunk->page_bytes;
     if (job->was_before) return PD_OK;
-    job->pages = c->ring + take(c, chunk->page_bytes) % c->ring_bytes;
-    return send(l, w, pd_shard_file(shard), job->pages, chunk->offset, chunk->page_bytes, err);
+    job->pages = c->ring + chunks_take(c, chunk->page_bytes) % c->ring_bytes;
+    return chunks_send(l, w, pd_shard_file(shard), job->pages, chunk->offset, chunk->page_bytes, err);
 }
 
 pd_status load_chunks_submit(struct loader *l, struct load_window *w, const struct pd_read_item *item, struct pd_error *err)
@@ -214,7 +214,7 @@ pd_status load_chunks_submit(struct loader *l, struct load_window *w, const stru
 pd_status load_chunks_submit_rest(struct loader *l, struct load_window *w, uint32_t round, struct pd_error *err)
 {
     round_of(l->chunks, round)->ring_end = l->chunks->head;
-    return flush(l, w, err);
+    return chunks_flush(l, w, err);
 }
 
 /* ---- decompressing ---- */

@@ -152,7 +152,7 @@ static uint64_t travelling(const struct loader *l, const struct pd_read_item *it
     return narrows(l, item) ? bytes / 2 : bytes;
 }
 
-static char *place_of(const struct loader *l, const struct pd_read_item *item, const struct pd_transfer_run *run)
+static char *load_place_of(const struct loader *l, const struct pd_read_item *item, const struct pd_transfer_run *run)
 {
     const struct pd_load_request *r = l->request;
     char *box = r->destination(r->context, item->tensor, item->kind, run->wanted_box);
@@ -225,7 +225,7 @@ static void drain(struct loader *l)
 static void visit_copy(void *context, const struct pd_transfer_run *run)
 {
     struct runs *own = context;
-    char *place = place_of(own->l, own->item, run);
+    char *place = load_place_of(own->l, own->item, run);
     const char *data = load_chunks_data(own->l, own->item) + travelling(own->l, own->item, run->item_offset);
     if (widens(own->l, own->item))
         pd_widen_bf16(place, data, run->bytes / sizeof(uint16_t));
@@ -249,7 +249,7 @@ static pd_status verify_item(struct loader *l, const struct pd_read_item *item, 
     char *data = load_chunks_data(l, item);
     struct runs own = {.l = l, .item = item};
     pd_plan_runs(l->plan, item, l->group->rank, visit_count, &own);
-    char *place = own.count == 1 && !converts(l, item) ? place_of(l, item, &own.last) : NULL;
+    char *place = own.count == 1 && !converts(l, item) ? load_place_of(l, item, &own.last) : NULL;
     for (uint64_t b = 0; b < item->block_count; b++) {
         char *block = data + b * PD_SHARD_BLOCK_BYTES;
         PD_TRY(pd_stored_verify_block(shard, item->box, item->first_block + b, block, err));
@@ -282,13 +282,13 @@ static void visit_recv(void *context, const struct pd_transfer_run *run)
 {
     struct runs *c = context;
     const uint64_t skip = widens(c->l, c->item) ? run->bytes : 0; /* ends where the fp32 will end */
-    append_piece(&c->l->recvs, c->peer, place_of(c->l, c->item, run) + skip, travelling(c->l, c->item, run->bytes));
+    append_piece(&c->l->recvs, c->peer, load_place_of(c->l, c->item, run) + skip, travelling(c->l, c->item, run->bytes));
 }
 
 static void visit_widen(void *context, const struct pd_transfer_run *run)
 {
     struct runs *c = context;
-    char *place = place_of(c->l, c->item, run);
+    char *place = load_place_of(c->l, c->item, run);
     pd_widen_bf16(place, place + run->bytes, run->bytes / sizeof(uint16_t));
 }
 
@@ -364,7 +364,7 @@ static pd_status check_record(const struct loader *l, struct pd_error *err)
             (unsigned long long)commit->state.tensor_count, r->tensors->count);
 }
 
-static pd_status prepare(struct loader *l, struct pd_error *err)
+static pd_status load_prepare(struct loader *l, struct pd_error *err)
 {
     const struct pd_load_request *r = l->request;
     l->window_bytes = r->buffer_bytes / LOAD_WINDOWS / PD_VFS_ALIGN * PD_VFS_ALIGN;
@@ -395,7 +395,7 @@ static pd_status prepare(struct loader *l, struct pd_error *err)
 }
 
 /* Releases one attempt's resources; knowledge about hosts stays. */
-static void release(struct loader *l)
+static void load_release(struct loader *l)
 {
     if (l->queue) pd_queue_close(l->queue);
     for (uint32_t s = 0; l->shards && s < l->request->commit->shard_count; s++)
@@ -416,14 +416,14 @@ static pd_status attempt(struct loader *l, struct pd_load_report *ret_report, bo
     struct pd_error own = {0};
     *ret_again = false;
     l->blamed = LOAD_NO_SHARD;
-    pd_status st = pd_group_agree(l->group, prepare(l, &own), &own);
+    pd_status st = pd_group_agree(l->group, load_prepare(l, &own), &own);
     if (!st) st = run_rounds(l, &own);
     *ret_report = l->report;
     if (st && st != PD_PEER_LOST && l->request->has_replicas) {
         pd_status turned = load_turn_to_replicas(l, ret_again, &own);
         if (turned) st = turned;
     }
-    release(l);
+    load_release(l);
     return pd_error_pass(err, st, &own);
 }
 

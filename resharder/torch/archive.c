@@ -211,7 +211,7 @@ struct pd_piece pd_torch_piece(const struct pd_torch_tensor *tensor, uint32_t fi
     return piece;
 }
 
-static double number_of(enum pd_element element, const unsigned char *text)
+static double archive_number_of(enum pd_element element, const unsigned char *text)
 {
     float value = 0;
     int64_t integer = 0;
@@ -240,6 +240,6 @@ pd_status pd_torch_number(const struct pd_torch_archive *archive, const char *na
     for (uint32_t d = 0; d < t.ndim; d++)
         if (t.shape[d] != 1) PD_FAIL(err, PD_CORRUPT, "%s: %s is not a single number", archive->path, name);
     PD_TRY(pd_file_read(archive->file, t.offset, text, pd_elements[t.element].block_bytes, err));
-    *ret = number_of(t.element, text);
+    *ret = archive_number_of(t.element, text);
     return PD_OK;
 }

@@ -54,7 +54,7 @@ struct machine {
 
 /* ---- memory ---- */
 
-static void *take(struct machine *m, uint64_t bytes)
+static void *pickle_take(struct machine *m, uint64_t bytes)
 {
     struct slab *slab = m->pickle->slabs;
     bytes = pd_round_up(bytes, 16);
@@ -85,7 +85,7 @@ static pd_status grow(struct machine *m, struct pd_pickle_node ***array, uint64_
 static pd_status new_node(struct machine *m, enum pd_pickle_type type, struct pd_pickle_node **ret)
 {
     if (m->pickle->node_count >= PD_PICKLE_NODES_MAX) FAIL(m, "more than %u values", PD_PICKLE_NODES_MAX);
-    struct pd_pickle_node *node = take(m, sizeof *node);
+    struct pd_pickle_node *node = pickle_take(m, sizeof *node);
     if (!node) FAIL_MEMORY(m);
     *node = (struct pd_pickle_node){.type = type};
     m->pickle->node_count++;
@@ -96,18 +96,18 @@ static pd_status new_node(struct machine *m, enum pd_pickle_type type, struct pd
 static pd_status new_object(struct machine *m, enum pd_pickle_type type, struct pd_pickle_node **ret)
 {
     PD_TRY(new_node(m, type, ret));
-    (*ret)->object = take(m, sizeof *(*ret)->object);
+    (*ret)->object = pickle_take(m, sizeof *(*ret)->object);
     if (!(*ret)->object) FAIL_MEMORY(m);
     *(*ret)->object = (struct pd_pickle_object){0};
     return PD_OK;
 }
 
 /* Arrays of items have a capacity of a power of two, at least 4, so the count tells when to grow. */
-static pd_status append(struct machine *m, struct pd_pickle_node *to, const struct pd_pickle_node *item)
+static pd_status pickle_append(struct machine *m, struct pd_pickle_node *to, const struct pd_pickle_node *item)
 {
     const uint32_t count = to->count;
     if (count == 0 || (count >= 4 && (count & (count - 1)) == 0)) {
-        const struct pd_pickle_node **items = take(m, (count ? 2 * (uint64_t)count : 4) * sizeof *items);
+        const struct pd_pickle_node **items = pickle_take(m, (count ? 2 * (uint64_t)count : 4) * sizeof *items);
         if (!items) FAIL_MEMORY(m);
         if (count) memcpy(items, to->items, count * sizeof *items);
         to->items = items;
@@ -196,7 +196,7 @@ static pd_status push_text(struct machine *m, enum pd_pickle_type type, const vo
     struct pd_pickle_node *node = NULL;
     if (bytes >= UINT32_MAX) FAIL(m, "a text of %" PRIu64 " bytes", bytes);
     PD_TRY(new_node(m, type, &node));
-    char *copy = take(m, bytes + 1);
+    char *copy = pickle_take(m, bytes + 1);
     if (!copy) FAIL_MEMORY(m);
     memcpy(copy, text, bytes);
     copy[bytes] = '\0';
@@ -274,7 +274,7 @@ static pd_status op_gather(struct machine *m)
     /* Combines the stack from `first` on into one value. */
     PD_TRY(new_node(m, m->now.type, &node));
     for (uint64_t i = first; i < m->stack_count; i++)
-        PD_TRY(append(m, node, m->stack[i]));
+        PD_TRY(pickle_append(m, node, m->stack[i]));
     drop_to(m, first);
     return push(m, node);
 }
@@ -286,7 +286,7 @@ static pd_status op_short_tuple(struct machine *m)
         PD_TRY(pop(m, &items[i]));
     PD_TRY(new_node(m, PD_PICKLE_TUPLE, &node));
     for (uint32_t i = 0; i < m->now.n; i++)
-        PD_TRY(append(m, node, items[i]));
+        PD_TRY(pickle_append(m, node, items[i]));
     return push(m, node);
 }
 
@@ -313,7 +313,7 @@ static pd_status add_items(struct machine *m, uint64_t first)
     if (type == PD_PICKLE_DICT && (m->stack_count - first) % 2) FAIL(m, "a key without a value");
     PD_TRY(container(m, m->stack[first - 1], type, &to));
     for (uint64_t i = first; i < m->stack_count; i++)
-        PD_TRY(append(m, to, m->stack[i]));
+        PD_TRY(pickle_append(m, to, m->stack[i]));
     m->stack_count = first;
     return PD_OK;
 }
@@ -538,7 +538,7 @@ static const struct operation operations[256] = {
     ['1'] = {.run = op_pop_mark},
 };
 
-static pd_status run(struct machine *m)
+static pd_status pickle_run(struct machine *m)
 {
     while (!m->has_stopped) {
         const unsigned char *code = NULL;
@@ -559,7 +559,7 @@ pd_status pd_pickle_parse(const char *name, const void *text, uint64_t bytes, st
                 PD_PICKLE_BYTES_MAX);
     struct machine m = {.name = name, .text = text, .bytes = bytes, .err = err, .pickle = calloc(1, sizeof *m.pickle)};
     if (!m.pickle) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory to read a pickle", name);
-    const pd_status st = run(&m);
+    const pd_status st = pickle_run(&m);
     free(m.stack);
     free(m.memo);
     if (st) {

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void put(struct pd_pickle_writer *w, const void *data, uint64_t bytes)
+static void pickle_write_put(struct pd_pickle_writer *w, const void *data, uint64_t bytes)
 {
     if (w->is_out_of_memory) return;
     if (w->capacity - w->bytes < bytes) {
@@ -25,7 +25,7 @@ static void put_number(struct pd_pickle_writer *w, uint64_t value, unsigned byte
     unsigned char text[8];
     for (unsigned i = 0; i < bytes; i++)
         text[i] = (unsigned char)(value >> (8 * i));
-    put(w, text, bytes);
+    pickle_write_put(w, text, bytes);
 }
 
 void pd_pickle_begin(struct pd_pickle_writer *w)
@@ -48,7 +48,7 @@ void pd_pickle_writer_deinit(struct pd_pickle_writer *w)
 
 void pd_pickle_do(struct pd_pickle_writer *w, const char *operations)
 {
-    put(w, operations, strlen(operations));
+    pickle_write_put(w, operations, strlen(operations));
 }
 
 void pd_pickle_put(struct pd_pickle_writer *w, const char *key, const char *operations)
@@ -80,7 +80,7 @@ void pd_pickle_put_u64(struct pd_pickle_writer *w, const char *key, uint64_t val
         const bool is_long = value > INT64_MAX;
         pd_pickle_do(w, is_long ? "\x8a\x09" : "\x8a\x08");
         put_number(w, value, 8);
-        put(w, "", is_long);
+        pickle_write_put(w, "", is_long);
     }
 }
 

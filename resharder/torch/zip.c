@@ -27,7 +27,7 @@ enum {
 #define LOCATOR_MAGIC 0x07064b50u
 #define TAIL_BYTES (END_BYTES + 65535u) /* a comment may follow the end record */
 
-static uint64_t load(const unsigned char *p, unsigned bytes)
+static uint64_t zip_load(const unsigned char *p, unsigned bytes)
 {
     uint64_t value = 0;
     for (unsigned i = 0; i < bytes; i++)
@@ -44,7 +44,7 @@ struct directory {
 static const unsigned char *find_end(const unsigned char *tail, uint64_t bytes)
 {
     for (uint64_t at = bytes < END_BYTES ? 0 : bytes - END_BYTES + 1; at-- > 0;)
-        if (load(tail + at, 4) == END_MAGIC && at + END_BYTES + load(tail + at + 20, 2) == bytes) return tail + at;
+        if (zip_load(tail + at, 4) == END_MAGIC && at + END_BYTES + zip_load(tail + at + 20, 2) == bytes) return tail + at;
     return NULL;
 }
 
@@ -53,18 +53,20 @@ static pd_status read_end64(struct pd_file *file, const char *path, uint64_t beg
 {
     unsigned char text[END64_BYTES];
     PD_TRY(pd_file_read(file, begin + locator, text, LOCATOR_BYTES, err));
-    if (load(text, 4) != LOCATOR_MAGIC) PD_FAIL(err, PD_CORRUPT, "%s: a zip64 archive without its locator", path);
-    const uint64_t at = load(text + 8, 8);
+    if (zip_load(text, 4) != LOCATOR_MAGIC) PD_FAIL(err, PD_CORRUPT, "%s: a zip64 archive without its locator", path);
+    const uint64_t at = zip_load(text + 8, 8);
     if (!pd_checked_range(at, END64_BYTES, locator))
         PD_FAIL(err, PD_CORRUPT, "%s: the zip64 end record lies outside the archive, at %" PRIu64, path, at);
     PD_TRY(pd_file_read(file, begin + at, text, END64_BYTES, err));
-    if (load(text, 4) != END64_MAGIC) PD_FAIL(err, PD_CORRUPT, "%s: no zip64 end record at byte %" PRIu64, path, begin + at);
-    *ret = (struct directory){.offset = load(text + 48, 8), .bytes = load(text + 40, 8), .count = load(text + 32, 8)};
+    if (zip_load(text, 4) != END64_MAGIC)
+        PD_FAIL(err, PD_CORRUPT, "%s: no zip64 end record at byte %" PRIu64, path, begin + at);
+    *ret = (struct directory){
+        .offset = zip_load(text + 48, 8), .bytes = zip_load(text + 40, 8), .count = zip_load(text + 32, 8)};
     return PD_OK;
 }
 
-static pd_status find_directory(struct pd_file *file, const char *path, uint64_t begin, uint64_t end, struct directory *ret,
-                                struct pd_error *err)
+static pd_status zip_find_directory(struct pd_file *file, const char *path, uint64_t begin, uint64_t end,
+                                    struct directory *ret, struct pd_error *err)
 {
     static const uint64_t looks[] = {1024, TAIL_BYTES}; /* almost no archive has a comment */
     unsigned char *tail = malloc(TAIL_BYTES);
@@ -82,8 +84,8 @@ static pd_status find_directory(struct pd_file *file, const char *path, uint64_t
                           "; it is cut short, damaged, or older than torch 1.6",
                           path, end);
     if (!st) {
-        *ret =
-            (struct directory){.offset = load(record + 16, 4), .bytes = load(record + 12, 4), .count = load(record + 10, 2)};
+        *ret = (struct directory){
+            .offset = zip_load(record + 16, 4), .bytes = zip_load(record + 12, 4), .count = zip_load(record + 10, 2)};
         const uint64_t at = end - begin - bytes + (uint64_t)(record - tail);
         if (ret->offset == UINT32_MAX || ret->bytes == UINT32_MAX || ret->count == UINT16_MAX)
             st = at < LOCATOR_BYTES
@@ -98,14 +100,14 @@ static pd_status find_directory(struct pd_file *file, const char *path, uint64_t
 static bool widen(const unsigned char *extra, uint64_t extra_bytes, uint64_t *const fields[3])
 {
     while (extra_bytes >= 4) {
-        const uint64_t id = load(extra, 2), bytes = load(extra + 2, 2);
+        const uint64_t id = zip_load(extra, 2), bytes = zip_load(extra + 2, 2);
         if (bytes > extra_bytes - 4) return false;
         if (id == ZIP64_EXTRA) {
             uint64_t at = 0;
             for (int i = 0; i < 3; i++) {
                 if (*fields[i] != UINT32_MAX) continue;
                 if (bytes - at < 8) return false;
-                *fields[i] = load(extra + 4 + at, 8);
+                *fields[i] = zip_load(extra + 4 + at, 8);
                 at += 8;
             }
             return true;
@@ -119,18 +121,18 @@ static bool widen(const unsigned char *extra, uint64_t extra_bytes, uint64_t *co
 /* Returns the size of an entry in the central directory; 0: inconsistent. */
 static uint64_t parse_entry(const unsigned char *p, uint64_t left, uint64_t begin, uint64_t end, struct pd_zip_entry *ret)
 {
-    if (left < CENTRAL_BYTES || load(p, 4) != CENTRAL_MAGIC) return 0;
-    const uint64_t name = load(p + 28, 2), extra = load(p + 30, 2), comment = load(p + 32, 2);
+    if (left < CENTRAL_BYTES || zip_load(p, 4) != CENTRAL_MAGIC) return 0;
+    const uint64_t name = zip_load(p + 28, 2), extra = zip_load(p + 30, 2), comment = zip_load(p + 32, 2);
     const uint64_t taken = CENTRAL_BYTES + name + extra + comment;
-    uint64_t stored = load(p + 20, 4), bytes = load(p + 24, 4), offset = load(p + 42, 4);
+    uint64_t stored = zip_load(p + 20, 4), bytes = zip_load(p + 24, 4), offset = zip_load(p + 42, 4);
     if (left < taken || !widen(p + CENTRAL_BYTES + name, extra, (uint64_t *const[]){&bytes, &stored, &offset})) return 0;
     if (!pd_checked_range(offset, LOCAL_BYTES, end - begin) || !pd_checked_range(offset, stored, end - begin)) return 0;
     *ret = (struct pd_zip_entry){.name = (const char *)p + CENTRAL_BYTES,
                                  .name_bytes = (uint32_t)name,
-                                 .crc = (uint32_t)load(p + 16, 4),
+                                 .crc = (uint32_t)zip_load(p + 16, 4),
                                  .bytes = bytes,
                                  .header_offset = begin + offset,
-                                 .is_stored = load(p + 10, 2) == 0 && !(load(p + 8, 2) & 1) && stored == bytes};
+                                 .is_stored = zip_load(p + 10, 2) == 0 && !(zip_load(p + 8, 2) & 1) && stored == bytes};
     return taken;
 }
 
@@ -154,7 +156,7 @@ pd_status pd_zip_read(struct pd_file *file, const char *path, uint64_t begin, ui
     struct directory d = {0};
     if (end < begin || end - begin < END_BYTES)
         PD_FAIL(err, PD_CORRUPT, "%s: %" PRIu64 " bytes at %" PRIu64 " are not an archive", path, end - begin, begin);
-    PD_TRY(find_directory(file, path, begin, end, &d, err));
+    PD_TRY(zip_find_directory(file, path, begin, end, &d, err));
     if (d.bytes > PD_ZIP_DIRECTORY_MAX || d.count > d.bytes / CENTRAL_BYTES ||
         !pd_checked_range(d.offset, d.bytes, end - begin))
         PD_FAIL(err, PD_CORRUPT,
@@ -201,8 +203,8 @@ pd_status pd_zip_data(struct pd_file *file, const char *path, const struct pd_zi
         PD_FAIL(err, PD_UNSUPPORTED, "%s: %.*s is compressed or encrypted; torch.save stores plainly", path,
                 (int)entry->name_bytes, entry->name);
     PD_TRY(pd_file_read(file, entry->header_offset, text, sizeof text, err));
-    const uint64_t at = entry->header_offset + LOCAL_BYTES + load(text + 26, 2) + load(text + 28, 2);
-    if (load(text, 4) != LOCAL_MAGIC || at > zip->end || entry->bytes > zip->end - at)
+    const uint64_t at = entry->header_offset + LOCAL_BYTES + zip_load(text + 26, 2) + zip_load(text + 28, 2);
+    if (zip_load(text, 4) != LOCAL_MAGIC || at > zip->end || entry->bytes > zip->end - at)
         PD_FAIL(err, PD_CORRUPT, "%s: %.*s has no data at byte %" PRIu64, path, (int)entry->name_bytes, entry->name, at);
     *ret_offset = at;
     return PD_OK;

@@ -113,8 +113,8 @@ static void fill_piece(void *context, uint64_t index)
     }
 }
 
-static pd_status measure(struct adam_bench *b, uint32_t threads, struct pd_pairs_summary ret_results[2],
-                         struct pd_error *err)
+static pd_status adam_measure(struct adam_bench *b, uint32_t threads, struct pd_pairs_summary ret_results[2],
+                              struct pd_error *err)
 {
     PD_TRY(pd_thread_pool_new(threads, &b->pool, err));
     pd_parallel(b->pool, pd_divide_up(b->elements, PIECE), fill_piece, b);
@@ -143,7 +143,7 @@ static void report_threads(const struct adam_bench *b, struct pd_report *r, uint
     if (r->is_json) pd_json_object_end(&r->writer);
 }
 
-static pd_status measure_all(struct adam_bench *b, struct pd_error *err)
+static pd_status adam_measure_all(struct adam_bench *b, struct pd_error *err)
 {
     struct pd_report r;
     double least = 1e9;
@@ -151,7 +151,7 @@ static pd_status measure_all(struct adam_bench *b, struct pd_error *err)
     pd_json_array_begin(&r.writer, "runs");
     for (uint32_t threads = 1; threads <= b->threads_max; threads *= 2) {
         struct pd_pairs_summary results[2];
-        PD_TRY(measure(b, threads, results, err));
+        PD_TRY(adam_measure(b, threads, results, err));
         for (int copy = 0; copy < 2; copy++)
             least = results[copy].ratio < least ? results[copy].ratio : least;
         report_threads(b, &r, threads, results);
@@ -166,7 +166,7 @@ static pd_status measure_all(struct adam_bench *b, struct pd_error *err)
 
 /* Allocates as training does: huge pages if available. Arrays of 2^k elements would be 2^(k+2) bytes apart, which is
  * slower (offload/README.md), so a gap follows each. */
-static pd_status take(struct adam_bench *b, struct pd_arena **ret_arena, struct pd_error *err)
+static pd_status adam_take(struct adam_bench *b, struct pd_arena **ret_arena, struct pd_error *err)
 {
     const uint64_t bytes = pd_round_up(b->elements * sizeof(float), 4096) + GAP_BYTES;
     struct pd_memory_plan plan = {.bytes = {[PD_MEMORY_OPTIMIZER] = (ARRAYS + 1) * bytes}};
@@ -199,8 +199,8 @@ pd_status pd_bench_adam(int argc, char **argv, struct pd_error *err)
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     PD_TRY(pd_isa_resolve(PD_ISA_AUTO, &b.isa, err));
     struct pd_arena *arena = NULL;
-    pd_status st = take(&b, &arena, err);
-    if (!st) st = measure_all(&b, err);
+    pd_status st = adam_take(&b, &arena, err);
+    if (!st) st = adam_measure_all(&b, err);
     pd_arena_free(arena);
     return st;
 }

@@ -70,7 +70,7 @@ static void query(struct checking *c, uint32_t r, uint32_t head)
         c->dp[k] = (double)a->scale * c->p[k] * (c->dp[k] - delta);
 }
 
-static void compare(struct checking *c, const void *got, uint64_t i, const double *want)
+static void attention_compare(struct checking *c, const void *got, uint64_t i, const double *want)
 {
     for (uint32_t d = 0; d < c->a->head_size; d++) {
         const double difference = at(c, got, i + d) - want[d];
@@ -91,7 +91,7 @@ static void compare_queries(struct checking *c, uint32_t head, bool backward)
             for (uint32_t k = 0; k < r; k++)
                 c->out[d] += c->dp[k] * at(c, a->k, narrow(c, k, head) + d);
         }
-        compare(c, backward ? a->dq : a->out, wide(c, r - 1, head), c->out);
+        attention_compare(c, backward ? a->dq : a->out, wide(c, r - 1, head), c->out);
     }
 }
 
@@ -114,8 +114,8 @@ static void compare_keys(struct checking *c, uint32_t kv, double *dk, double *dv
         }
     for (uint32_t i = 0; i < count; i++) {
         const uint64_t key = narrow(c, a->length - count + i, kv * group);
-        compare(c, a->dk, key, dk + i * d_count);
-        compare(c, a->dv, key, dv + i * d_count);
+        attention_compare(c, a->dk, key, dk + i * d_count);
+        attention_compare(c, a->dv, key, dv + i * d_count);
     }
 }
 
@@ -186,7 +186,7 @@ static pd_status take_math(struct attention_bench *b, const struct pd_attention 
 }
 
 /* After a failure the stream may still have work. */
-static void release(struct attention_bench *b)
+static void attention_release(struct attention_bench *b)
 {
     if (b->device.compute) (void)!pd_dev_stream_sync(b->device.dev, b->device.compute, NULL);
     pd_math_free(b->math);
@@ -211,7 +211,7 @@ static uint64_t elements_of(const struct attention_bench *b, int array)
 }
 
 /* Uniform from -2 to 2. */
-static void fill(enum pd_dtype dtype, void *data, uint64_t count, uint64_t *state)
+static void attention_fill(enum pd_dtype dtype, void *data, uint64_t count, uint64_t *state)
 {
     for (uint64_t i = 0; i < count; i++) {
         *state = *state * 6364136223846793005ull + 1442695040888963407ull;
@@ -236,7 +236,7 @@ static pd_status make_operands(struct attention_bench *b, struct pd_error *err)
     pd_status st = PD_OK;
     for (int i = 0; !st && i <= DOUT; i++) {
         if (i == OUT) continue;
-        fill(b->dtype, host.data, elements_of(b, i), &state);
+        attention_fill(b->dtype, host.data, elements_of(b, i), &state);
         st = pd_dev_copy(b->device.dev, b->device.compute, b->spans[i], 0, host, 0, b->spans[i].bytes, err);
         if (!st) st = pd_dev_stream_sync(b->device.dev, b->device.compute, err);
     }
@@ -334,7 +334,8 @@ static pd_status find_errors(struct attention_bench *b, const struct pd_attentio
     return st;
 }
 
-static pd_status measure(struct attention_bench *b, uint64_t length, struct timing *ret_timing, struct pd_error *err)
+static pd_status attention_measure(struct attention_bench *b, uint64_t length, struct timing *ret_timing,
+                                   struct pd_error *err)
 {
     const struct pd_attention a = attention_of(b, length);
     const double pairs = 0.5 * (double)length * (double)(length + 1) * (double)(a.sequences * b->heads);
@@ -357,7 +358,7 @@ static void report_timing(struct pd_report *r, const struct timing *t)
     pd_report_double(r, "backward_error", t->errors.backward, PD_UNIT_NONE);
 }
 
-static pd_status run(struct attention_bench *b, struct pd_error *err)
+static pd_status attention_run(struct attention_bench *b, struct pd_error *err)
 {
     static const uint64_t lengths[] = {1024, 2048, 4096, 8192};
     struct timing timing;
@@ -389,7 +390,7 @@ static pd_status run(struct attention_bench *b, struct pd_error *err)
     pd_report_text(&r, "precision", precisions[b->precision]);
     pd_json_array_begin(&r.writer, "runs");
     for (uint32_t i = 0; i < (b->length ? 1 : 4) && (b->length || lengths[i] <= b->tokens); i++) {
-        PD_TRY(measure(b, b->length ? b->length : lengths[i], &timing, err));
+        PD_TRY(attention_measure(b, b->length ? b->length : lengths[i], &timing, err));
         if (r.is_json) pd_json_object_begin(&r.writer, NULL);
         report_timing(&r, &timing);
         if (r.is_json) pd_json_object_end(&r.writer);
@@ -432,8 +433,8 @@ pd_status pd_bench_attention(int argc, char **argv, struct pd_error *err)
     if (b.tokens < (b.length ? b.length : 1024))
         PD_FAIL(err, PD_USAGE, "--tokens=%llu is less than a sequence of %llu: give more, or a --length",
                 (unsigned long long)b.tokens, (unsigned long long)(b.length ? b.length : 1024));
-    const pd_status st = run(&b, err);
-    release(&b);
+    const pd_status st = attention_run(&b, err);
+    attention_release(&b);
     if (st != PD_NO_MEMORY) return st;
     const struct pd_error why = *err;
     PD_FAIL(err, PD_INVALID, "bench attention: %.600s; take fewer --tokens, or end what else uses the memory", why.message);

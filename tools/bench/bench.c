@@ -112,7 +112,7 @@ double pd_bench_processor_seconds(void)
 
 #define DEPTH_MAX 16 /* most nested directories */
 
-static pd_status check_space(struct pd_vfs *vfs, const char *dir, uint64_t bytes, bool on_disk, struct pd_error *err)
+static pd_status bench_check_space(struct pd_vfs *vfs, const char *dir, uint64_t bytes, bool on_disk, struct pd_error *err)
 {
     struct pd_space space;
     struct stat st;
@@ -136,7 +136,7 @@ pd_status pd_bench_room_open(const char *dir, uint64_t bytes, bool on_disk, stru
     if (length < 0 || (size_t)length >= sizeof room.path) PD_FAIL(err, PD_INVALID, "--dir: the path is too long");
     PD_TRY(pd_signals_install(err));
     PD_TRY(pd_vfs_new_auto(&room.vfs, err));
-    pd_status st = check_space(room.vfs, dir, bytes, on_disk, err);
+    pd_status st = bench_check_space(room.vfs, dir, bytes, on_disk, err);
     if (!st && !mkdtemp(room.path)) {
         int number = errno;
         st = pd_error_set(err, pd_status_from_errno(number), PD_WHERE, number, "%s: making a directory for the bench", dir);

@@ -60,7 +60,7 @@ static pd_status open_store(struct ckpt_bench *b, const char *name, struct pd_st
     return pd_store_open(b->room.vfs, path, &options, &b->group, ret_store, err);
 }
 
-static pd_status save(struct ckpt_bench *b, struct pd_store *store, double *ret_seconds, struct pd_error *err)
+static pd_status ckpt_save(struct ckpt_bench *b, struct pd_store *store, double *ret_seconds, struct pd_error *err)
 {
     struct pd_run_state state = {.identity = {.run_id = {1, 2}, .lineage = 1, .step = ++b->step},
                                  .fence = pd_store_fence(store),
@@ -93,7 +93,7 @@ static pd_status write_raw(struct ckpt_bench *b, bool fresh, double *ret_seconds
 
 /* ---- loading ---- */
 
-static pd_status load(struct ckpt_bench *b, double *ret_seconds, struct pd_error *err)
+static pd_status ckpt_load(struct ckpt_bench *b, double *ret_seconds, struct pd_error *err)
 {
     const struct pd_store_entry *entry = pd_store_entry_at(b->recycled, 0);
     struct pd_commit commit = {0};
@@ -136,12 +136,12 @@ static pd_status run_ours(void *bench, double *ret_seconds, struct pd_error *err
         PD_TRY(pd_bench_room_remove(&b->room, "fresh", err));
         PD_TRY(open_store(b, "fresh", &store, err));
         pd_status st = pd_bench_room_settle(&b->room, err);
-        if (!st) st = save(b, store, ret_seconds, err);
+        if (!st) st = ckpt_save(b, store, ret_seconds, err);
         pd_store_close(store);
         return st;
     }
     PD_TRY(pd_bench_room_settle(&b->room, err));
-    return b->measure == LOAD ? load(b, ret_seconds, err) : save(b, b->recycled, ret_seconds, err);
+    return b->measure == LOAD ? ckpt_load(b, ret_seconds, err) : ckpt_save(b, b->recycled, ret_seconds, err);
 }
 
 static pd_status run_raw(void *bench, double *ret_seconds, struct pd_error *err)
@@ -151,7 +151,7 @@ static pd_status run_raw(void *bench, double *ret_seconds, struct pd_error *err)
 }
 
 /* One measure after the other: the file system's and drive's work after new files would slow down the recycled ones. */
-static pd_status measure_all(struct ckpt_bench *b, struct pd_error *err)
+static pd_status ckpt_measure_all(struct ckpt_bench *b, struct pd_error *err)
 {
     double unused;
     pd_group_init_single(&b->group);
@@ -161,12 +161,12 @@ static pd_status measure_all(struct ckpt_bench *b, struct pd_error *err)
     PD_TRY(pd_raw_bench_new(b->room.vfs, 0, 0, &b->raw, err));
     PD_TRY(open_store(b, "recycled", &b->recycled, err));
     for (int i = 0; i < 2; i++)
-        PD_TRY(save(b, b->recycled, &unused, err)); /* the third save can reuse a file */
+        PD_TRY(ckpt_save(b, b->recycled, &unused, err)); /* the third save can reuse a file */
     /* A load must return what was saved, or its speed means nothing. */
     double seconds;
     const uint64_t saved = pd_digest64(b->memory.data, b->memory.bytes, 0);
     memset(b->memory.data, 0, b->memory.bytes);
-    PD_TRY(load(b, &seconds, err));
+    PD_TRY(ckpt_load(b, &seconds, err));
     if (pd_digest64(b->memory.data, b->memory.bytes, 0) != saved)
         PD_FAIL(err, PD_BUG, "bench: a checkpoint loads as another state");
     for (b->measure = 0; b->measure < MEASURES; b->measure++)
@@ -175,7 +175,7 @@ static pd_status measure_all(struct ckpt_bench *b, struct pd_error *err)
     return PD_OK;
 }
 
-static void release(struct ckpt_bench *b)
+static void ckpt_release(struct ckpt_bench *b)
 {
     pd_store_close(b->recycled);
     pd_raw_bench_free(b->raw);
@@ -186,7 +186,7 @@ static void release(struct ckpt_bench *b)
     pd_bench_room_close(&b->room);
 }
 
-static pd_status print(const struct ckpt_bench *b, struct pd_error *err)
+static pd_status ckpt_print(const struct ckpt_bench *b, struct pd_error *err)
 {
     static const char *const ratios[MEASURES] = {"save_ratio", "save_ratio_recycled", "load_ratio"};
     static const char *const rates[MEASURES] = {"save_bytes_per_second", "save_bytes_per_second_recycled",
@@ -220,7 +220,7 @@ static const char about_every[] =
     "slowdown_every_step: what is lost in all. With --state nvme the state lies in files, which a save links (512M, 7 pairs "
     "of 4 steps): extra_bytes a save writes, as a share of the state; flushes a save:";
 
-static pd_status parse(int argc, char **argv, struct pd_bench_options *o, bool *ret_done, struct pd_error *err)
+static pd_status ckpt_parse(int argc, char **argv, struct pd_bench_options *o, bool *ret_done, struct pd_error *err)
 {
     struct pd_option options[] = {
         PD_BENCH_ROOM_OPTIONS(o),
@@ -240,7 +240,7 @@ pd_status pd_bench_ckpt(int argc, char **argv, struct pd_error *err)
 {
     struct ckpt_bench b = {0};
     bool done;
-    PD_TRY(parse(argc, argv, &b.options, &done, err));
+    PD_TRY(ckpt_parse(argc, argv, &b.options, &done, err));
     if (done) return PD_OK;
     /* Checks options against each other, and sets defaults. */
     struct pd_bench_options *o = &b.options;
@@ -252,8 +252,8 @@ pd_status pd_bench_ckpt(int argc, char **argv, struct pd_error *err)
     if (!o->dir && !o->every) o->dir = ".";
     if (b.options.every) return pd_bench_every(&b.options, err);
     PD_TRY(pd_bench_room_open(b.options.dir, 6 * b.options.bytes, true, &b.room, err));
-    pd_status st = measure_all(&b, err);
-    if (!st) st = print(&b, err);
-    release(&b);
+    pd_status st = ckpt_measure_all(&b, err);
+    if (!st) st = ckpt_print(&b, err);
+    ckpt_release(&b);
     return st;
 }

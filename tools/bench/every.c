@@ -79,7 +79,7 @@ static void on_update(void *context)
     b->update_started_ns = pd_clock_monotonic_ns(NULL);
 }
 
-static pd_status build(struct every_bench *b, uint64_t micro_batches, struct pd_error *err)
+static pd_status every_build(struct every_bench *b, uint64_t micro_batches, struct pd_error *err)
 {
     struct pd_whole_engine *whole = &b->run.whole;
     PD_TRY(pd_rank_device_open(b->options.device, 0, NULL, &b->run.device, err));
@@ -101,7 +101,7 @@ static pd_status build(struct every_bench *b, uint64_t micro_batches, struct pd_
     return PD_OK;
 }
 
-static void release(struct every_bench *b)
+static void every_release(struct every_bench *b)
 {
     pd_saver_free(b->saver);
     b->saver = NULL;
@@ -178,7 +178,7 @@ static pd_status rehearse(struct every_bench *b, struct pd_error *err)
 {
     double step = 0, wanted = 0;
     uint64_t micro_batches = 1;
-    PD_TRY(build(b, micro_batches, err));
+    PD_TRY(every_build(b, micro_batches, err));
     if (!b->options.state_in_files) PD_TRY(rehearse_copy(b, err));
     PD_TRY(rehearse_step(b, &step, err));
     b->compute_s = step - b->update_s;
@@ -187,8 +187,8 @@ static pd_status rehearse(struct every_bench *b, struct pd_error *err)
         const double more =
             b->options.state_in_files ? b->update_s / b->compute_s : (double)micro_batches * 1.1 * wanted / step;
         micro_batches = ceil(more) > MICRO_BATCHES_MAX ? MICRO_BATCHES_MAX : (uint64_t)ceil(more);
-        release(b);
-        PD_TRY(build(b, micro_batches, err));
+        every_release(b);
+        PD_TRY(every_build(b, micro_batches, err));
         if (b->options.state_in_files) break;
         PD_TRY(rehearse_step(b, &step, err));
     }
@@ -236,7 +236,7 @@ static pd_status run_without(void *bench, double *ret_seconds, struct pd_error *
     return run_turn(bench, false, ret_seconds, err);
 }
 
-static pd_status measure(struct every_bench *b, struct pd_error *err)
+static pd_status every_measure(struct every_bench *b, struct pd_error *err)
 {
     struct pd_saver_outcome unused;
     double seconds;
@@ -292,7 +292,7 @@ static void report_lost(struct pd_report *r, const char *key, const struct pd_pa
     pd_report_range(r, key, s->ratio - 1, s->ratio_low - 1, s->ratio_high - 1, PD_UNIT_SHARE);
 }
 
-static pd_status print(const struct every_bench *b, struct pd_error *err)
+static pd_status every_print(const struct every_bench *b, struct pd_error *err)
 {
     const struct pd_pairs_summary turns = pd_pairs_summarise(&b->turns), work = pd_pairs_summarise(&b->work);
     const uint32_t saves = (uint32_t)b->save_count;
@@ -366,9 +366,9 @@ pd_status pd_bench_every(const struct pd_bench_options *options, struct pd_error
     b.options.steps = pd_round_up(b.options.steps, b.options.every);
     pd_numerics_thread_init();
     pd_status st = open_room(&b, err);
-    if (!st) st = measure(&b, err);
-    if (!st) st = print(&b, err);
-    release(&b);
+    if (!st) st = every_measure(&b, err);
+    if (!st) st = every_print(&b, err);
+    every_release(&b);
     pd_tiers_close(b.tiers);
     free(b.stalls);
     free(b.seconds);

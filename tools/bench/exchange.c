@@ -84,7 +84,7 @@ struct steps {
     double stage_seconds[PD_STEP_STAGES]; /* of this rank, all steps except the first */
 };
 
-static pd_status run_step(struct steps *steps, uint64_t number, struct pd_error *err)
+static pd_status exchange_run_step(struct steps *steps, uint64_t number, struct pd_error *err)
 {
     struct pd_step_result result;
     PD_TRY(pd_engine_step(steps->run.whole.engine, number * steps->run.config.batch.sequences, number, &result, err));
@@ -107,12 +107,12 @@ static void report_time(struct exchange_bench *b, const char *name, const struct
     b->worst_time = fmax(b->worst_time, seconds / least);
 }
 
-static pd_status measure(const struct exchange_bench *b, struct steps *steps, uint64_t number, struct sample *ret_sample,
-                         struct pd_error *err)
+static pd_status exchange_measure(const struct exchange_bench *b, struct steps *steps, uint64_t number,
+                                  struct sample *ret_sample, struct pd_error *err)
 {
     uint64_t before[3], after[3];
     PD_TRY(look(b, before, err));
-    PD_TRY(run_step(steps, number, err));
+    PD_TRY(exchange_run_step(steps, number, err));
     PD_TRY(look(b, after, err));
     uint64_t sums[2] = {after[0] - before[0], after[1] - before[1]}, longest = after[2] - before[2];
     PD_TRY(pd_comm_all_reduce(b->comm, sums, 2, PD_REDUCE_SUM_U64, err));
@@ -122,12 +122,12 @@ static pd_status measure(const struct exchange_bench *b, struct steps *steps, ui
 }
 
 /* Ignores the first run, which creates links. */
-static pd_status measure_all(struct exchange_bench *b, const char *name, struct steps *steps, struct pd_error *err)
+static pd_status exchange_measure_all(struct exchange_bench *b, const char *name, struct steps *steps, struct pd_error *err)
 {
     double seconds[RUNS_MAX], leaving = 0, wire = 0;
     struct sample sample;
     for (uint32_t i = 0; i <= b->runs; i++) {
-        PD_TRY(measure(b, steps, i, &sample, err));
+        PD_TRY(exchange_measure(b, steps, i, &sample, err));
         if (i == 0) continue;
         seconds[i - 1] = sample.seconds;
         leaving += (double)sample.leaving_bytes / b->runs;
@@ -198,7 +198,7 @@ static pd_status compute_alone(struct exchange_bench *b, const char *tokens, uin
     struct sample sample = {0};
     pd_status st = open_run(b, NULL, tokens, 0, micro_batches, &steps.run, err);
     for (uint64_t i = 0; i < 2 && !st; i++)
-        st = measure(b, &steps, i, &sample, err);
+        st = exchange_measure(b, &steps, i, &sample, err);
     pd_bench_run_close(&steps.run);
     *ret_seconds = sample.seconds;
     return st;
@@ -216,7 +216,7 @@ static pd_status bench_step(struct exchange_bench *b, const char *tokens, uint32
     if (!st) {
         steps.ideal = (TERM_BYTES + PARAMETER_BYTES * (stage == 3 ? 2 : 1)) * (b->hosts - 1.0) *
                       (double)steps.run.whole.model->parameter_count;
-        st = measure_all(b, name, &steps, err);
+        st = exchange_measure_all(b, name, &steps, err);
     }
     for (uint32_t s = 0; s < PD_STEP_STAGES && !st; s++) {
         char what[32];

@@ -179,7 +179,8 @@ static pd_status our_down(void *bench, double *ret_seconds, struct pd_error *err
 
 /* ---- a checkpoint on disk ---- */
 
-static pd_status save(struct objects_bench *b, struct pd_shard_writer *writer, const void *const *data, struct pd_error *err)
+static pd_status objects_save(struct objects_bench *b, struct pd_shard_writer *writer, const void *const *data,
+                              struct pd_error *err)
 {
     struct pd_run_state state = {.identity = {.run_id = {1, 2}, .lineage = 1, .step = 1},
                                  .fence = pd_store_fence(b->local),
@@ -218,7 +219,7 @@ static pd_status make_checkpoint(struct objects_bench *b, struct pd_error *err)
         st = pd_shard_writer_new(b->room.vfs, &b->model->tensors, m->boxes, m->box_count, m->io_buffers, PD_BENCH_IO_BYTES,
                                  NULL, &writer, err);
     if (!st) b->file_bytes = pd_shard_writer_file_bytes(writer);
-    if (!st) st = save(b, writer, data, err);
+    if (!st) st = objects_save(b, writer, data, err);
     pd_shard_writer_free(writer);
     free(data);
     return st;
@@ -226,7 +227,7 @@ static pd_status make_checkpoint(struct objects_bench *b, struct pd_error *err)
 
 /* ---- pairs ---- */
 
-static pd_status measure(struct objects_bench *b, struct pd_error *err)
+static pd_status objects_measure(struct objects_bench *b, struct pd_error *err)
 {
     double seconds;
     const uint64_t tag = pd_clock_wall_ns();
@@ -256,18 +257,18 @@ static pd_status measure(struct objects_bench *b, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status remove_one(void *context, const char *key, uint64_t bytes, bool is_directory, struct pd_error *err)
+static pd_status objects_remove_one(void *context, const char *key, uint64_t bytes, bool is_directory, struct pd_error *err)
 {
     (void)bytes, (void)is_directory;
     return pd_bucket_delete(context, key, err);
 }
 
-static void release(struct objects_bench *b)
+static void objects_release(struct objects_bench *b)
 {
     char below[PD_OBJECT_KEY_MAX + 2];
     struct pd_error err = {0};
     snprintf(below, sizeof below, "%s/", b->prefix);
-    if (b->bucket && pd_bucket_list(b->bucket, below, true, remove_one, b->bucket, &err))
+    if (b->bucket && pd_bucket_list(b->bucket, below, true, objects_remove_one, b->bucket, &err))
         fprintf(stderr, "cannot remove s3://%s/%s: %s\n", b->place.bucket, b->prefix, err.message);
     pd_store_close(b->local);
     pd_bench_memory_deinit(&b->memory);
@@ -277,7 +278,7 @@ static void release(struct objects_bench *b)
     pd_bench_room_close(&b->room);
 }
 
-static pd_status print(const struct objects_bench *b, struct pd_error *err)
+static pd_status objects_print(const struct objects_bench *b, struct pd_error *err)
 {
     const struct pd_pairs_summary up_ = pd_pairs_summarise_throughput(&b->up),
                                   down = pd_pairs_summarise_throughput(&b->down);
@@ -312,8 +313,8 @@ pd_status pd_bench_objects(int argc, char **argv, struct pd_error *err)
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (!count) PD_FAIL(err, PD_USAGE, "give a place in a bucket, s3://BUCKET/PREFIX; see %s --help", argv[0]);
     PD_TRY(pd_bench_room_open(b.options.dir, 2 * b.options.bytes, false, &b.room, err));
-    pd_status st = measure(&b, err);
-    if (!st) st = print(&b, err);
-    release(&b);
+    pd_status st = objects_measure(&b, err);
+    if (!st) st = objects_print(&b, err);
+    objects_release(&b);
     return st;
 }

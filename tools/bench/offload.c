@@ -115,7 +115,7 @@ static struct pd_identity identity_of(uint64_t step)
     return (struct pd_identity){.run_id = {1, 2}, .lineage = 1, .step = step};
 }
 
-static pd_status run_step(void *bench, double *ret_seconds, struct pd_error *err)
+static pd_status offload_run_step(void *bench, double *ret_seconds, struct pd_error *err)
 {
     struct offload_bench *b = bench;
     struct pd_update_step update;
@@ -156,7 +156,7 @@ static pd_status put_all(struct offload_bench *b, struct pd_error *err)
     return pd_optimizer_store_end(b->store, err);
 }
 
-static pd_status prepare(struct offload_bench *b, struct pd_error *err)
+static pd_status offload_prepare(struct offload_bench *b, struct pd_error *err)
 {
     double unused;
     pd_layout_init_dp(&b->layout, 1);
@@ -189,7 +189,7 @@ static pd_status prepare(struct offload_bench *b, struct pd_error *err)
     PD_TRY(pd_raw_bench_new(b->room.vfs, RAW_BLOCK, RAW_DEPTH, &b->raw, err));
     PD_TRY(put_all(b, err));
     for (int i = 0; i < 3; i++) /* write every generation's file once */
-        PD_TRY(run_step(b, &unused, err));
+        PD_TRY(offload_run_step(b, &unused, err));
     return run_raw(b, &unused, err);
 }
 
@@ -197,7 +197,7 @@ static pd_status run_pair(struct offload_bench *b, struct pd_error *err)
 {
     const uint32_t i = b->raws.count;
     double compute = 0;
-    PD_TRY(pd_pairs_measure(&b->raws, b, run_step, run_raw, err));
+    PD_TRY(pd_pairs_measure(&b->raws, b, offload_run_step, run_raw, err));
     /* The same arithmetic on state in memory. */
     struct pd_update_step update;
     uint64_t start = pd_clock_monotonic_ns(NULL);
@@ -224,7 +224,7 @@ static pd_status run_pair(struct offload_bench *b, struct pd_error *err)
 
 /* ---- report ---- */
 
-static pd_status print(const struct offload_bench *b, struct pd_error *err)
+static pd_status offload_print(const struct offload_bench *b, struct pd_error *err)
 {
     const struct pd_pairs_summary step = pd_pairs_summarise(&b->steps), io = pd_pairs_summarise_throughput(&b->transfers);
     const uint64_t moved = b->report.bytes_read + b->report.bytes_written;
@@ -244,7 +244,7 @@ static pd_status print(const struct offload_bench *b, struct pd_error *err)
     return pd_report_end(&r, err);
 }
 
-static void release(struct offload_bench *b)
+static void offload_release(struct offload_bench *b)
 {
     pd_optimizer_store_free(b->store);
     pd_raw_bench_free(b->raw);
@@ -277,10 +277,10 @@ pd_status pd_bench_offload(int argc, char **argv, struct pd_error *err)
         .json = &b.options.json};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     PD_TRY(pd_bench_room_open(b.options.dir, 6 * b.options.bytes, true, &b.room, err));
-    pd_status st = prepare(&b, err);
+    pd_status st = offload_prepare(&b, err);
     for (uint64_t pair = 0; !st && pair < b.options.pairs; pair++)
         st = run_pair(&b, err);
-    if (!st) st = print(&b, err);
-    release(&b);
+    if (!st) st = offload_print(&b, err);
+    offload_release(&b);
     return st;
 }

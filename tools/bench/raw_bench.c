@@ -18,7 +18,7 @@ struct pd_raw_bench {
     struct pd_transfer_ring ring;   /* for all runs: drained when one ends */
 };
 
-static void fill(char *data, uint64_t bytes)
+static void raw_bench_fill(char *data, uint64_t bytes)
 {
     uint64_t *words = (uint64_t *)data;
     uint64_t state = 1;
@@ -48,7 +48,7 @@ pd_status pd_raw_bench_new(struct pd_vfs *vfs, uint64_t block_bytes, uint32_t de
     bench->slots = calloc(bench->depth, sizeof *bench->slots);
     if (!st && (!bench->buffers || !bench->slots))
         st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, ENOMEM, "%" PRIu64 " bytes of I/O buffers", bench->buffer_bytes);
-    if (!st) fill(bench->buffers, bench->buffer_bytes);
+    if (!st) raw_bench_fill(bench->buffers, bench->buffer_bytes);
     if (!st) st = pd_queue_open(vfs, bench->buffers, bench->buffer_bytes, &bench->queue, err);
     if (st) {
         pd_raw_bench_free(bench);
@@ -114,7 +114,8 @@ static pd_status move_all(struct pd_raw_bench *bench, struct progress *files, ui
     return pd_transfer_ring_drain(&bench->ring, st, err);
 }
 
-static pd_status write_file(struct pd_raw_bench *bench, const char *path, uint64_t bytes, bool fresh, struct pd_error *err)
+static pd_status raw_bench_write_file(struct pd_raw_bench *bench, const char *path, uint64_t bytes, bool fresh,
+                                      struct pd_error *err)
 {
     struct progress progress = {.is_write = true, .bytes = bytes};
     PD_TRY(pd_file_open(bench->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_DIRECT, &progress.file, err));
@@ -143,10 +144,10 @@ pd_status pd_raw_bench_write(struct pd_raw_bench *bench, const char *path, uint6
         pd_status st = pd_vfs_unlink(bench->vfs, path, err);
         if (st && st != PD_NOT_FOUND) return st;
     } else if (!is_recyclable(bench->vfs, path, bytes)) {
-        PD_TRY(write_file(bench, path, bytes, true, err));
+        PD_TRY(raw_bench_write_file(bench, path, bytes, true, err));
     }
     uint64_t start_ns = pd_clock_monotonic_ns(NULL);
-    PD_TRY(write_file(bench, path, bytes, state == PD_RAW_FRESH, err));
+    PD_TRY(raw_bench_write_file(bench, path, bytes, state == PD_RAW_FRESH, err));
     *ret_seconds = pd_clock_seconds_since(start_ns);
     return PD_OK;
 }
@@ -182,7 +183,7 @@ pd_status pd_raw_bench_mixed(struct pd_raw_bench *bench, const char *read_path, 
     const char *const paths[2] = {read_path, write_path};
     if (!pd_checked_align_u64(bytes, PD_VFS_ALIGN, &bytes)) PD_FAIL(err, PD_INVALID, "%s: too many bytes", read_path);
     for (int i = 0; i < 2; i++)
-        if (!is_recyclable(bench->vfs, paths[i], bytes)) PD_TRY(write_file(bench, paths[i], bytes, true, err));
+        if (!is_recyclable(bench->vfs, paths[i], bytes)) PD_TRY(raw_bench_write_file(bench, paths[i], bytes, true, err));
     struct progress files[2] = {{.bytes = bytes}, {.is_write = true, .bytes = bytes}};
     return move_timed(bench, paths, files, 2, ret_seconds, err);
 }

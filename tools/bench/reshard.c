@@ -229,8 +229,8 @@ static pd_status load_rank(struct pd_comm *comm, void *context, struct pd_error 
     return pd_load(l->b->room.vfs, &group, &request, &l->b->reports[comm->rank], err);
 }
 
-static pd_status load(struct reshard_bench *b, const char *directory, const struct pd_commit *commit, double *ret_seconds,
-                      struct pd_error *err)
+static pd_status reshard_load(struct reshard_bench *b, const char *directory, const struct pd_commit *commit,
+                              double *ret_seconds, struct pd_error *err)
 {
     struct loading l = {b, directory, commit};
     PD_TRY(pd_bench_room_settle(&b->room, err));
@@ -256,7 +256,7 @@ static pd_status check_rewritten(struct reshard_bench *b, struct pd_error *err)
     struct pd_commit commit = {0};
     char target[4096], directory[4096];
     double unused;
-    PD_TRY(load(b, b->source, &b->commit, &unused, err));
+    PD_TRY(reshard_load(b, b->source, &b->commit, &unused, err));
     const uint64_t digest = memory_digest(b);
     for (int r = 0; r < LOADERS; r++)
         memset(b->loaders[r].data, 0, b->loaders[r].bytes);
@@ -266,7 +266,7 @@ static pd_status check_rewritten(struct reshard_bench *b, struct pd_error *err)
         pd_store_count(store) == 1 ? PD_OK : pd_error_set(err, PD_BUG, PD_WHERE, 0, "bench: no checkpoint was rewritten");
     if (!st) st = pd_store_read_commit(store, pd_store_entry_at(store, 0), &commit, err);
     if (!st) pd_store_entry_path(store, pd_store_entry_at(store, 0), directory);
-    if (!st) st = load(b, directory, &commit, &unused, err);
+    if (!st) st = reshard_load(b, directory, &commit, &unused, err);
     pd_commit_deinit(&commit);
     pd_store_close(store);
     if (!st && memory_digest(b) != digest) PD_FAIL(err, PD_BUG, "bench: a rewritten checkpoint loads as another state");
@@ -278,10 +278,10 @@ static pd_status check_rewritten(struct reshard_bench *b, struct pd_error *err)
 static pd_status load_source(void *bench, double *ret_seconds, struct pd_error *err)
 {
     struct reshard_bench *b = bench;
-    return load(b, b->source, &b->commit, ret_seconds, err);
+    return reshard_load(b, b->source, &b->commit, ret_seconds, err);
 }
 
-static pd_status measure_all(struct reshard_bench *b, struct pd_error *err)
+static pd_status reshard_measure_all(struct reshard_bench *b, struct pd_error *err)
 {
     struct rusage usage;
     pd_group_init_single(&b->group);
@@ -304,7 +304,7 @@ static pd_status measure_all(struct reshard_bench *b, struct pd_error *err)
     return PD_OK;
 }
 
-static void release(struct reshard_bench *b)
+static void reshard_release(struct reshard_bench *b)
 {
     for (uint32_t r = 0; r < LOADERS; r++)
         pd_bench_memory_deinit(&b->loaders[r]);
@@ -325,7 +325,7 @@ static void read_totals(const struct reshard_bench *b, double *ret_amplification
     *ret_worst = (double)most * LOADERS / (double)read;
 }
 
-static pd_status print(const struct reshard_bench *b, struct pd_error *err)
+static pd_status reshard_print(const struct reshard_bench *b, struct pd_error *err)
 {
     const struct pd_pairs_summary loads = pd_pairs_summarise_throughput(&b->load_pairs),
                                   offline = pd_pairs_summarise(&b->offline_pairs);
@@ -359,8 +359,8 @@ pd_status pd_bench_reshard(int argc, char **argv, struct pd_error *err)
         .json = &b.options.json};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     PD_TRY(pd_bench_room_open(b.options.dir, 4 * b.options.bytes, true, &b.room, err));
-    pd_status st = measure_all(&b, err);
-    if (!st) st = print(&b, err);
-    release(&b);
+    pd_status st = reshard_measure_all(&b, err);
+    if (!st) st = reshard_print(&b, err);
+    reshard_release(&b);
     return st;
 }

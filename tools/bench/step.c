@@ -147,7 +147,7 @@ static pd_status step_ceiling(void *rank_bench, double *ret_seconds, struct pd_e
 }
 
 /* The first pair warms up. Both sides must end each step with the same loss, else PD_BUG. */
-static pd_status measure(struct rank_bench *r, struct pd_error *err)
+static pd_status step_measure(struct rank_bench *r, struct pd_error *err)
 {
     struct pd_pairs pairs = {0};
     for (r->step = 0; r->step <= r->sides->bench->rank_pairs; r->step++) {
@@ -187,7 +187,7 @@ static pd_status rank_main(struct pd_comm *comm, void *context, struct pd_error 
     pd_status st = open_side(s->bench, s->candidate, comm, &r.candidate, err);
     if (!st && (!s->is_ceiling_alone || comm->rank == 0))
         st = open_side(s->bench, s->ceiling, s->is_ceiling_alone ? NULL : comm, &r.ceiling, err);
-    if (!st) st = measure(&r, err);
+    if (!st) st = step_measure(&r, err);
     if (st) pd_comm_abort(comm);
     pd_bench_run_close(&r.ceiling);
     pd_bench_run_close(&r.candidate);
@@ -231,7 +231,7 @@ static pd_status bench_all(struct step_bench *b, struct pd_error *err)
 
 /* ---- report ---- */
 
-static pd_status print(const struct step_bench *b, struct pd_error *err)
+static pd_status step_print(const struct step_bench *b, struct pd_error *err)
 {
     struct pd_report r;
     pd_report_begin(&r, b->json);
@@ -291,7 +291,7 @@ static pd_status bench_cpu(struct step_bench *b, struct pd_error *err)
     pd_numerics_thread_init();
     const pd_status st = bench_all(b, err);
     unlink(b->tokens_path);
-    return st ? st : print(b, err);
+    return st ? st : step_print(b, err);
 }
 
 static pd_status add_key(const struct pd_option *option, const char *text, struct pd_error *err)
@@ -313,7 +313,7 @@ static const char *first_given(const struct pd_option *options, const char *from
     return first ? first->name : NULL;
 }
 
-static pd_status parse(struct step_bench *b, int argc, char **argv, bool *ret_done, struct pd_error *err)
+static pd_status step_parse(struct step_bench *b, int argc, char **argv, bool *ret_done, struct pd_error *err)
 {
     static const char on_cpu[] = "On a processor:", on_gpu[] = "On a GPU, where --preset is also 0.5B, 1.5B, 3B, 7B or 14B:";
     struct pd_option options[] = {
@@ -367,7 +367,7 @@ pd_status pd_bench_step(int argc, char **argv, struct pd_error *err)
     struct step_bench b = {
         .pairs = 7, .tokens = 512, .rank_pairs = 9, .gpu = {.context = 1024, .sequences = 512, .steps = 3}};
     bool done;
-    PD_TRY(parse(&b, argc, argv, &done, err));
+    PD_TRY(step_parse(&b, argc, argv, &done, err));
     if (done) return PD_OK;
     return b.is_gpu ? bench_gpu(&b, err) : bench_cpu(&b, err);
 }

@@ -225,7 +225,7 @@ static bool is_placement_asked(const struct pd_bench_step_gpu *asked)
     return false;
 }
 
-static pd_status choose(struct gpu_bench *b, struct pd_bench_run *r, struct pd_error *err)
+static pd_status step_gpu_choose(struct gpu_bench *b, struct pd_bench_run *r, struct pd_error *err)
 {
     struct pd_dev_memory memory;
     uint64_t needed = 0;
@@ -244,7 +244,7 @@ static pd_status choose(struct gpu_bench *b, struct pd_bench_run *r, struct pd_e
 
 /* ---- a run ---- */
 
-static pd_status build(struct pd_bench_run *r, struct gpu_bench *b, struct pd_error *err)
+static pd_status step_gpu_build(struct pd_bench_run *r, struct gpu_bench *b, struct pd_error *err)
 {
     PD_TRY(pd_bench_run_open(r, b->threads, err));
     b->device_bytes = device_bytes_of(&r->whole.plan);
@@ -259,7 +259,7 @@ static pd_status build(struct pd_bench_run *r, struct gpu_bench *b, struct pd_er
 }
 
 /* The first step warms up. */
-static pd_status measure(struct pd_bench_run *r, uint64_t steps, struct measured *m, struct pd_error *err)
+static pd_status step_gpu_measure(struct pd_bench_run *r, uint64_t steps, struct measured *m, struct pd_error *err)
 {
     double seconds[PD_BENCH_STEPS_MAX];
     PD_TRY(pd_bench_run_step(r, 0, &seconds[0], &m->loss, err));
@@ -325,10 +325,12 @@ static pd_status run_mode(struct gpu_bench *b, int mode, bool is_watched, struct
     if (!st) snprintf(b->device, sizeof b->device, "%s", r.device.dev->description);
     if (!st) pd_math_cuda_kernels(r.device.dev->capability, NULL, b->kernels, sizeof b->kernels);
     if (!st && is_watched) st = pd_rank_device_watch(&r.device, err);
-    if (!st && !b->choice.micro_batch) st = choose(b, &r, err);
+    if (!st && !b->choice.micro_batch) st = step_gpu_choose(b, &r, err);
     if (!st) st = configure(&r, b, modes[mode], b->choice, err);
-    if (!st) st = build(&r, b, err);
-    if (!st) st = is_watched ? watch(&r, &b->measured[mode], err) : measure(&r, b->asked->steps, &b->measured[mode], err);
+    if (!st) st = step_gpu_build(&r, b, err);
+    if (!st)
+        st =
+            is_watched ? watch(&r, &b->measured[mode], err) : step_gpu_measure(&r, b->asked->steps, &b->measured[mode], err);
     pd_bench_run_close(&r);
     return st;
 }

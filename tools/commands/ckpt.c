@@ -204,8 +204,8 @@ static pd_status prune(const struct pd_ckpt_options *o, struct pd_error *err)
 
 typedef pd_status subcommand(const struct pd_ckpt_options *, struct pd_error *);
 
-static pd_status run(const char *arguments, const char *doc, struct pd_option *options, struct pd_ckpt_options *o,
-                     subcommand *body, int argc, char **argv, struct pd_error *err)
+static pd_status ckpt_run(const char *arguments, const char *doc, struct pd_option *options, struct pd_ckpt_options *o,
+                          subcommand *body, int argc, char **argv, struct pd_error *err)
 {
     const uint32_t wanted = strchr(arguments, ' ') ? 2 : 1;
     uint32_t count;
@@ -236,10 +236,11 @@ static pd_status run(const char *arguments, const char *doc, struct pd_option *o
 static pd_status run_ls(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {.step = UINT64_MAX};
-    return run("PATH",
-               "Lists valid checkpoints, newest first. It reads their records and file sizes; ckpt verify reads every byte. "
-               "LINEAGE counts changes that gave other bits (accept_new_lineage). LAUNCH counts the launches of the run.",
-               NULL, &o, ls, argc, argv, err);
+    return ckpt_run(
+        "PATH",
+        "Lists valid checkpoints, newest first. It reads their records and file sizes; ckpt verify reads every byte. "
+        "LINEAGE counts changes that gave other bits (accept_new_lineage). LAUNCH counts the launches of the run.",
+        NULL, &o, ls, argc, argv, err);
 }
 
 static pd_status run_show(int argc, char **argv, struct pd_error *err)
@@ -249,19 +250,20 @@ static pd_status run_show(int argc, char **argv, struct pd_error *err)
         STEP_ROW("this step instead of the newest"),
         PD_OPTION("config", NULL, "print only its configuration, as YAML", PD_OPTION_FLAG, &o.config),
         {0}};
-    return run("PATH", "Shows what a checkpoint's commit record says. " PATH_MEANS, options, &o, pd_ckpt_show, argc, argv,
-               err);
+    return ckpt_run("PATH", "Shows what a checkpoint's commit record says. " PATH_MEANS, options, &o, pd_ckpt_show, argc,
+                    argv, err);
 }
 
 static pd_status run_verify(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {.step = UINT64_MAX};
     struct pd_option options[] = {STEP_ROW("not all but this one"), {0}};
-    return run("PATH",
-               "Reads every byte and compares it with its checksums: of all checkpoints of a run, or of one. Exit code 65 "
-               "when any is damaged or incomplete. PATH is the directory of a run, a directory of checkpoints, or one "
-               "checkpoint, and may lie in a bucket: s3://bucket/prefix.",
-               options, &o, pd_ckpt_verify, argc, argv, err);
+    return ckpt_run(
+        "PATH",
+        "Reads every byte and compares it with its checksums: of all checkpoints of a run, or of one. Exit code 65 "
+        "when any is damaged or incomplete. PATH is the directory of a run, a directory of checkpoints, or one "
+        "checkpoint, and may lie in a bucket: s3://bucket/prefix.",
+        options, &o, pd_ckpt_verify, argc, argv, err);
 }
 
 static pd_status run_diff(int argc, char **argv, struct pd_error *err)
@@ -269,9 +271,9 @@ static pd_status run_diff(int argc, char **argv, struct pd_error *err)
     struct pd_ckpt_options o = {.step = UINT64_MAX};
     struct pd_option options[] = {
         PD_OPTION("quiet", NULL, "print nothing, only set the exit code", PD_OPTION_FLAG, &o.quiet, .letter = 'q'), {0}};
-    return run("PATH PATH",
-               "Compares the tensors of two checkpoints, under any layouts. Exits with 65 if they differ. " PATH_MEANS,
-               options, &o, pd_ckpt_diff, argc, argv, err);
+    return ckpt_run("PATH PATH",
+                    "Compares the tensors of two checkpoints, under any layouts. Exits with 65 if they differ. " PATH_MEANS,
+                    options, &o, pd_ckpt_diff, argc, argv, err);
 }
 
 static pd_status run_stats(int argc, char **argv, struct pd_error *err)
@@ -281,9 +283,9 @@ static pd_status run_stats(int argc, char **argv, struct pd_error *err)
         STEP_ROW("this step instead of the newest"),
         PD_OPTION("tensor", "TEXT", "only tensors whose name contains TEXT", PD_OPTION_TEXT, &o.tensor),
         {0}};
-    return run("PATH",
-               "Shows digest, minimum, maximum, mean, root mean square and non-finite values of each tensor. " PATH_MEANS,
-               options, &o, pd_ckpt_stats, argc, argv, err);
+    return ckpt_run(
+        "PATH", "Shows digest, minimum, maximum, mean, root mean square and non-finite values of each tensor. " PATH_MEANS,
+        options, &o, pd_ckpt_stats, argc, argv, err);
 }
 
 static pd_status run_prune(int argc, char **argv, struct pd_error *err)
@@ -294,8 +296,8 @@ static pd_status run_prune(int argc, char **argv, struct pd_error *err)
                                   PD_OPTION("keep-every", "N", "also keep every step that N divides", PD_OPTION_U64,
                                             &o.keep_every, .expected = "a whole number, such as --keep-every=4"),
                                   {0}};
-    return run("PATH", "Deletes old checkpoints. Refuses while a run is using the directory.", options, &o, prune, argc,
-               argv, err);
+    return ckpt_run("PATH", "Deletes old checkpoints. Refuses while a run is using the directory.", options, &o, prune, argc,
+                    argv, err);
 }
 
 static pd_status run_reshard(int argc, char **argv, struct pd_error *err)
@@ -309,12 +311,13 @@ static pd_status run_reshard(int argc, char **argv, struct pd_error *err)
         PD_OPTION("compression", "none|zstd:N", "compress the new shards; default: as in SRC", PD_OPTION_TEXT,
                   &o.compression),
         {0}};
-    return run("SRC DST",
-               "Writes a checkpoint again under another layout: the same state to the bit, in one process and little "
-               "memory. You rarely need it, since a run loads any checkpoint under any layout. DST is a directory of "
-               "checkpoints; it is created if needed, and nothing in it is overwritten. SRC is a run directory, a directory "
-               "of checkpoints (the newest is used), or one checkpoint.",
-               options, &o, pd_ckpt_reshard, argc, argv, err);
+    return ckpt_run(
+        "SRC DST",
+        "Writes a checkpoint again under another layout: the same state to the bit, in one process and little "
+        "memory. You rarely need it, since a run loads any checkpoint under any layout. DST is a directory of "
+        "checkpoints; it is created if needed, and nothing in it is overwritten. SRC is a run directory, a directory "
+        "of checkpoints (the newest is used), or one checkpoint.",
+        options, &o, pd_ckpt_reshard, argc, argv, err);
 }
 
 #define IMPORT_DOC                                                                                                        \
@@ -347,7 +350,7 @@ static pd_status run_import(int argc, char **argv, struct pd_error *err)
         used += (size_t)snprintf(doc + used, bytes - used, "  %-12s %s\n", (*f)->name, (*f)->about);
         PD_CHECK(used < bytes);
     }
-    return run("SRC DST", doc, options, &o, pd_ckpt_import, argc, argv, err);
+    return ckpt_run("SRC DST", doc, options, &o, pd_ckpt_import, argc, argv, err);
 }
 
 static pd_status run_export(int argc, char **argv, struct pd_error *err)
@@ -366,12 +369,13 @@ static pd_status run_export(int argc, char **argv, struct pd_error *err)
         PD_OPTION("fresh-optimizer", NULL, "start missing moments at zero", PD_OPTION_FLAG, &o.fresh_optimizer),
         PD_OPTION("dry-run", NULL, "print which tensor becomes which, and write nothing", PD_OPTION_FLAG, &o.dry_run),
         {0}};
-    return run("SRC DST",
-               "Writes a checkpoint in the format of another program, in little memory. DST is a directory (gguf: a file) "
-               "that must not exist yet; it gets its name once the files were read back. SRC is a run directory, a "
-               "directory of checkpoints (the newest is used), or one checkpoint, of perdure or of another program (perdure "
-               "ckpt import --help lists formats).",
-               options, &o, pd_ckpt_export, argc, argv, err);
+    return ckpt_run(
+        "SRC DST",
+        "Writes a checkpoint in the format of another program, in little memory. DST is a directory (gguf: a file) "
+        "that must not exist yet; it gets its name once the files were read back. SRC is a run directory, a "
+        "directory of checkpoints (the newest is used), or one checkpoint, of perdure or of another program (perdure "
+        "ckpt import --help lists formats).",
+        options, &o, pd_ckpt_export, argc, argv, err);
 }
 
 pd_status pd_cmd_ckpt(int argc, char **argv, struct pd_error *err)

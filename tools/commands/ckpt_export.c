@@ -309,7 +309,7 @@ static pd_status want(struct export *x, struct pd_error *err)
 
 /* ---- the work ---- */
 
-static pd_status work(struct export *x, struct pd_error *err)
+static pd_status ckpt_export_work(struct export *x, struct pd_error *err)
 {
     struct pd_shown_progress progress;
     struct pd_arena *arena = NULL;
@@ -336,7 +336,7 @@ static pd_status work(struct export *x, struct pd_error *err)
     return x->is_foreign ? st : pd_ckpt_add_advice(st, err);
 }
 
-static pd_status print(const struct export *x, struct pd_error *err)
+static pd_status ckpt_export_print(const struct export *x, struct pd_error *err)
 {
     struct rusage usage;
     struct pd_json_writer w;
@@ -371,9 +371,9 @@ pd_status pd_ckpt_export(const struct pd_ckpt_options *options, struct pd_error 
                                             .only = options->only,
                                             .sources = x.is_foreign ? &x.source_links : NULL};
     if (!st && options->dry_run) st = pd_ckpt_print_mapping(&mapping, options->json, err);
-    if (!st && !options->dry_run) st = work(&x, err);
+    if (!st && !options->dry_run) st = ckpt_export_work(&x, err);
     if (x.is_foreign || st == PD_NO_SPACE) st = pd_ckpt_foreign_add_advice(st, options->paths[0], err);
-    if (!st && !options->dry_run) st = print(&x, err);
+    if (!st && !options->dry_run) st = ckpt_export_print(&x, err);
     pd_links_deinit(&x.links);
     pd_links_deinit(&x.source_links);
     pd_catalog_deinit(&x.whole);

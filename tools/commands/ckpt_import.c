@@ -351,7 +351,7 @@ pd_status pd_temporary_import(struct pd_temporary *t, const char *path, struct p
     return st;
 }
 
-static int remove_one(const char *path, const struct stat *st, int type, struct FTW *walk)
+static int ckpt_import_remove_one(const char *path, const struct stat *st, int type, struct FTW *walk)
 {
     (void)st, (void)type, (void)walk;
     return remove(path);
@@ -359,7 +359,7 @@ static int remove_one(const char *path, const struct stat *st, int type, struct 
 
 pd_status pd_temporary_remove(struct pd_temporary *t, pd_status mine, struct pd_error *err)
 {
-    const bool is_removed = !t->folder[0] || nftw(t->folder, remove_one, 16, FTW_DEPTH | FTW_PHYS) == 0;
+    const bool is_removed = !t->folder[0] || nftw(t->folder, ckpt_import_remove_one, 16, FTW_DEPTH | FTW_PHYS) == 0;
     if (mine == PD_STOPPED)
         (void)pd_error_set(err, PD_STOPPED, PD_WHERE, 0, "asked to leave; run the same command to start over");
     if (!is_removed) fprintf(stderr, "%s stays behind: %s\n", t->folder, strerror(errno));

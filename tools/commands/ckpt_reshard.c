@@ -46,7 +46,7 @@ static pd_status check_degree(const char *name, uint64_t degree, uint64_t virtua
 }
 
 /* Applies other degrees to the saved configuration, as a training run with this layout would. */
-static pd_status lay_out(struct reshard *r, struct pd_error *err)
+static pd_status ckpt_reshard_lay_out(struct reshard *r, struct pd_error *err)
 {
     struct pd_ckpt_layout degrees;
     const char *overrides[PD_CKPT_LAYOUT_TEXTS];
@@ -161,7 +161,7 @@ static pd_status open_target(struct reshard *r, struct pd_error *err)
 /* ---- the work ---- */
 
 /* Uses as many threads as there are cores, within a rewrite's memory. */
-static pd_status run(struct pd_ckpt_rewrite *w, struct pd_import_request *request, struct pd_error *err)
+static pd_status ckpt_reshard_run(struct pd_ckpt_rewrite *w, struct pd_import_request *request, struct pd_error *err)
 {
     if (!w->codec.pool)
         PD_TRY(pd_thread_pool_new((uint32_t)pd_min_u64(pd_cpu_cores(), COMPRESSORS_MAX), &w->codec.pool, err));
@@ -180,7 +180,7 @@ pd_status pd_ckpt_rewrite(struct pd_ckpt_rewrite *w, struct pd_import_request re
     request.buffers = pd_arena_take(arena, PD_MEMORY_BUFFERS, bytes);
     request.progress = pd_shown_progress_start(&progress);
     request.context = &progress;
-    const pd_status st = run(w, &request, err);
+    const pd_status st = ckpt_reshard_run(w, &request, err);
     pd_shown_progress_end(&progress);
     w->seconds = pd_clock_seconds_since(progress.start_ns);
     pd_arena_free(arena);
@@ -266,7 +266,7 @@ pd_status pd_ckpt_reshard(const struct pd_ckpt_options *options, struct pd_error
     PD_TRY(pd_fault_configure_env(err));
     PD_TRY(pd_signals_install(err));
     pd_status st = open_source(&r, err);
-    if (!st) st = lay_out(&r, err);
+    if (!st) st = ckpt_reshard_lay_out(&r, err);
     if (!st) st = choose_codec(&r, err);
     if (!st) st = check_target(&r, err);
     if (!st) st = open_target(&r, err);

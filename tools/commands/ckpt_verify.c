@@ -42,7 +42,7 @@ static bool is_asked_for(const struct verify *v, uint64_t asked_step, const char
     return v->place.named[0] ? strcmp(v->place.named, name) == 0 : asked_step == UINT64_MAX || asked_step == step;
 }
 
-static pd_status choose(struct verify *v, uint64_t step, struct pd_error *err)
+static pd_status ckpt_verify_choose(struct verify *v, uint64_t step, struct pd_error *err)
 {
     uint32_t most = pd_store_count(v->place.store) + pd_store_unusable_count(v->place.store);
     v->candidates = calloc((size_t)most + 1, sizeof *v->candidates);
@@ -129,7 +129,7 @@ static void check_index(struct verify *v, struct checked *c, struct pd_inspect *
         snprintf(v->first_index, sizeof v->first_index, "%s", c->candidate->name);
 }
 
-static pd_status read_all(struct verify *v, struct checked *c, struct pd_error *err)
+static pd_status ckpt_verify_read_all(struct verify *v, struct checked *c, struct pd_error *err)
 {
     struct pd_inspect *inspect;
     struct pd_shown_progress progress;
@@ -162,7 +162,7 @@ static pd_status check(struct verify *v, struct checked *c, struct pd_error *err
     const struct pd_store_unusable *unusable = c->candidate->unusable;
     int length = snprintf(c->path, sizeof c->path, "%s/%s", v->place.root, c->candidate->name);
     PD_CHECK(length > 0 && (size_t)length < sizeof c->path);
-    PD_TRY(read_all(v, c, err));
+    PD_TRY(ckpt_verify_read_all(v, c, err));
     if (unusable) PD_TRY(add_unusable(c, err));
     bool is_gone_now = !v->names_one && is_gone(v, c);
     if (is_gone_now || is_a_removal(v, c)) {
@@ -293,7 +293,7 @@ static pd_status count_quarantined(struct verify *v, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status finish(struct verify *v, struct pd_error *err)
+static pd_status ckpt_verify_finish(struct verify *v, struct pd_error *err)
 {
     pd_json_array_end(&v->w);
     pd_json_bool(&v->w, "ok", v->total && !v->damaged && !v->foreign && !v->index_damaged && !v->unchecked);
@@ -308,7 +308,7 @@ static pd_status verify_tier(struct verify *v, uint64_t step, struct pd_error *r
     struct pd_error why = {0};
     v->count = 0;
     v->newest_whole = 0;
-    pd_status status = choose(v, step, &why);
+    pd_status status = ckpt_verify_choose(v, step, &why);
     if (status && status != PD_CORRUPT && err) *err = why;
     if (status == PD_CORRUPT) {
         *ret_none = why;
@@ -338,7 +338,7 @@ pd_status pd_ckpt_verify(const struct pd_ckpt_options *options, struct pd_error 
         if (v.place.tiers.count > 1 && !v.is_json) printf("%s:\n", v.place.root);
         status = verify_tier(&v, options->step, &none, err);
     }
-    if (!status) status = finish(&v, err);
+    if (!status) status = ckpt_verify_finish(&v, err);
     if (!status && (v.verdict.status || !v.total)) {
         if (err) *err = v.verdict.status ? v.verdict : none;
         status = v.verdict.status ? v.verdict.status : PD_CORRUPT;

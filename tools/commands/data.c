@@ -51,8 +51,8 @@ static pd_status set_token(const struct pd_option *o, const char *text, struct p
 #define TOKEN_ROW(doc) PD_OPTION("document-token", "N", doc, PD_OPTION_SET, &o.pack.document_token, .set = set_token)
 /* clang-format on */
 
-static pd_status parse(const char *arguments, const char *doc, struct pd_option *rows, int argc, char **argv,
-                       struct options *o, bool *ret_done, struct pd_error *err)
+static pd_status data_parse(const char *arguments, const char *doc, struct pd_option *rows, int argc, char **argv,
+                            struct options *o, bool *ret_done, struct pd_error *err)
 {
     o->inputs = calloc((size_t)argc, sizeof *o->inputs);
     if (!o->inputs) PD_FAIL(err, PD_NO_MEMORY, "no memory for arguments");
@@ -114,7 +114,7 @@ static pd_status print_packed(const struct pd_pack_options *options, const struc
     return pd_output_json(&w, err);
 }
 
-static pd_status pack(struct options *o, bool json, struct pd_error *err)
+static pd_status data_pack(struct options *o, bool json, struct pd_error *err)
 {
     struct pd_pack_result result;
     struct pd_shown_progress progress;
@@ -162,12 +162,13 @@ static pd_status run_pack(int argc, char **argv, struct pd_error *err)
                   &o.pack.field),
         PD_OPTION("overwrite", NULL, "replace an existing output", PD_OPTION_FLAG, &o.pack.overwrite),
         {0}};
-    pd_status status = parse("TEXT...",
-                             "Packs text into a token file. Tokens are bytes, or what --tokenizer makes of the text. TEXT "
-                             "is a file, a directory or a glob of text or JSON lines, plain or compressed with gzip or "
-                             "zstd. Each text file is a document, and so is each line of JSON.",
-                             rows, argc, argv, &o, &done, err);
-    if (!status && !done) status = pack(&o, o.json, err);
+    pd_status status =
+        data_parse("TEXT...",
+                   "Packs text into a token file. Tokens are bytes, or what --tokenizer makes of the text. TEXT "
+                   "is a file, a directory or a glob of text or JSON lines, plain or compressed with gzip or "
+                   "zstd. Each text file is a document, and so is each line of JSON.",
+                   rows, argc, argv, &o, &done, err);
+    if (!status && !done) status = data_pack(&o, o.json, err);
     options_deinit(&o);
     return status;
 }
@@ -267,8 +268,8 @@ static pd_status run_inspect(int argc, char **argv, struct pd_error *err)
     struct pd_option rows[] = {FORMAT_ROW("auto (default, by magic and name), text, nanogpt, llmc or megatron"),
                                TOKEN_ROW("count documents that end with this token"),
                                {0}};
-    pd_status status =
-        parse("FILE...", "Shows what token files hold. Reads and checks every token.", rows, argc, argv, &o, &done, err);
+    pd_status status = data_parse("FILE...", "Shows what token files hold. Reads and checks every token.", rows, argc, argv,
+                                  &o, &done, err);
     if (!status && !done) status = inspect(&o, o.json, err);
     options_deinit(&o);
     return status;

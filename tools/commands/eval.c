@@ -46,7 +46,8 @@ static bool is_text(const char *path)
     return is;
 }
 
-static pd_status pack(const struct eval *e, const struct pd_tokenizer *tokenizer, const char *output, struct pd_error *err)
+static pd_status eval_pack(const struct eval *e, const struct pd_tokenizer *tokenizer, const char *output,
+                           struct pd_error *err)
 {
     struct pd_pack_result result;
     const struct pd_pack_options options = {.inputs = &e->data,
@@ -78,8 +79,8 @@ static pd_status check_tokenizer(const struct eval *e, const char *path, const s
 }
 
 /* Converts text to tokens with the model's own tokenizer. *ret_data: what is evaluated, `buffer` or e->data. */
-static pd_status take_text(const struct eval *e, const char *checkpoints, struct pd_temporary *temporary, char buffer[4200],
-                           const char **ret_data, struct pd_error *err)
+static pd_status eval_take_text(const struct eval *e, const char *checkpoints, struct pd_temporary *temporary,
+                                char buffer[4200], const char **ret_data, struct pd_error *err)
 {
     struct pd_config config;
     uint64_t digest;
@@ -111,15 +112,15 @@ static pd_status take_text(const struct eval *e, const char *checkpoints, struct
     if (!st && !pd_tokenizer_is_bytes(tokenizer)) {
         st = pd_temporary_make(temporary, err);
         snprintf(buffer, 4200, "%s/tokens.bin", temporary->folder);
-        if (!st) st = pack(e, tokenizer, buffer, err);
+        if (!st) st = eval_pack(e, tokenizer, buffer, err);
         *ret_data = buffer;
     }
     pd_tokenizer_free(tokenizer);
     return st;
 }
 
-static pd_status run(const struct eval *e, struct pd_temporary *temporary, struct pd_evaluated *ret_evaluated,
-                     struct pd_error *err)
+static pd_status eval_run(const struct eval *e, struct pd_temporary *temporary, struct pd_evaluated *ret_evaluated,
+                          struct pd_error *err)
 {
     char place[4096], buffer[4200];
     const char *checkpoints = temporary->checkpoints, *data;
@@ -128,7 +129,7 @@ static pd_status run(const struct eval *e, struct pd_temporary *temporary, struc
         PD_TRY(pd_temporary_import(temporary, e->path, err));
     else
         PD_TRY(pd_run_tiers_checkpoints_of(e->path, place, &checkpoints, err));
-    PD_TRY(take_text(e, checkpoints, temporary, buffer, &data, err));
+    PD_TRY(eval_take_text(e, checkpoints, temporary, buffer, &data, err));
     pd_should_stop should_stop = temporary->folder[0] ? pd_signals_say_leave : NULL;
     char path[4200];
     snprintf(path, sizeof path, "%s", data);
@@ -186,7 +187,7 @@ pd_status pd_cmd_eval(int argc, char **argv, struct pd_error *err)
     if (!e.path || !e.data) PD_FAIL(err, PD_USAGE, "eval needs a model and a file: perdure eval runs/mine --data=test.txt");
     if (access(e.data, R_OK))
         PD_FAIL(err, PD_INVALID, "--data=%s: %s; name a file of text or tokens", e.data, strerror(errno));
-    const pd_status st = run(&e, &temporary, &evaluated, err);
+    const pd_status st = eval_run(&e, &temporary, &evaluated, err);
     PD_TRY(pd_temporary_remove(&temporary, st, err));
     return print_result(&e, &evaluated, err);
 }

@@ -120,7 +120,7 @@ static pd_status ask(struct init *in, const char *question, const char *otherwis
 
 /* ---- what fits ---- */
 
-static pd_status load(struct init *in, uint32_t step, struct pd_config *ret_config, struct pd_error *err)
+static pd_status init_load(struct init *in, uint32_t step, struct pd_config *ret_config, struct pd_error *err)
 {
     char dir[ANSWER_BYTES + 16], data[ANSWER_BYTES + 24], model[ANSWER_BYTES + 24];
     const char *overrides[16] = {
@@ -162,7 +162,7 @@ static pd_status fit(struct init *in, struct pd_error *err)
     struct pd_error why = {0};
     for (uint32_t step = 0; step < STEPS; step++) {
         if (is_cpu && steps[step].is_for_gpus) continue;
-        PD_TRY(load(in, step, &in->config, err));
+        PD_TRY(init_load(in, step, &in->config, err));
         const pd_status st = try_step(in, step, &why);
         if (!st) return PD_OK;
         pd_config_deinit(&in->config);
@@ -281,7 +281,7 @@ static pd_status check_output(const struct init *in, struct pd_error *err)
     PD_FAIL(err, PD_INVALID, "%s: %s; name another file with -o FILE", in->output, strerror(EEXIST));
 }
 
-static pd_status run(struct init *in, struct pd_error *err)
+static pd_status init_run(struct init *in, struct pd_error *err)
 {
     if (in->asks) PD_TRY(check_output(in, err));
     PD_TRY(ask(in, "What text or tokens? A file or a directory", NULL, in->data, "data=FILE", NULL, err));
@@ -325,5 +325,5 @@ pd_status pd_cmd_init(int argc, char **argv, struct pd_error *err)
     snprintf(in.model, sizeof in.model, "%s", model);
     snprintf(in.machine, sizeof in.machine, "%s", machine);
     if (!in.asks && !machine[0]) snprintf(in.machine, sizeof in.machine, "auto");
-    return run(&in, err);
+    return init_run(&in, err);
 }

@@ -162,8 +162,8 @@ static void count_idle(const struct pd_model *model, struct pd_planned_world *w)
     }
 }
 
-static pd_status lay_out(const struct options *o, const struct pd_config *config, const struct pd_model *model,
-                         struct pd_planned_world *w, struct pd_error *err)
+static pd_status plan_lay_out(const struct options *o, const struct pd_config *config, const struct pd_model *model,
+                              struct pd_planned_world *w, struct pd_error *err)
 {
     struct pd_layout_choice best;
     uint32_t count;
@@ -212,7 +212,7 @@ static pd_status plan_world(const struct options *o, const struct pd_config *con
 {
     *w = (struct pd_planned_world){
         .ranks = ranks, .threads = threads_of(o, config, ranks), .threads_given = o->threads || config->layout.threads};
-    PD_TRY(lay_out(o, config, model, w, err));
+    PD_TRY(plan_lay_out(o, config, model, w, err));
     PD_TRY(pd_world_memory_plan(config, model, w->threads, &w->laid_out, &w->memory, err));
     for (uint32_t g = 0; g < w->memory.group_count; g++)
         pd_plan_split(config, &w->memory.groups[g].plan);
@@ -321,7 +321,7 @@ static pd_status load_and_plan(struct options *o, struct pd_error *err)
     return status;
 }
 
-static pd_status parse(struct options *o, int argc, char **argv, bool *ret_done, struct pd_error *err)
+static pd_status plan_parse(struct options *o, int argc, char **argv, bool *ret_done, struct pd_error *err)
 {
     struct pd_option options[] = {
         PD_OPTION("world", "N[,N...]", "number of ranks; several print a line each", PD_OPTION_SET, o, .set = set_worlds,
@@ -367,7 +367,7 @@ pd_status pd_cmd_plan(int argc, char **argv, struct pd_error *err)
     struct options o = {.alternatives = 3, .overrides = calloc((size_t)argc, sizeof *o.overrides)};
     bool done = false;
     if (!o.overrides) PD_FAIL(err, PD_NO_MEMORY, "no memory for arguments");
-    pd_status status = parse(&o, argc, argv, &done, err);
+    pd_status status = plan_parse(&o, argc, argv, &done, err);
     if (!status && !done) status = load_and_plan(&o, err);
     free(o.overrides);
     return status;

@@ -96,7 +96,7 @@ static void write_tiers(struct pd_json_writer *w, const struct tiers *t)
     pd_json_array_end(w);
 }
 
-static void describe(const struct pd_plan_subject *s)
+static void plan_report_describe(const struct pd_plan_subject *s)
 {
     const struct pd_model_config *m = &s->model->config;
     const struct pd_config *c = s->config;
@@ -464,7 +464,7 @@ pd_status pd_plan_print(const struct pd_plan_subject *s, const struct pd_planned
         write_all(&r, s, worlds, count, seconds);
         return pd_report_end(&r, err);
     }
-    describe(s);
+    plan_report_describe(s);
     const pd_status st = count == 1 ? print_details(&r, s, &worlds[0], err) : print_summary(worlds, count, err);
     const pd_status ended = pd_report_end(&r, st ? NULL : err);
     return st ? st : ended;

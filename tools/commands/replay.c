@@ -103,7 +103,7 @@ static const struct pd_store_entry *find_next(struct audit *a)
 }
 
 /* Chooses the configuration of the steps: that of the launch that made the next checkpoint, or the newest one. */
-static pd_status choose(struct audit *a, struct pd_error *err)
+static pd_status replay_choose(struct audit *a, struct pd_error *err)
 {
     struct pd_commit commit;
     const struct pd_store_entry *next = find_next(a), *entry = next;
@@ -188,7 +188,7 @@ static void report_state(struct pd_report *report, const struct audit *a)
 
 static pd_status audit(struct audit *a, struct pd_error *err)
 {
-    PD_TRY(choose(a, err));
+    PD_TRY(replay_choose(a, err));
     if (a->next[0]) PD_TRY(pd_ckpt_state_digest(a->next, &a->recorded_digest, err));
     struct pd_tiers_options tiers = {.count = a->place.tiers.count};
     for (uint32_t i = 0; i < tiers.count; i++)

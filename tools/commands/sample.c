@@ -133,7 +133,7 @@ static pd_status draw_with(struct sample *s, struct pd_sample_options *options, 
     return st ? st : s->status;
 }
 
-static pd_status draw(struct sample *s, struct pd_error *err)
+static pd_status sample_draw(struct sample *s, struct pd_error *err)
 {
     char buffer[4096];
     struct pd_sample_options options = {.count = (uint32_t)s->count,
@@ -157,7 +157,7 @@ static pd_status draw(struct sample *s, struct pd_error *err)
 }
 
 /* Ends an incomplete character, and the line or the JSON. */
-static pd_status finish(struct sample *s, struct pd_error *err)
+static pd_status sample_finish(struct sample *s, struct pd_error *err)
 {
     const char *text = "", *all = NULL;
     size_t bytes = 0;
@@ -207,9 +207,9 @@ pd_status pd_cmd_sample(int argc, char **argv, struct pd_error *err)
     if (s.count > 1u << 20 || s.top_k > UINT32_MAX || s.threads > 1024)
         PD_FAIL(err, PD_USAGE, "sample: --count is at most 1048576 and --threads at most 1024");
     if (s.json) pd_json_writer_init_object(&s.writer, 0);
-    pd_status st = draw(&s, err);
+    pd_status st = sample_draw(&s, err);
     if (!st)
-        st = finish(&s, err);
+        st = sample_finish(&s, err);
     else if (s.json)
         pd_json_writer_deinit(&s.writer);
     pd_sample_text_free(s.reader);

@@ -73,8 +73,8 @@ static bool newest_step(void *context, uint64_t *ret_step, char ret_found[PD_LAU
     return newest;
 }
 
-static pd_status choose(void *context, uint32_t ranks, bool is_restart, struct pd_launch_layout *ret_layout,
-                        struct pd_error *err)
+static pd_status train_choose(void *context, uint32_t ranks, bool is_restart, struct pd_launch_layout *ret_layout,
+                              struct pd_error *err)
 {
     return pd_launch_choose(context, ranks, is_restart, ret_layout, err);
 }
@@ -287,7 +287,7 @@ static pd_status launch_claimed(const struct pd_config *config, struct pd_launch
     if (isatty(STDERR_FILENO)) setenv("PERDURE_PROGRESS", "bar", 0);
     const char *worker[] = {self, "worker", path, NULL};
     struct pd_launch l = {
-        .worker = worker, .config_path = path, .newest_step = newest_step, .context = chooser, .choose = choose};
+        .worker = worker, .config_path = path, .newest_step = newest_step, .context = chooser, .choose = train_choose};
     pd_launch_configure(&l, config);
     st = pd_launch_run(&l, err);
     PD_ON_STORAGE(unlink(path));
@@ -457,7 +457,7 @@ static void close_trace(void)
     if (pd_trace_close(&error)) pd_log(PD_LOG_WARN, "trace", "%s", error.message);
 }
 
-static pd_status work(const struct pd_launched *launched, const char *config_path, struct pd_error *err)
+static pd_status train_work(const struct pd_launched *launched, const char *config_path, struct pd_error *err)
 {
     struct pd_config config;
     const char *text = pd_channel_config(); /* a host other than the launcher's needs no file */
@@ -507,7 +507,7 @@ pd_status pd_cmd_worker(int argc, char **argv, struct pd_error *err)
     PD_TRY(pd_launched_begin(&launched, err));
     pd_fault_point("worker.begun");
     pd_status st = open_trace(&launched, err);
-    if (!st) st = work(&launched, argv[1], err);
+    if (!st) st = train_work(&launched, argv[1], err);
     close_trace();
     bool is_told = pd_launched_end(&launched, st, st ? err->message : "");
     if (is_told) pd_error_clear(err); /* the launcher reports it once for all ranks */

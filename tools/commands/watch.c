@@ -26,7 +26,7 @@ struct watch_options {
     bool once, json;
 };
 
-static pd_status draw(const struct pd_watch *watch, struct pd_error *err)
+static pd_status watch_draw(const struct pd_watch *watch, struct pd_error *err)
 {
     char *text;
     struct winsize size;
@@ -83,7 +83,7 @@ static pd_status on_terminal(struct pd_watch *watch, const struct watch_options 
     fputs(ENTER, stdout);
     pd_status st;
     do
-        st = draw(watch, err);
+        st = watch_draw(watch, err);
     while (!st && wait_for_turn(&t, (int)o->every * 1000) && !(st = pd_watch_look(watch, err)));
     fputs(LEAVE, stdout);
     (void)fflush(stdout);

@@ -27,7 +27,7 @@ static void *keep(struct making *m, uint64_t count, size_t bytes)
     return array;
 }
 
-static struct pd_chart *begin(struct making *m, const char *title, const char *y_label, enum pd_quantity quantity)
+static struct pd_chart *figures_begin(struct making *m, const char *title, const char *y_label, enum pd_quantity quantity)
 {
     PD_CHECK(m->f->count < PD_FIGURES_MAX);
     struct pd_chart *chart = &m->f->charts[m->f->count];
@@ -44,13 +44,13 @@ static struct pd_chart *begin(struct making *m, const char *title, const char *y
     return chart;
 }
 
-static void end(struct making *m)
+static void figures_end(struct making *m)
 {
     m->f->count += pd_chart_has_data(&m->f->charts[m->f->count]);
 }
 
-static struct pd_series *add(struct pd_chart *chart, const char *name, enum pd_series_style style, uint32_t colour,
-                             const double *x, const double *y, const bool *counts, uint64_t count)
+static struct pd_series *figures_add(struct pd_chart *chart, const char *name, enum pd_series_style style, uint32_t colour,
+                                     const double *x, const double *y, const bool *counts, uint64_t count)
 {
     static struct pd_series nobody;
     if (chart->series_count == PD_CHART_SERIES_MAX || !x || !y) return &nobody;
@@ -63,19 +63,19 @@ static struct pd_series *add(struct pd_chart *chart, const char *name, enum pd_s
 static struct pd_series *add_column(struct pd_chart *chart, const char *name, enum pd_series_style style, uint32_t colour,
                                     const struct pd_history *h, enum pd_column column)
 {
-    return add(chart, name, style, colour, h->columns[PD_COLUMN_STEP], h->columns[column], h->counts, h->rows);
+    return figures_add(chart, name, style, colour, h->columns[PD_COLUMN_STEP], h->columns[column], h->counts, h->rows);
 }
 
 /* Adds a line for every run. */
 static void chart_of_column(struct making *m, const char *title, const char *y_label, enum pd_quantity quantity,
                             enum pd_column column, bool from_zero, bool log_if_wide)
 {
-    struct pd_chart *chart = begin(m, title, y_label, quantity);
+    struct pd_chart *chart = figures_begin(m, title, y_label, quantity);
     chart->from_zero = from_zero;
     chart->log_if_wide = log_if_wide;
     for (uint32_t i = 0; i < m->count; i++)
         add_column(chart, m->count > 1 ? m->histories[i].name : y_label, PD_SERIES_LINE, i, &m->histories[i], column);
-    end(m);
+    figures_end(m);
 }
 
 /* ---- marks ---- */
@@ -152,12 +152,12 @@ static void add_smoothed(struct making *m, struct pd_chart *chart)
         if (is_used) mean = isnan(mean) ? loss : mean + (loss - mean) / SMOOTH_ROWS;
         y[row] = is_used ? mean : NAN;
     }
-    if (y) add(chart, "smoothed", PD_SERIES_LINE, 2, h->columns[PD_COLUMN_STEP], y, h->counts, h->rows);
+    if (y) figures_add(chart, "smoothed", PD_SERIES_LINE, 2, h->columns[PD_COLUMN_STEP], y, h->counts, h->rows);
 }
 
 static void chart_of_loss(struct making *m)
 {
-    struct pd_chart *chart = begin(m, "Loss", "nats a token", PD_QUANTITY_NUMBER);
+    struct pd_chart *chart = figures_begin(m, "Loss", "nats a token", PD_QUANTITY_NUMBER);
     for (uint32_t i = 0; i < m->count; i++)
         add_column(chart, m->count > 1 ? m->histories[i].name : "training", PD_SERIES_LINE, i, &m->histories[i],
                    PD_COLUMN_LOSS)
@@ -174,12 +174,12 @@ static void chart_of_loss(struct making *m)
         struct pd_series *points = add_column(chart, "validation", PD_SERIES_POINTS, colour, h, PD_COLUMN_VALIDATION_LOSS);
         points->is_unnamed = m->count > 1;
     }
-    end(m);
+    figures_end(m);
 }
 
 static void chart_of_memory(struct making *m)
 {
-    struct pd_chart *chart = begin(m, "Memory of rank 0's process, against the plan", "memory", PD_QUANTITY_BYTES);
+    struct pd_chart *chart = figures_begin(m, "Memory of rank 0's process, against the plan", "memory", PD_QUANTITY_BYTES);
     chart->from_zero = true;
     chart->note =
         "The plan is of the memory of the ranks; a process takes some beside it, for program, libraries, stacks and "
@@ -197,11 +197,11 @@ static void chart_of_memory(struct making *m)
                 y[points++] = (double)h->starts[k].planned_bytes;
             }
         struct pd_series *plan =
-            add(chart, m->count > 1 ? "" : "plan", PD_SERIES_LEVEL, m->count > 1 ? i : 1, x, y, NULL, points);
+            figures_add(chart, m->count > 1 ? "" : "plan", PD_SERIES_LEVEL, m->count > 1 ? i : 1, x, y, NULL, points);
         plan->is_dashed = true;
         plan->is_unnamed = m->count > 1;
     }
-    end(m);
+    figures_end(m);
 }
 
 /* Time outside the stages: data, agreement, summing the loss. */
@@ -220,12 +220,12 @@ static double *rest_of_step(struct making *m, const struct pd_history *h)
 static void chart_of_stages(struct making *m)
 {
     const struct pd_history *h = &m->histories[0];
-    struct pd_chart *chart = begin(m, "Time of a step", "time", PD_QUANTITY_SECONDS);
+    struct pd_chart *chart = figures_begin(m, "Time of a step", "time", PD_QUANTITY_SECONDS);
     chart->from_zero = true;
     if (m->count > 1) {
         for (uint32_t i = 0; i < m->count; i++)
             add_column(chart, m->histories[i].name, PD_SERIES_LINE, i, &m->histories[i], PD_COLUMN_SECONDS);
-        end(m);
+        figures_end(m);
         return;
     }
     const bool has_stages = !isnan(pd_history_last(h, PD_COLUMN_STAGE));
@@ -234,9 +234,9 @@ static void chart_of_stages(struct making *m)
     for (uint32_t s = 0; has_stages && s < PD_HISTORY_STAGES; s++)
         add_column(chart, pd_history_stage_names[s], PD_SERIES_AREA, colours[s], h, (enum pd_column)(PD_COLUMN_STAGE + s));
     if (has_stages)
-        add(chart, "rest", PD_SERIES_AREA, 7, h->columns[PD_COLUMN_STEP], rest_of_step(m, h), h->counts, h->rows);
+        figures_add(chart, "rest", PD_SERIES_AREA, 7, h->columns[PD_COLUMN_STEP], rest_of_step(m, h), h->counts, h->rows);
     add_column(chart, "whole step", PD_SERIES_LINE, 1, h, PD_COLUMN_SECONDS)->is_thin = true;
-    end(m);
+    figures_end(m);
 }
 
 struct point {
@@ -263,7 +263,7 @@ static void add_all(struct making *m, struct pd_chart *chart, const char *name, 
     if (count) qsort(points, count, sizeof *points, by_step);
     for (uint64_t i = 0; i < count; i++)
         x[i] = points[i].x, y[i] = points[i].y;
-    add(chart, name, PD_SERIES_POINTS, colour, x, y, NULL, count);
+    figures_add(chart, name, PD_SERIES_POINTS, colour, x, y, NULL, count);
 }
 
 static int ascending(const void *a, const void *b)
@@ -280,14 +280,14 @@ static void add_arrivals(struct making *m, struct pd_chart *chart, const struct 
         if (count) qsort(steps, count, sizeof *steps, ascending);
         for (uint64_t i = 0; i < count; i++)
             steps[i] = fmin(steps[i], m->x_high); /* the final save may come after the last line */
-        add(chart, h->tiers[t].dir, PD_SERIES_RUG, 2 + t % (PD_CHART_COLOURS - 2), steps, steps, NULL, count);
+        figures_add(chart, h->tiers[t].dir, PD_SERIES_RUG, 2 + t % (PD_CHART_COLOURS - 2), steps, steps, NULL, count);
     }
     if (h->tier_count) chart->note = "A tick at the top: a checkpoint had arrived in the tier of its colour.";
 }
 
 static void chart_of_saves(struct making *m)
 {
-    struct pd_chart *chart = begin(m, "Saves", "time", PD_QUANTITY_SECONDS);
+    struct pd_chart *chart = figures_begin(m, "Saves", "time", PD_QUANTITY_SECONDS);
     chart->from_zero = true;
     chart->log_if_wide = true;
     for (uint32_t i = 0; i < m->count; i++) {
@@ -297,7 +297,7 @@ static void chart_of_saves(struct making *m)
         add_all(m, chart, "training waited", 1, h, PD_COLUMN_STALL_SECONDS);
         add_arrivals(m, chart, h);
     }
-    end(m);
+    figures_end(m);
 }
 
 /* Steps lost if only this tier survived. */
@@ -311,19 +311,19 @@ static double *steps_behind(struct making *m, const struct pd_history *h, enum p
 
 static void chart_of_risk(struct making *m)
 {
-    struct pd_chart *chart = begin(m, "Steps that are not saved yet", "steps", PD_QUANTITY_COUNT);
+    struct pd_chart *chart = figures_begin(m, "Steps that are not saved yet", "steps", PD_QUANTITY_COUNT);
     chart->from_zero = true;
     for (uint32_t i = 0; i < m->count; i++) {
         const struct pd_history *h = &m->histories[i];
         const bool has_tiers = m->count == 1 && h->tier_count > 1;
         if (!has_tiers)
-            add(chart, m->count > 1 ? h->name : "behind the newest checkpoint", PD_SERIES_LINE, i,
-                h->columns[PD_COLUMN_STEP], steps_behind(m, h, PD_COLUMN_CHECKPOINT), h->counts, h->rows);
+            figures_add(chart, m->count > 1 ? h->name : "behind the newest checkpoint", PD_SERIES_LINE, i,
+                        h->columns[PD_COLUMN_STEP], steps_behind(m, h, PD_COLUMN_CHECKPOINT), h->counts, h->rows);
         for (uint32_t t = 0; has_tiers && t < h->tier_count; t++)
-            add(chart, h->tiers[t].dir, PD_SERIES_LINE, t, h->columns[PD_COLUMN_STEP],
-                steps_behind(m, h, (enum pd_column)(PD_COLUMN_TIER + t)), h->counts, h->rows);
+            figures_add(chart, h->tiers[t].dir, PD_SERIES_LINE, t, h->columns[PD_COLUMN_STEP],
+                        steps_behind(m, h, (enum pd_column)(PD_COLUMN_TIER + t)), h->counts, h->rows);
     }
-    end(m);
+    figures_end(m);
 }
 
 /* ---- the timeline ---- */
@@ -351,10 +351,11 @@ static struct span span_of(const struct pd_history *h, const struct pd_history_s
     return t;
 }
 
-static uint64_t add_segment(struct pd_lane_segment *out, uint64_t used, double begin, double end, enum pd_lane_kind kind)
+static uint64_t add_segment(struct pd_lane_segment *out, uint64_t used, double figures_begin, double figures_end,
+                            enum pd_lane_kind kind)
 {
-    if (isnan(begin) || isnan(end)) return used;
-    out[used] = (struct pd_lane_segment){begin, end, kind, 0};
+    if (isnan(figures_begin) || isnan(figures_end)) return used;
+    out[used] = (struct pd_lane_segment){figures_begin, figures_end, kind, 0};
     return used + 1;
 }
 

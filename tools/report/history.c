@@ -30,7 +30,7 @@ static uint64_t u64(const struct pd_json_value *object, const char *key)
     return value;
 }
 
-static double number_of(const struct pd_json_value *object, const char *key)
+static double history_number_of(const struct pd_json_value *object, const char *key)
 {
     double value = NAN;
     return pd_json_is_number(pd_json_member(object, key), &value) && fabs(value) < PD_HISTORY_LARGEST ? value : NAN;
@@ -62,7 +62,7 @@ static void event_take_tiers(struct pd_history *h, const struct pd_json_value *t
 
 static void take_open(struct pd_history *h, struct pd_history_start *start, const struct pd_json_value *e)
 {
-    start->opened = number_of(e, "time");
+    start->opened = history_number_of(e, "time");
     if (isnan(start->begun)) start->begun = start->opened;
     start->fence = u64(e, "fence");
     start->from_step = u64(e, "step");
@@ -95,7 +95,7 @@ static void take_end(struct pd_history_start *start, const struct pd_json_value 
 {
     bool restarts = false;
     (void)pd_json_is_bool(pd_json_member(e, "restarts"), &restarts);
-    start->ended = number_of(e, "time");
+    start->ended = history_number_of(e, "time");
     start->exit_code = (int)u64(e, "exit_code");
     start->is_over = !restarts;
     copy_text(e, "cause", start->cause, sizeof start->cause);
@@ -120,7 +120,7 @@ static pd_status event_take(struct pd_history *h, const struct pd_json_value *e,
     if (is_new) PD_TRY(add_start(h, &start, err));
     if (is_start) h->process_count = 0;
     if (is_start) {
-        start->begun = number_of(e, "time");
+        start->begun = history_number_of(e, "time");
         start->ranks = (uint32_t)u64(e, "ranks");
         start->from_step = u64(e, "from_step");
         copy_text(e, "transport", start->transport, sizeof start->transport);

@@ -58,7 +58,7 @@ static void add_numbers(struct pd_json_writer *w, const struct pd_history *h)
     PD_JSON_U64S(w, {"lines", h->rows}, {"damaged_lines", h->damaged_lines});
 }
 
-static void add_tiers(struct pd_json_writer *w, const struct pd_history *h)
+static void page_add_tiers(struct pd_json_writer *w, const struct pd_history *h)
 {
     pd_json_array_begin(w, "tiers");
     for (uint32_t i = 0; i < h->tier_count; i++) {
@@ -90,7 +90,7 @@ void pd_report_json(const struct pd_report_data *r, struct pd_json_writer *w)
         pd_json_measured(w, "goodput", l->goodput);
         PD_JSON_U64S(w, {"failures", l->failures}, {"lost_steps", l->lost_steps});
         add_starts(w, &run->history);
-        add_tiers(w, &run->history);
+        page_add_tiers(w, &run->history);
         pd_json_object_end(w);
     }
     pd_json_array_end(w);
@@ -237,7 +237,7 @@ static pd_status fail_to_write(const char *path, int number, struct pd_error *er
 }
 
 /* "-": stdout. */
-static pd_status write_file(const char *path, const char *text, size_t bytes, struct pd_error *err)
+static pd_status page_write_file(const char *path, const char *text, size_t bytes, struct pd_error *err)
 {
     const bool is_stdout = strcmp(path, "-") == 0;
     if (is_stdout) {
@@ -259,7 +259,7 @@ pd_status pd_page_write(const struct pd_report_data *report, const char *path, s
     char *text;
     size_t bytes;
     PD_TRY(draw_text(report, &text, &bytes, err));
-    const pd_status st = write_file(path, text, bytes, err);
+    const pd_status st = page_write_file(path, text, bytes, err);
     free(text);
     return st;
 }

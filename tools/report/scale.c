@@ -119,7 +119,7 @@ struct column {
     bool has_any;
 };
 
-static uint64_t flush(const struct column *c, uint64_t *ret, uint64_t used)
+static uint64_t scale_flush(const struct column *c, uint64_t *ret, uint64_t used)
 {
     const uint64_t earlier = c->lowest < c->highest ? c->lowest : c->highest;
     const uint64_t later = c->lowest < c->highest ? c->highest : c->lowest;
@@ -141,7 +141,7 @@ uint64_t pd_thin(const double *x, const double *y, const bool *counts, uint64_t 
         if (column >= columns) column = (int64_t)columns - 1;
         if (column < at) continue; /* out of order */
         if (column > at) {
-            used = flush(&c, ret_indices, used);
+            used = scale_flush(&c, ret_indices, used);
             c = (struct column){i, i, i, i, true};
             at = column;
         }
@@ -149,5 +149,5 @@ uint64_t pd_thin(const double *x, const double *y, const bool *counts, uint64_t 
         if (y[i] < y[c.lowest]) c.lowest = i;
         if (y[i] > y[c.highest]) c.highest = i;
     }
-    return flush(&c, ret_indices, used);
+    return scale_flush(&c, ret_indices, used);
 }

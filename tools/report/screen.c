@@ -22,7 +22,7 @@ struct screen {
 
 /* Adds a text after its label, on as many lines as it needs. Removes anything that would move the cursor. */
 PD_PRINTF(3, 4)
-static void add(struct screen *s, const char *label, const char *format, ...)
+static void screen_add(struct screen *s, const char *label, const char *format, ...)
 {
     char text[1024];
     va_list arguments;
@@ -50,10 +50,10 @@ static void add_progress(struct screen *s, const struct pd_watch *w)
     if (w->steps)
         snprintf(steps, sizeof steps, " of %s, %.0f %%", pd_text_count(w->steps).text, 100 * w->step / (double)w->steps);
     if (isnan(w->step))
-        add(s, w->history.name, "no step yet");
+        screen_add(s, w->history.name, "no step yet");
     else
-        add(s, w->history.name, "step %s%s%s%s", pd_text_count((uint64_t)w->step).text, steps, has_eta ? ", left: " : "",
-            has_eta ? pd_quantity_text(PD_QUANTITY_SECONDS, eta).text : "");
+        screen_add(s, w->history.name, "step %s%s%s%s", pd_text_count((uint64_t)w->step).text, steps,
+                   has_eta ? ", left: " : "", has_eta ? pd_quantity_text(PD_QUANTITY_SECONDS, eta).text : "");
 }
 
 static void add_state(struct screen *s, const struct pd_watch *w)
@@ -66,11 +66,11 @@ static void add_state(struct screen *s, const struct pd_watch *w)
     if (w->state == PD_WATCH_ENDED)
         snprintf(state, sizeof state, last->exit_code ? "ended with exit code %d" : "done", last->exit_code);
     if (last) pd_figures_layout(last, layout, sizeof layout);
-    add(s, "state", "%s%s%s", state, layout[0] ? "; " : "", layout);
-    if (!isnan(age)) add(s, "last step", "%s ago", pd_quantity_text(PD_QUANTITY_SECONDS, floor(age)).text);
+    screen_add(s, "state", "%s%s%s", state, layout[0] ? "; " : "", layout);
+    if (!isnan(age)) screen_add(s, "last step", "%s ago", pd_quantity_text(PD_QUANTITY_SECONDS, floor(age)).text);
 }
 
-static void add_tiers(struct screen *s, const struct pd_watch *w)
+static void screen_add_tiers(struct screen *s, const struct pd_watch *w)
 {
     const struct pd_history *h = &w->history;
     for (uint32_t i = 0; i < h->tier_count; i++) {
@@ -78,17 +78,17 @@ static void add_tiers(struct screen *s, const struct pd_watch *w)
         const double newest = h->tier_count > 1 ? (double)t->newest : (double)h->saved_step;
         const char *label = i ? "" : "saved";
         if (t->failures)
-            add(s, label, "%s: %s: %s", t->dir, pd_counted(t->failures, "failure").text, t->cause);
+            screen_add(s, label, "%s: %s: %s", t->dir, pd_counted(t->failures, "failure").text, t->cause);
         else if (t->is_left_out)
-            add(s, label, "%s: left out, it does not fit into memory", t->dir);
+            screen_add(s, label, "%s: left out, it does not fit into memory", t->dir);
         else if (newest <= 0)
-            add(s, label, "%s: nothing yet", t->dir);
+            screen_add(s, label, "%s: nothing yet", t->dir);
         else
-            add(s, label, "%s: step %.0f, %s behind", t->dir, newest,
-                pd_counted((uint64_t)fmax(w->step - newest, 0), "step").text);
+            screen_add(s, label, "%s: step %.0f, %s behind", t->dir, newest,
+                       pd_counted((uint64_t)fmax(w->step - newest, 0), "step").text);
         if (t->uploading)
-            add(s, "", "%s: uploading step %llu, %.0f %%, %s/s", t->dir, (unsigned long long)t->uploading, 100 * t->progress,
-                pd_quantity_text(PD_QUANTITY_BYTES, t->bytes_per_second).text);
+            screen_add(s, "", "%s: uploading step %llu, %.0f %%, %s/s", t->dir, (unsigned long long)t->uploading,
+                       100 * t->progress, pd_quantity_text(PD_QUANTITY_BYTES, t->bytes_per_second).text);
     }
 }
 
@@ -104,7 +104,7 @@ static void add_events(struct screen *s, const struct pd_watch *w)
     for (const char *label = "events"; bytes && s->line < s->rows; label = "") {
         text[bytes - 1] = '\0'; /* end of the last line */
         const char *before = strrchr(text, '\n'), *line = before ? before + 1 : text;
-        add(s, label, "%s", line + DATE);
+        screen_add(s, label, "%s", line + DATE);
         bytes = (size_t)(line - text);
     }
     free(text);
@@ -123,8 +123,8 @@ pd_status pd_watch_screen(const struct pd_watch *w, unsigned columns, unsigned r
     pd_history_life(&w->history, &life);
     pd_summary_make(&w->history, &life, &summary);
     for (uint32_t i = 1; i < summary.count && w->history.rows; i++) /* the first is the step */
-        add(&s, summary.rows[i].name, "%-10s %s", summary.rows[i].value, summary.rows[i].more);
-    add_tiers(&s, w);
+        screen_add(&s, summary.rows[i].name, "%-10s %s", summary.rows[i].value, summary.rows[i].more);
+    screen_add_tiers(&s, w);
     add_events(&s, w);
     if (fclose(s.out)) {
         free(text);

@@ -42,7 +42,7 @@ static bool is_stopped(int32_t process)
 
 /* ---- the run ---- */
 
-static enum pd_watch_state judge(const struct pd_watch *w)
+static enum pd_watch_state watch_judge(const struct pd_watch *w)
 {
     const struct pd_history *h = &w->history;
     const struct pd_history_start *s = h->start_count ? &h->starts[h->start_count - 1] : NULL;
@@ -102,7 +102,7 @@ pd_status pd_watch_look(struct pd_watch *w, struct pd_error *err)
     char host[64] = "";
     (void)gethostname(host, sizeof host - 1);
     w->is_here = strcmp(host, w->history.launcher_host) == 0;
-    w->state = judge(w);
+    w->state = watch_judge(w);
     return PD_OK;
 }
 

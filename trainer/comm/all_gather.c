@@ -27,13 +27,13 @@ struct round {
     bool is_first;         /* of its chunk */
 };
 
-static void send(struct walk *w, uint32_t peer, uint32_t part, const struct round *r)
+static void all_gather_send(struct walk *w, uint32_t peer, uint32_t part, const struct round *r)
 {
     uint8_t *data = w->op->parts + part * w->op->part_bytes + r->first;
     w->sends[w->messages.send_count++] = (struct pd_comm_piece){peer, data, r->bytes};
 }
 
-static void receive(struct walk *w, uint32_t peer, uint32_t part, const struct round *r)
+static void all_gather_receive(struct walk *w, uint32_t peer, uint32_t part, const struct round *r)
 {
     uint8_t *data = w->op->parts + part * w->op->part_bytes + r->first;
     w->recvs[w->messages.recv_count++] = (struct pd_comm_piece){peer, data, r->bytes};
@@ -45,9 +45,9 @@ static void gather_outside(struct walk *w, const struct round *r)
     const uint32_t ranks = pd_hosts_ranks(hosts, hosts->mine), mine = w->engine->comm.rank;
     for (uint32_t d = r->from; d < r->to; d++) {
         const uint32_t host = pd_hosts_before(hosts, d);
-        send(w, pd_hosts_column(hosts, pd_hosts_after(hosts, d), hosts->slot), mine, r);
+        all_gather_send(w, pd_hosts_column(hosts, pd_hosts_after(hosts, d), hosts->slot), mine, r);
         for (uint32_t j = hosts->slot; j < pd_hosts_ranks(hosts, host); j += ranks)
-            receive(w, hosts->ranks[hosts->first[host] + j], hosts->ranks[hosts->first[host] + j], r);
+            all_gather_receive(w, hosts->ranks[hosts->first[host] + j], hosts->ranks[hosts->first[host] + j], r);
     }
 }
 
@@ -58,9 +58,9 @@ static void pass_on(struct walk *w, uint32_t host, const struct round *r)
     const uint32_t ranks = pd_hosts_ranks(hosts, hosts->mine), *here = hosts->ranks + hosts->first[hosts->mine];
     for (uint32_t j = 0; j < pd_hosts_ranks(hosts, host); j++) {
         const uint32_t part = hosts->ranks[hosts->first[host] + j];
-        if (j % ranks != hosts->slot) receive(w, here[j % ranks], part, r);
+        if (j % ranks != hosts->slot) all_gather_receive(w, here[j % ranks], part, r);
         for (uint32_t i = 0; i < ranks && j % ranks == hosts->slot; i++)
-            if (i != hosts->slot) send(w, here[i], part, r);
+            if (i != hosts->slot) all_gather_send(w, here[i], part, r);
     }
 }
 
@@ -111,8 +111,8 @@ static void add_claims(struct walk *w, const struct pd_claim *claim, bool is_out
     if (is_outside) gather_outside(w, &all);
     for (uint32_t i = hosts->first[hosts->mine]; i < hosts->first[hosts->mine + 1]; i++) {
         if (hosts->ranks[i] == w->engine->comm.rank) continue;
-        send(w, hosts->ranks[i], 0, &all);
-        receive(w, hosts->ranks[i], 0, &all);
+        all_gather_send(w, hosts->ranks[i], 0, &all);
+        all_gather_receive(w, hosts->ranks[i], 0, &all);
     }
     for (uint32_t i = 0; i < w->messages.send_count; i++)
         w->sends[i].data = (void *)claim;

@@ -22,7 +22,7 @@ static pd_status check_operation(const struct pd_comm *comm, const struct pd_com
 }
 
 /* For pieces in the communicator's own memory. */
-static pd_status start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
+static pd_status comm_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)
 {
     op->memory = comm->memory.copy ? &comm->memory : NULL;
     if (op->memory) PD_TRY(op->memory->ready(op->memory->context, err));
@@ -33,7 +33,7 @@ pd_status pd_comm_start(struct pd_comm *comm, struct pd_comm_op *op, struct pd_e
 {
     op->kind = PD_COMM_EXCHANGE;
     PD_TRY(check_operation(comm, op, err));
-    return start(comm, op, err);
+    return comm_start(comm, op, err);
 }
 
 static pd_status check_parts(const struct pd_comm *comm, const void *parts, uint64_t bytes, const void *sum,
@@ -59,7 +59,7 @@ pd_status pd_comm_start_reduce_scatter(struct pd_comm *comm, struct pd_comm_op *
                               .part_bytes = count * sizeof *parts,
                               .sum = sum};
     PD_TRY(check_parts(comm, parts, op->part_bytes, sum, err));
-    return start(comm, op, err);
+    return comm_start(comm, op, err);
 }
 
 pd_status pd_comm_start_all_gather(struct pd_comm *comm, struct pd_comm_op *op, void *parts, uint64_t bytes,
@@ -67,7 +67,7 @@ pd_status pd_comm_start_all_gather(struct pd_comm *comm, struct pd_comm_op *op, 
 {
     *op = (struct pd_comm_op){.kind = PD_COMM_ALL_GATHER, .what = op->what, .parts = parts, .part_bytes = bytes};
     PD_TRY(check_parts(comm, parts, bytes, (uint8_t *)parts + comm->rank * bytes, err));
-    return start(comm, op, err);
+    return comm_start(comm, op, err);
 }
 
 pd_status pd_comm_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err)

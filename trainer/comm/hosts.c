@@ -9,7 +9,7 @@ struct order {
     const uint32_t *leaders; /* of ranks: the first rank of the host; NULL: by the members' own numbers */
 };
 
-static int compare(const void *a, const void *b, void *context)
+static int hosts_compare(const void *a, const void *b, void *context)
 {
     const struct order *order = context;
     const uint32_t left = *(const uint32_t *)a, right = *(const uint32_t *)b;
@@ -44,13 +44,13 @@ void pd_hosts_set(struct pd_hosts *hosts, const struct pd_member_info *members, 
     struct order order = {.members = members};
     for (uint32_t r = 0; r < size; r++)
         hosts->ranks[r] = r;
-    qsort_r(hosts->ranks, size, sizeof *hosts->ranks, compare, &order);
+    qsort_r(hosts->ranks, size, sizeof *hosts->ranks, hosts_compare, &order);
     for (uint32_t i = 0, leader = 0; i < size; i++) {
         const uint32_t r = hosts->ranks[i];
         if (i == 0 || members[r].host != members[leader].host) leader = r;
         scratch[r] = leader;
     }
     order.leaders = scratch;
-    qsort_r(hosts->ranks, size, sizeof *hosts->ranks, compare, &order);
+    qsort_r(hosts->ranks, size, sizeof *hosts->ranks, hosts_compare, &order);
     mark_hosts(hosts, scratch, size, rank);
 }

@@ -45,7 +45,7 @@ static void find_shared(const struct report *all, const struct report **sorted, 
                  (uint32_t)(second - all), second->device);
 }
 
-static void judge(const struct report *all, const struct report **sorted, uint32_t size, struct report *verdict)
+static void nccl_agree_judge(const struct report *all, const struct report **sorted, uint32_t size, struct report *verdict)
 {
     for (uint32_t r = 0; r < size; r++) {
         verdict->is_meant |= all[r].is_meant;
@@ -84,7 +84,7 @@ pd_status pd_nccl_agree(struct pd_comm *control, const struct pd_dev *dev, const
         sorted = calloc(control->size, sizeof *sorted);
     }
     pd_status st = pd_group_gather(&group, 0, &mine, sizeof mine, all, err);
-    if (!st && control->rank == 0) judge(all, sorted, control->size, &verdict);
+    if (!st && control->rank == 0) nccl_agree_judge(all, sorted, control->size, &verdict);
     free(all);
     free(sorted);
     PD_TRY(st);

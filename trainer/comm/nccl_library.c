@@ -39,7 +39,7 @@ static pd_status find_all(void *file, const char *path, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status open_file(struct pd_error *err)
+static pd_status nccl_library_open_file(struct pd_error *err)
 {
     const char *path = getenv("PERDURE_NCCL");
     int version = 0;
@@ -60,7 +60,7 @@ static pd_status open_file(struct pd_error *err)
 pd_status pd_nccl_library_open(const struct pd_nccl_library **ret_library, struct pd_error *err)
 {
     pthread_mutex_lock(&lock);
-    pd_status st = is_open ? PD_OK : open_file(err);
+    pd_status st = is_open ? PD_OK : nccl_library_open_file(err);
     is_open = st == PD_OK;
     pthread_mutex_unlock(&lock);
     if (!st) *ret_library = &library;

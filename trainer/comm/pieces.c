@@ -52,7 +52,8 @@ void pd_cursor_advance(struct pd_cursor *cursor, uint64_t bytes)
     }
 }
 
-static pd_status copy(const struct pd_comm_memory *memory, void *dst, const void *src, uint64_t bytes, struct pd_error *err)
+static pd_status pieces_copy(const struct pd_comm_memory *memory, void *dst, const void *src, uint64_t bytes,
+                             struct pd_error *err)
 {
     if (memory) return memory->copy(memory->context, dst, src, bytes, err);
     memcpy(dst, src, bytes);
@@ -62,7 +63,7 @@ static pd_status copy(const struct pd_comm_memory *memory, void *dst, const void
 /* Eight integers at a time. Neither side need be aligned. */
 typedef uint64_t lanes __attribute__((vector_size(8 * sizeof(uint64_t)), aligned(1), may_alias));
 
-static void add(uint8_t *target, const uint8_t *more, uint64_t bytes)
+static void pieces_add(uint8_t *target, const uint8_t *more, uint64_t bytes)
 {
     uint64_t i = 0;
     PD_CHECK(bytes % sizeof(uint64_t) == 0);
@@ -83,7 +84,7 @@ pd_status pd_cursor_read(struct pd_cursor *source, void *target, uint64_t bytes,
         uint64_t span;
         const uint8_t *from = pd_cursor_span(source, &span);
         uint64_t step = pd_min_u64(span, bytes);
-        PD_TRY(copy(source->memory, out, from, step, err));
+        PD_TRY(pieces_copy(source->memory, out, from, step, err));
         pd_cursor_advance(source, step);
         out += step;
         bytes -= step;
@@ -99,9 +100,9 @@ pd_status pd_cursor_write(struct pd_cursor *target, const void *source, uint64_t
         uint8_t *to = pd_cursor_span(target, &span);
         uint64_t step = pd_min_u64(span, bytes);
         if (target->adds)
-            add(to, in, step);
+            pieces_add(to, in, step);
         else
-            PD_TRY(copy(target->memory, to, in, step, err));
+            PD_TRY(pieces_copy(target->memory, to, in, step, err));
         pd_cursor_advance(target, step);
         in += step;
         bytes -= step;
@@ -117,7 +118,7 @@ pd_status pd_cursor_copy(struct pd_cursor *target, struct pd_cursor *source, uin
         const uint8_t *from = pd_cursor_span(source, &from_bytes);
         uint8_t *to = pd_cursor_span(target, &to_bytes);
         uint64_t step = pd_min_u64(bytes, pd_min_u64(from_bytes, to_bytes));
-        PD_TRY(copy(memory, to, from, step, err));
+        PD_TRY(pieces_copy(memory, to, from, step, err));
         pd_cursor_advance(source, step);
         pd_cursor_advance(target, step);
         bytes -= step;
@@ -129,7 +130,7 @@ pd_status pd_cursor_damage(struct pd_cursor *target, struct pd_error *err)
 {
     uint64_t span;
     uint8_t *at = pd_cursor_span(target, &span), byte;
-    PD_TRY(copy(target->memory, &byte, at, 1, err));
+    PD_TRY(pieces_copy(target->memory, &byte, at, 1, err));
     byte ^= 1;
-    return copy(target->memory, at, &byte, 1, err);
+    return pieces_copy(target->memory, at, &byte, 1, err);
 }

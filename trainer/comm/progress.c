@@ -36,7 +36,7 @@ struct parts {
     uint64_t members, links, active, pieces, sends, recvs, values, peers, slots, firsts, ranks, end;
 };
 
-static struct parts parts_of(uint32_t size)
+static struct parts progress_parts_of(uint32_t size)
 {
     uint64_t rounds = size < PD_FLAT_RANKS_MAX ? size : PD_FLAT_RANKS_MAX;
     struct parts p = {.links = (sizeof(struct pd_progress) + 15) / 16 * 16};
@@ -56,7 +56,7 @@ static struct parts parts_of(uint32_t size)
 
 uint64_t pd_progress_bytes(uint32_t size)
 {
-    return parts_of(size).end + pd_staging_room_bytes(size);
+    return progress_parts_of(size).end + pd_staging_room_bytes(size);
 }
 
 struct pd_segment_shape pd_progress_shape(const struct pd_comm_transport *transport, uint32_t size, uint32_t slots)
@@ -69,7 +69,7 @@ struct pd_segment_shape pd_progress_shape(const struct pd_comm_transport *transp
 
 static struct pd_progress *engine_allocate(uint32_t size)
 {
-    struct parts parts = parts_of(size);
+    struct parts parts = progress_parts_of(size);
     const uint64_t room_bytes = pd_staging_room_bytes(size);
     uint8_t *base = calloc(1, parts.end);
     struct pd_progress *engine = (struct pd_progress *)base;
@@ -93,7 +93,7 @@ static struct pd_progress *engine_allocate(uint32_t size)
     return engine;
 }
 
-static uint64_t bytes_of(const struct pd_comm_op *op)
+static uint64_t progress_bytes_of(const struct pd_comm_op *op)
 {
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < op->send_count; i++)
@@ -201,7 +201,7 @@ static void execute(struct pd_progress *engine, struct pd_comm_op *op, bool is_o
     pd_status st = engine->broken;
     if (!st) {
         const char *what = op->what ? op->what : pd_comm_kind_names[op->kind];
-        const uint64_t bytes = bytes_of(op);
+        const uint64_t bytes = progress_bytes_of(op);
         pthread_mutex_unlock(&engine->lock);
         pd_owner_acquire(&engine->staging_owner, the_operation);
         if (op->memory) lock_staging(engine, op->memory);

@@ -105,12 +105,12 @@ static uint64_t *part_of(const struct walk *w, uint32_t rank, const struct round
     return (uint64_t *)w->op->parts + rank * w->count + r->first;
 }
 
-static void send(struct walk *w, uint32_t peer, uint64_t *data, uint64_t count)
+static void reduce_scatter_send(struct walk *w, uint32_t peer, uint64_t *data, uint64_t count)
 {
     w->engine->sends[w->messages.send_count++] = (struct pd_comm_piece){peer, data, count * sizeof *data};
 }
 
-static void receive(struct walk *w, uint32_t peer, uint64_t *sum, uint64_t count)
+static void reduce_scatter_receive(struct walk *w, uint32_t peer, uint64_t *sum, uint64_t count)
 {
     w->engine->recvs[w->messages.recv_count++] = (struct pd_comm_piece){peer, sum, count * sizeof *sum};
 }
@@ -126,7 +126,7 @@ static pd_status add_here(struct walk *w, uint32_t part, uint64_t *sum, const st
     else if (sum != own)
         memcpy(sum, own, r->count * sizeof *own);
     for (uint32_t i = hosts->first[hosts->mine]; i < hosts->first[hosts->mine + 1]; i++)
-        if (hosts->ranks[i] != w->engine->comm.rank) receive(w, hosts->ranks[i], sum, r->count);
+        if (hosts->ranks[i] != w->engine->comm.rank) reduce_scatter_receive(w, hosts->ranks[i], sum, r->count);
     return PD_OK;
 }
 
@@ -149,7 +149,7 @@ static pd_status add_inside(struct walk *w, const struct round *r, struct pd_err
         for (uint32_t j = 0; j < pd_hosts_ranks(hosts, host); j++) {
             const uint32_t part = hosts->ranks[hosts->first[host] + j];
             if (j % ranks != hosts->slot)
-                send(w, hosts->ranks[hosts->first[hosts->mine] + j % ranks], part_of(w, part, r), r->count);
+                reduce_scatter_send(w, hosts->ranks[hosts->first[hosts->mine] + j % ranks], part_of(w, part, r), r->count);
             else if (d == 0)
                 PD_TRY(add_here(w, part, r->own, r, err));
             else if (!is_alone(w))
@@ -167,9 +167,9 @@ static void add_outside(struct walk *w, const struct round *r)
         const uint32_t host = pd_hosts_after(hosts, d);
         for (uint32_t j = hosts->slot; j < pd_hosts_ranks(hosts, host); j += ranks) {
             const uint32_t part = hosts->ranks[hosts->first[host] + j];
-            send(w, part, sum_of(w, r, d, j), r->count);
+            reduce_scatter_send(w, part, sum_of(w, r, d, j), r->count);
         }
-        receive(w, pd_hosts_column(hosts, pd_hosts_before(hosts, d), hosts->slot), r->own, r->count);
+        reduce_scatter_receive(w, pd_hosts_column(hosts, pd_hosts_before(hosts, d), hosts->slot), r->own, r->count);
     }
 }
 

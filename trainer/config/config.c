@@ -476,7 +476,7 @@ static bool rounded_gradients(const struct source *source)
     return type && strcmp(type, "bf16") == 0;
 }
 
-static pd_status build(const struct source *source, struct pd_config *config, struct pd_error *err)
+static pd_status config_build(const struct source *source, struct pd_config *config, struct pd_error *err)
 {
     for (uint32_t i = 0; i < pd_key_count; i++)
         if (pd_keys[i].initial) PD_TRY(pd_key_set(config, pd_keys[i].name, pd_keys[i].initial, err));
@@ -513,12 +513,12 @@ static pd_status translate(struct pd_yaml *yaml, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status parse(struct source *source, const char *yaml, struct pd_config *ret_config, struct pd_error *err)
+static pd_status config_parse(struct source *source, const char *yaml, struct pd_config *ret_config, struct pd_error *err)
 {
     struct pd_config config = {0};
     PD_TRY(yaml_read(source->name, yaml, &source->yaml, err));
     pd_status status = source->is_saved ? translate(&source->yaml, err) : PD_OK;
-    if (!status) status = build(source, &config, err);
+    if (!status) status = config_build(source, &config, err);
     yaml_deinit(&source->yaml);
     if (status)
         pd_config_deinit(&config);
@@ -531,7 +531,7 @@ pd_status pd_config_parse(const char *name, const char *yaml, const char *const 
                           struct pd_config *ret_config, struct pd_error *err)
 {
     struct source source = {.name = name, .overrides = overrides, .override_count = override_count};
-    return parse(&source, yaml, ret_config, err);
+    return config_parse(&source, yaml, ret_config, err);
 }
 
 pd_status pd_config_parse_saved(const char *yaml, const char *const *overrides, uint32_t override_count,
@@ -539,7 +539,7 @@ pd_status pd_config_parse_saved(const char *yaml, const char *const *overrides, 
 {
     struct source source = {
         .name = "saved configuration", .overrides = overrides, .override_count = override_count, .is_saved = true};
-    return parse(&source, yaml, ret_config, err);
+    return config_parse(&source, yaml, ret_config, err);
 }
 
 /* ---- the file ---- */
@@ -562,7 +562,7 @@ static pd_status wait_for_text(int descriptor, const char *path, struct pd_error
 }
 
 /* malloc'ed and terminated. */
-static pd_status read_all(int descriptor, const char *path, char **ret_text, struct pd_error *err)
+static pd_status config_read_all(int descriptor, const char *path, char **ret_text, struct pd_error *err)
 {
     size_t bytes = 0, capacity = 65536;
     char *text = malloc(capacity + 1);
@@ -602,7 +602,7 @@ static pd_status read_all(int descriptor, const char *path, char **ret_text, str
     return PD_OK;
 }
 
-static pd_status load(const char *path, struct source *source, struct pd_config *ret_config, struct pd_error *err)
+static pd_status config_load(const char *path, struct source *source, struct pd_config *ret_config, struct pd_error *err)
 {
     int descriptor = -1, number = 0;
     if (source->is_saved) /* a user may give a pipe; a run writes a file */
@@ -613,10 +613,10 @@ static pd_status load(const char *path, struct source *source, struct pd_config 
         PD_FAIL(err, PD_NOT_FOUND, "there is no configuration %s; name another, or let perdure init write one", path);
     if (number) PD_FAIL_ERRNO(err, number, "the configuration %s cannot be opened; see with ls -l who may read it", path);
     char *text = NULL;
-    pd_status status = read_all(descriptor, path, &text, err);
+    pd_status status = config_read_all(descriptor, path, &text, err);
     close(descriptor);
     PD_TRY(status);
-    status = parse(source, text, ret_config, err);
+    status = config_parse(source, text, ret_config, err);
     free(text);
     return status;
 }
@@ -626,13 +626,13 @@ pd_status pd_config_load(const char *path, const char *const *overrides, uint32_
 {
     struct source source = {.name = path, .overrides = overrides, .override_count = override_count};
     if (!path) return pd_config_parse("command line", "", overrides, override_count, ret_config, err);
-    return load(path, &source, ret_config, err);
+    return config_load(path, &source, ret_config, err);
 }
 
 pd_status pd_config_load_saved(const char *path, struct pd_config *ret_config, struct pd_error *err)
 {
     struct source source = {.name = path, .is_saved = true};
-    return load(path, &source, ret_config, err);
+    return config_load(path, &source, ret_config, err);
 }
 
 pd_status pd_config_find_data(struct pd_config *c, char **ret_notes, struct pd_error *err)

@@ -88,7 +88,7 @@ struct place {
     uint64_t index;
 };
 
-static struct place place_of(const char *path)
+static struct place set_place_of(const char *path)
 {
     struct place p = {.well_formed = true};
     const char *open = strchr(path, '[');
@@ -109,7 +109,7 @@ static struct place place_of(const char *path)
 
 const struct pd_key *pd_key_of_path(const char *path)
 {
-    return pd_key_find(place_of(path).name);
+    return pd_key_find(set_place_of(path).name);
 }
 
 const struct pd_key *pd_key_find(const char *name)
@@ -181,7 +181,7 @@ static pd_status check_range(const struct pd_key *key, double value, const char 
 }
 
 /* Digits; with a suffix type also a fraction, an exponent, or one of k, M and G. NAN: not a number. */
-static long double number_of(const char *text, enum pd_key_suffix suffix)
+static long double set_number_of(const char *text, enum pd_key_suffix suffix)
 {
     static const char letters[] = "kmg";
     char *end;
@@ -197,7 +197,7 @@ static pd_status set_whole(void *base, const struct pd_key *key, const char *tex
     static const char *const such[] = {
         [PD_SUFFIX_COUNT] = ", such as 500, 10k or 1e4", [PD_SUFFIX_SIZE] = ", such as 4096, 8k or 2G"};
     void *member = member_of(base, key->offset);
-    const long double value = number_of(text, key->suffix);
+    const long double value = set_number_of(text, key->suffix);
     if (!isnan(value)) PD_TRY(check_range(key, (double)value, text, err));
     if (isnan(value) || value != floorl(value))
         PD_FAIL(err, PD_INVALID, "expected a whole number%s, found \"%s\"", such[key->suffix] ? such[key->suffix] : "",
@@ -376,7 +376,7 @@ pd_status pd_key_set(struct pd_config *config, const char *path, const char *tex
         path = renamed->now;
     }
     PD_TRY(renamed_refuse(path, text, err));
-    struct place p = place_of(path);
+    struct place p = set_place_of(path);
     const struct pd_key *key = pd_key_find(p.name);
     const bool is_list = key && key->list;
     if (!key || !p.well_formed || (p.has_index && !is_list)) {

@@ -203,7 +203,7 @@ static pd_status end_early(const struct pd_byte_stream *s, struct pd_error *err)
 }
 
 /* Some bytes; none at the end. */
-static pd_status take(struct pd_byte_stream *s, void *data, size_t *bytes, struct pd_error *err)
+static pd_status byte_stream_take(struct pd_byte_stream *s, void *data, size_t *bytes, struct pd_error *err)
 {
     for (size_t made = 0;; made = 0) {
         if (s->stored_at == s->stored_end && s->taken < s->file_bytes) PD_TRY(refill(s, err));
@@ -240,7 +240,7 @@ pd_status pd_byte_stream_read(struct pd_byte_stream *s, void *data, size_t bytes
     s->head_at += got;
     while (got < bytes) {
         size_t more = bytes - got < UINT32_MAX ? bytes - got : UINT32_MAX; /* zlib counts in 32 bits */
-        PD_TRY(take(s, (char *)data + got, &more, err));
+        PD_TRY(byte_stream_take(s, (char *)data + got, &more, err));
         if (!more) break;
         got += more;
     }
@@ -264,7 +264,7 @@ static bool is_compressed(struct pd_input_kind kind)
     return kind.form == PD_INPUT_GZIP || kind.form == PD_INPUT_ZSTD;
 }
 
-static pd_status begin(struct pd_byte_stream *s, struct pd_error *err)
+static pd_status byte_stream_begin(struct pd_byte_stream *s, struct pd_error *err)
 {
     s->stored = malloc(s->file_bytes < STORED_BYTES ? s->file_bytes : STORED_BYTES);
     if (!s->stored) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory to read it", s->path);
@@ -291,7 +291,7 @@ pd_status pd_byte_stream_open(const char *path, struct pd_byte_stream **ret_stre
     s->path = strdup(path);
     pd_status status = s->path ? pd_data_file_open(path, true, &s->fd, &s->file_bytes, err)
                                : pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "%s: no memory to read it", path);
-    if (!status && s->file_bytes) status = begin(s, err);
+    if (!status && s->file_bytes) status = byte_stream_begin(s, err);
     if (status) {
         pd_byte_stream_close(s);
         return status;

@@ -316,8 +316,8 @@ static void fingerprint_members(struct pd_data *data)
 }
 
 /* Everything except tokens, so that wrong sizes are reported before hours of reading. */
-static pd_status lay_out(struct pd_data *data, const struct pd_data_options *options, bool *ret_weighted,
-                         struct pd_error *err)
+static pd_status data_lay_out(struct pd_data *data, const struct pd_data_options *options, bool *ret_weighted,
+                              struct pd_error *err)
 {
     if (options->train_count == 0) PD_FAIL(err, PD_INVALID, "data.train names no file");
     if (options->context == 0) PD_FAIL(err, PD_INVALID, "batch.context is 0; a sample needs at least one token");
@@ -345,7 +345,7 @@ static pd_status lay_out(struct pd_data *data, const struct pd_data_options *opt
 static pd_status data_build(struct pd_data *data, const struct pd_data_options *options, struct pd_error *err)
 {
     bool weighted = false;
-    PD_TRY(lay_out(data, options, &weighted, err));
+    PD_TRY(data_lay_out(data, options, &weighted, err));
     struct pd_scan_cache *cache = pd_scan_cache_open(options->scan_cache);
     struct pd_thread_pool *pool = scan_pool(data);
     pd_status status = PD_OK;
@@ -378,7 +378,7 @@ pd_status pd_data_check(const struct pd_data_options *options, struct pd_error *
     bool weighted = false;
     struct pd_data *data = data_new(options);
     if (!data) PD_FAIL(err, PD_NO_MEMORY, "no memory for the training data");
-    const pd_status status = lay_out(data, options, &weighted, err);
+    const pd_status status = data_lay_out(data, options, &weighted, err);
     pd_data_close(data);
     return status;
 }

@@ -451,7 +451,7 @@ pd_status pd_documents_next(struct pd_documents *d, const struct pd_document_pie
 
 /* ---- opening ---- */
 
-static pd_status look_at(struct pd_documents *d, const char *path, struct pd_error *err)
+static pd_status documents_look_at(struct pd_documents *d, const char *path, struct pd_error *err)
 {
     struct stat st;
     struct pd_byte_stream *stream;
@@ -464,13 +464,13 @@ static pd_status look_at(struct pd_documents *d, const char *path, struct pd_err
     return PD_OK;
 }
 
-static pd_status begin(struct pd_documents *d, const struct pd_documents_options *options, struct pd_error *err)
+static pd_status documents_begin(struct pd_documents *d, const struct pd_documents_options *options, struct pd_error *err)
 {
     for (uint32_t i = 0; i < options->input_count; i++)
         PD_TRY(pd_input_list_add(&d->list, options->inputs[i], false, err));
     if (!d->list.count) PD_FAIL(err, PD_INVALID, "no input file is named");
     for (uint32_t i = 0; i < d->list.count; i++)
-        PD_TRY(look_at(d, d->list.paths[i], err));
+        PD_TRY(documents_look_at(d, d->list.paths[i], err));
     PD_TRY(document_reader_new(&d->list, options->separator, &d->reader, err));
     fill_batch(d, &d->batches[0]);
     d->batches[0].full = true;
@@ -491,7 +491,7 @@ pd_status pd_documents_open(const struct pd_documents_options *options, struct p
     d->pool = options->pool;
     pthread_mutex_init(&d->lock, NULL);
     pthread_cond_init(&d->changed, NULL);
-    pd_status status = begin(d, options, err);
+    pd_status status = documents_begin(d, options, err);
     if (status) {
         pd_documents_close(d);
         return status;

@@ -104,7 +104,7 @@ static bool stands_for_several(const char *path)
     return stat(path, &st) == 0 ? S_ISDIR(st.st_mode) : strpbrk(path, "*?[") != NULL;
 }
 
-static double bytes_of(const char *path)
+static double input_list_bytes_of(const char *path)
 {
     struct stat st;
     return stat(path, &st) == 0 && st.st_size > 0 ? (double)st.st_size : 1;
@@ -123,10 +123,10 @@ static pd_status take_several(struct finding *f, const struct pd_data_source *en
     for (uint32_t i = 0; i < list->note_count; i++)
         fprintf(f->notes, "%s\n", list->notes[i]);
     for (uint32_t i = 0; i < list->count; i++)
-        bytes += bytes_of(list->paths[i]);
+        bytes += input_list_bytes_of(list->paths[i]);
     for (uint32_t i = 0; i < list->count; i++) {
         PD_TRY(check_file(f, list->paths[i], entry, err));
-        PD_TRY(sources_push(f, entry, list->paths[i], entry->weight * bytes_of(list->paths[i]) / bytes, err));
+        PD_TRY(sources_push(f, entry, list->paths[i], entry->weight * input_list_bytes_of(list->paths[i]) / bytes, err));
     }
     return PD_OK;
 }
@@ -251,7 +251,7 @@ static pd_status note_taken(struct taking *t, struct pd_error *err)
 
 /* *ret_why: why the file does not belong to the directory's; NULL: it does. Damage is an error: skipping such a file would train
  * on less in silence. */
-static pd_status judge(const char *path, bool takes_tokens, const char **ret_why, struct pd_error *err)
+static pd_status input_list_judge(const char *path, bool takes_tokens, const char **ret_why, struct pd_error *err)
 {
     struct stat st;
     struct pd_byte_stream *stream;
@@ -277,7 +277,7 @@ static pd_status take_path(struct taking *t, const char *path, struct pd_error *
     char *text = NULL;
     /* A companion of a token file. */
     if (pd_ends_with(path, PD_TOKEN_ORIGIN_END) || (t->takes_tokens && pd_ends_with(path, ".idx"))) return PD_OK;
-    PD_TRY(judge(path, t->takes_tokens, &why, err));
+    PD_TRY(input_list_judge(path, t->takes_tokens, &why, err));
     if (!why) return push(&t->list->paths, &t->list->count, strdup(path), err);
     if (asprintf(&text, "%s (%s)", path + t->directory, why) < 0) text = NULL;
     return push(&t->left_out, &t->left_count, text, err);

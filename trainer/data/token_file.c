@@ -71,7 +71,7 @@ static uint64_t nanoseconds(struct timespec t)
 }
 
 /* False: it cannot be recognised again. */
-static bool key_of(const struct pd_token_file *file, uint64_t key[14])
+static bool token_file_key_of(const struct pd_token_file *file, uint64_t key[14])
 {
     struct timespec now;
     struct stat st;
@@ -93,7 +93,7 @@ static bool key_of(const struct pd_token_file *file, uint64_t key[14])
     return true;
 }
 
-static const struct record *find(const struct pd_scan_cache *cache, const uint64_t key[14])
+static const struct record *token_file_find(const struct pd_scan_cache *cache, const uint64_t key[14])
 {
     for (uint32_t i = 0; i < cache->known_count; i++)
         if (!memcmp(cache->known[i].key, key, sizeof cache->known[i].key) &&
@@ -113,15 +113,15 @@ pd_status pd_scan_cache_scan(struct pd_scan_cache *cache, const struct pd_token_
 {
     struct record record = {0};
     uint64_t after[14];
-    bool is_settled = cache && cache->fd >= 0 && key_of(file, record.key);
-    const struct record *known = is_settled ? find(cache, record.key) : NULL;
+    bool is_settled = cache && cache->fd >= 0 && token_file_key_of(file, record.key);
+    const struct record *known = is_settled ? token_file_find(cache, record.key) : NULL;
     if (serves(known, vocab)) {
         record.scan = known->scan;
     } else {
         const pd_status st = pd_token_file_scan(file, vocab, pool, &record.scan, err);
         if (st && cache) cache->is_partial = true;
         PD_TRY(st);
-        is_settled = is_settled && key_of(file, after) && !memcmp(after, record.key, sizeof after);
+        is_settled = is_settled && token_file_key_of(file, after) && !memcmp(after, record.key, sizeof after);
     }
     *ret_scan = record.scan;
     record.check = check_of(&record);

@@ -13,7 +13,7 @@ static char *token_origin_path(const char *token_path)
     return asprintf(&path, "%s" PD_TOKEN_ORIGIN_END, token_path) < 0 ? NULL : path;
 }
 
-static pd_status parse(const char *path, struct pd_token_origin *origin, struct pd_error *err)
+static pd_status token_origin_parse(const char *path, struct pd_token_origin *origin, struct pd_error *err)
 {
     struct pd_tokenizer *tokenizer;
     struct pd_tokenizer_text text;
@@ -37,7 +37,7 @@ pd_status pd_token_origin_read(const char *token_path, struct pd_token_origin *o
     if (!path) PD_FAIL(err, PD_NO_MEMORY, "no memory for a name");
     pd_status status = PD_OK;
     if (access(path, F_OK) == 0)
-        status = parse(path, origin, err);
+        status = token_origin_parse(path, origin, err);
     else
         *origin = (struct pd_token_origin){0};
     free(path);

@@ -23,14 +23,14 @@ static bool is_due(const struct pd_engine *e)
     return every && step && step % every == 0;
 }
 
-static uint64_t draw(const struct pd_engine *e, uint64_t what)
+static uint64_t compare_draw(const struct pd_engine *e, uint64_t what)
 {
     return pd_random_key(pd_random_key(pd_random_key(e->options.config->run.seed, COMPARING), e->next_identity.step), what);
 }
 
 static uint32_t micro_batch_of(const struct pd_engine *e, uint32_t group)
 {
-    return pd_lanes_choose(&e->own->lanes, group, draw(e, group));
+    return pd_lanes_choose(&e->own->lanes, group, compare_draw(e, group));
 }
 
 /* Starts counting for the micro-batch in a slot. */
@@ -156,7 +156,7 @@ pd_status pd_compare_end(struct pd_engine *e, uint64_t first_sample, bool *ret_c
         c.shifts[0] = c.shifts[2] = 1;
     } else {
         c.passes = 2;
-        c.shifts[0] = 1 + (uint32_t)(draw(c.e, UINT32_MAX) % (d - 1));
+        c.shifts[0] = 1 + (uint32_t)(compare_draw(c.e, UINT32_MAX) % (d - 1));
         c.shifts[1] = c.shifts[0] % (d - 1) + 1;
     }
     c.own = calloc(2 * (size_t)e->grid.world * VOTES_MAX, sizeof *c.own);

@@ -263,7 +263,7 @@ static void note_communicators(struct pd_engine *e, struct pd_arena *arena)
     }
 }
 
-static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
+static pd_status engine_build(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
 {
     const struct pd_config *c = e->options.config;
     const struct pd_zero_options zero =
@@ -309,7 +309,7 @@ static pd_status build(struct pd_engine *e, struct pd_arena *arena, struct pd_er
     return PD_OK;
 }
 
-static pd_status lay_out(struct pd_engine *e, struct pd_error *err)
+static pd_status engine_lay_out(struct pd_engine *e, struct pd_error *err)
 {
     const struct pd_engine_options *o = &e->options;
     if (o->laid_out)
@@ -350,11 +350,11 @@ pd_status pd_engine_new(const struct pd_engine_options *options, struct pd_comm 
     e->own->comm = options->world > 1 ? comm : NULL;
     e->data = data;
     e->pool = pool;
-    pd_status st = lay_out(e, err);
+    pd_status st = engine_lay_out(e, err);
     e->options.laid_out = NULL;
     if (!st) st = describe_chunks(e, err);
     if (!st) st = check_order(e, err);
-    if (!st) st = build(e, arena, err);
+    if (!st) st = engine_build(e, arena, err);
     if (st) {
         pd_engine_free(e);
         return st;

@@ -41,7 +41,7 @@ static bool driver_open(void *library, struct driver *ret)
     return true;
 }
 
-static bool look_at(const struct driver *driver, int index, struct pd_gpu *ret_gpu)
+static bool gpus_look_at(const struct driver *driver, int index, struct pd_gpu *ret_gpu)
 {
     int device, major, minor;
     size_t bytes;
@@ -77,7 +77,7 @@ void pd_gpus_find(struct pd_gpus *ret)
         return;
     }
     for (int i = 0; i < count && ret->count < PD_GPUS_MAX; i++)
-        if (look_at(&driver, i, &ret->gpus[ret->count])) ret->count++;
+        if (gpus_look_at(&driver, i, &ret->gpus[ret->count])) ret->count++;
     if (!ret->count) snprintf(ret->why_none, sizeof ret->why_none, "%d GPUs, and the driver tells nothing of them", count);
 }
 

@@ -41,7 +41,7 @@ static pd_status add_rows(struct pd_engine *e, uint64_t *rows, struct pd_error *
 }
 
 /* A tensor of two dimensions has its rows; one of one dimension is rows of one element. */
-static pd_status add_box(struct pd_engine *e, const struct pd_zero_box *b, uint64_t *made, struct pd_error *err)
+static pd_status optimizer_add_box(struct pd_engine *e, const struct pd_zero_box *b, uint64_t *made, struct pd_error *err)
 {
     const uint64_t columns = b->box.count[1], rows = b->box.count[0], most = pd_optimizer_norm_rows(e);
     const float *gradient = pd_zero_held(e->zero)->gradient + b->gradient_offset;
@@ -58,7 +58,7 @@ static pd_status add_set(struct pd_engine *e, uint32_t set, uint64_t *made, stru
 {
     const struct pd_zero_held *held = pd_zero_held(e->zero);
     for (uint32_t i = held->first_box[set]; i < held->first_box[set + 1]; i++)
-        if (held->boxes[i].owned) PD_TRY(add_box(e, &held->boxes[i], made, err));
+        if (held->boxes[i].owned) PD_TRY(optimizer_add_box(e, &held->boxes[i], made, err));
     return PD_OK;
 }
 

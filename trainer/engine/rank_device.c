@@ -139,7 +139,7 @@ static pd_status ready(void *way, struct pd_error *err)
     return pd_rank_device_sync(((struct pd_rank_way *)way)->device, err);
 }
 
-static pd_status copy(void *way, void *dst, const void *src, uint64_t bytes, struct pd_error *err)
+static pd_status rank_device_copy(void *way, void *dst, const void *src, uint64_t bytes, struct pd_error *err)
 {
     const struct pd_rank_way *w = way;
     const struct pd_span to = {dst, bytes, false}, from = {(void *)(uintptr_t)src, bytes, false};
@@ -173,7 +173,7 @@ pd_status pd_rank_device_memory(struct pd_rank_device *d, enum pd_rank_stream wh
     PD_TRY(pd_rank_device_stream(d, which, &stream, err));
     *way = (struct pd_rank_way){d, stream, gathers ? PD_LANE_GATHERS : PD_LANE_EXCHANGES,
                                 gathers ? "gather of parameters" : "exchange"};
-    *ret_memory = (struct pd_comm_memory){ready, copy, lock, unlock, way};
+    *ret_memory = (struct pd_comm_memory){ready, rank_device_copy, lock, unlock, way};
     return PD_OK;
 }
 

@@ -24,7 +24,7 @@ struct spans {
     uint64_t block_bytes;
 };
 
-static enum pd_place place_of(const struct pd_engine *e, int part)
+static enum pd_place scratch_place_of(const struct pd_engine *e, int part)
 {
     const struct pd_config *c = e->options.config;
     const enum pd_place places[] = {c->offload.parameters, c->offload.gradients, c->offload.activations};
@@ -33,12 +33,12 @@ static enum pd_place place_of(const struct pd_engine *e, int part)
 
 static bool is_in_files(const struct pd_engine *e, int part)
 {
-    return place_of(e, part) == PD_PLACE_NVME;
+    return scratch_place_of(e, part) == PD_PLACE_NVME;
 }
 
 static bool is_wanted(const struct pd_engine *e, int part)
 {
-    return is_in_files(e, part) || (e->options.is_gpu && place_of(e, part) == PD_PLACE_CPU);
+    return is_in_files(e, part) || (e->options.is_gpu && scratch_place_of(e, part) == PD_PLACE_CPU);
 }
 
 static uint32_t count_spans(const struct pd_engine *e, int part)

@@ -4,7 +4,7 @@
 
 #include <stdlib.h>
 
-static pd_status take(struct pd_state *s, struct pd_arena *arena, struct pd_error *err)
+static pd_status state_device_take(struct pd_state *s, struct pd_arena *arena, struct pd_error *err)
 {
     if (!s->engine->options.is_gpu) return PD_OK;
     s->mirror = calloc(1, sizeof *s->mirror);
@@ -20,8 +20,8 @@ pd_status pd_state_update_on_device(struct pd_state *s, const struct pd_update_s
 }
 
 pd_status pd_state_update_boxes(struct pd_state *s, const struct pd_update_step *step,
-                                pd_status (*update)(struct pd_state *s, const struct pd_update_step *step,
-                                                    const struct pd_update_range *range, struct pd_error *err),
+                                pd_status (*state_device_update)(struct pd_state *s, const struct pd_update_step *step,
+                                                                 const struct pd_update_range *range, struct pd_error *err),
                                 struct pd_error *err)
 {
     struct pd_zero *zero = s->engine->zero;
@@ -31,14 +31,14 @@ pd_status pd_state_update_boxes(struct pd_state *s, const struct pd_update_step 
         struct pd_update_range range = pd_state_range(s, &pd_zero_held(zero)->boxes[i]);
         if (asks) PD_TRY(pd_zero_update_box(zero, i, &range.grad, &range.copy, err));
         if (!has_copy) range.copy = NULL; /* the master serves */
-        PD_TRY(update(s, step, &range, err));
+        PD_TRY(state_device_update(s, step, &range, err));
     }
     if (asks) PD_TRY(pd_zero_update_end(zero, err));
     return pd_zero_updated(zero, err);
 }
 
-static pd_status update(struct pd_state *s, const struct pd_update_step *step, const struct pd_before_update *before,
-                        struct pd_error *err)
+static pd_status state_device_update(struct pd_state *s, const struct pd_update_step *step,
+                                     const struct pd_before_update *before, struct pd_error *err)
 {
     if (s->mirror)
         PD_TRY(pd_state_mirror_before_update(s->mirror, err));
@@ -53,4 +53,5 @@ static void free_mirror(struct pd_state *s)
     free(s->mirror);
 }
 
-const struct pd_state_ops pd_state_on_device = {PD_STATE_MEMORY_SLOTS, .take = take, .update = update, .free = free_mirror};
+const struct pd_state_ops pd_state_on_device = {PD_STATE_MEMORY_SLOTS, .take = state_device_take,
+                                                .update = state_device_update, .free = free_mirror};

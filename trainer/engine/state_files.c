@@ -66,7 +66,7 @@ static float *passage_of(const struct pd_state *s, const struct pd_zero_box *b)
     return own(s)->passage + (b->gradient_offset - first_of_set(s, set)->gradient_offset);
 }
 
-static uint32_t element_bytes(const struct pd_state *s, enum pd_kind kind)
+static uint32_t state_files_element_bytes(const struct pd_state *s, enum pd_kind kind)
 {
     return pd_zero_element_bytes(pd_zero_held(s->engine->zero), kind);
 }
@@ -132,7 +132,7 @@ static void take_crossing(struct pd_state *s, struct pd_arena *arena)
     f->crossing_bytes = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, crossing);
 }
 
-static pd_status take(struct pd_state *s, struct pd_arena *arena, struct pd_error *err)
+static pd_status state_files_take(struct pd_state *s, struct pd_arena *arena, struct pd_error *err)
 {
     struct in_files *f = s->own = calloc(1, sizeof *f);
     struct pd_shard_box *boxes;
@@ -269,9 +269,10 @@ static struct sets first_sets(const struct pd_state *s)
 
 static struct sets next_sets(const struct pd_state *s, struct sets sets)
 {
-    const uint32_t all = pd_zero_held(s->engine->zero)->set_count, end = sets.end + 2 < all ? sets.end + 2 : all - 1;
+    const uint32_t all = pd_zero_held(s->engine->zero)->set_count,
+                   state_files_end = sets.end + 2 < all ? sets.end + 2 : all - 1;
     if (s->engine->options.is_gpu) return (struct sets){sets.end, sets.end < all ? sets.end + 1 : all};
-    return (struct sets){sets.end, sets.end + 1 < all ? end : all};
+    return (struct sets){sets.end, sets.end + 1 < all ? state_files_end : all};
 }
 
 static uint32_t unit_of(const struct pd_state *s, uint32_t box)
@@ -324,7 +325,7 @@ static void init_box(void *context, uint64_t index)
         pd_model_init_box(s->engine->options.model, b->tensor, &b->box, s->engine->options.config->run.seed,
                           passage(s, box));
     else
-        memset(passage(s, box), 0, elements_of(s, box) * element_bytes(s, b->kind));
+        memset(passage(s, box), 0, elements_of(s, box) * state_files_element_bytes(s, b->kind));
 }
 
 static pd_status init_files(struct pd_state *s, const struct pd_identity *identity, struct pd_error *err)
@@ -384,8 +385,9 @@ static pd_status load_files(struct pd_state *s, struct pd_vfs *vfs, struct pd_gr
     return pd_zero_updated(s->engine->zero, err);
 }
 
-static pd_status load(struct pd_state *s, struct pd_vfs *vfs, struct pd_group *group, struct pd_load_request *request,
-                      const struct pd_identity *identity, struct pd_load_report *ret_report, struct pd_error *err)
+static pd_status state_files_load(struct pd_state *s, struct pd_vfs *vfs, struct pd_group *group,
+                                  struct pd_load_request *request, const struct pd_identity *identity,
+                                  struct pd_load_report *ret_report, struct pd_error *err)
 {
     *ret_report = (struct pd_load_report){0};
     request->tensor_wanted = own(s)->wanted;
@@ -402,8 +404,8 @@ static pd_status load(struct pd_state *s, struct pd_vfs *vfs, struct pd_group *g
 /* ---- updating ---- */
 
 /* Where gradient and copy of a box are, from a given element on. */
-static pd_status find(struct pd_state *s, uint32_t box, uint64_t first, const float **ret_gradient, void **ret_copy,
-                      struct pd_error *err)
+static pd_status state_files_find(struct pd_state *s, uint32_t box, uint64_t first, const float **ret_gradient,
+                                  void **ret_copy, struct pd_error *err)
 {
     const uint32_t held = (uint32_t)(held_box(s, box) - pd_zero_held(s->engine->zero)->boxes);
     PD_TRY(pd_zero_update_box(s->engine->zero, held, ret_gradient, ret_copy, err));
@@ -416,7 +418,7 @@ static pd_status meet(void *context, uint32_t box, uint64_t first, uint64_t n, c
                       struct pd_error *err)
 {
     (void)n;
-    return find(context, box, first, ret_gradient, ret_copy, err);
+    return state_files_find(context, box, first, ret_gradient, ret_copy, err);
 }
 
 static pd_status meet_device(void *context, uint32_t box, uint64_t first, uint64_t n, const float **ret_gradient,
@@ -425,7 +427,7 @@ static pd_status meet_device(void *context, uint32_t box, uint64_t first, uint64
     struct pd_state *s = context;
     const float *gradient;
     void *copy;
-    PD_TRY(find(s, box, first, &gradient, &copy, err));
+    PD_TRY(state_files_find(s, box, first, &gradient, &copy, err));
     return pd_crossing_meet(own(s)->crossing, gradient, copy, n, ret_gradient, ret_copy, err);
 }
 
@@ -434,7 +436,7 @@ static pd_status expect_device(void *context, uint32_t box, uint64_t first, uint
     struct pd_state *s = context;
     const float *gradient;
     void *copy;
-    PD_TRY(find(s, box, first, &gradient, &copy, err));
+    PD_TRY(state_files_find(s, box, first, &gradient, &copy, err));
     return pd_crossing_expect(own(s)->crossing, gradient, copy, n, begins, err);
 }
 
@@ -444,7 +446,7 @@ static pd_status leave_device(void *context, struct pd_error *err)
     return pd_crossing_leave(own(s)->crossing, err);
 }
 
-static void end(struct pd_state *s)
+static void state_files_end(struct pd_state *s)
 {
     pd_optimizer_store_update_abandon(own(s)->store);
     if (own(s)->is_updating) pd_owner_release(&own(s)->ring_owner, "update");
@@ -452,8 +454,8 @@ static void end(struct pd_state *s)
 }
 
 /* The first reads set out while sums end and their norm is made. */
-static pd_status begin(struct pd_state *s, const struct pd_identity *next, const struct pd_before_update *before,
-                       struct pd_error *err)
+static pd_status state_files_begin(struct pd_state *s, const struct pd_identity *next, const struct pd_before_update *before,
+                                   struct pd_error *err)
 {
     const bool is_gpu = s->engine->options.is_gpu;
     const struct pd_optimizer_store_step step = {.identity = *next,
@@ -467,12 +469,12 @@ static pd_status begin(struct pd_state *s, const struct pd_identity *next, const
     pd_owner_acquire(&own(s)->ring_owner, "update");
     own(s)->is_updating = true;
     const pd_status st = pd_optimizer_store_update_begin(own(s)->store, &step, err);
-    if (st) end(s);
+    if (st) state_files_end(s);
     return st;
 }
 
-static pd_status update(struct pd_state *s, const struct pd_update_step *step, const struct pd_before_update *before,
-                        struct pd_error *err)
+static pd_status state_files_update(struct pd_state *s, const struct pd_update_step *step,
+                                    const struct pd_before_update *before, struct pd_error *err)
 {
     struct pd_crossing *crossing = own(s)->crossing;
     (void)before; /* since begin */
@@ -526,14 +528,14 @@ pd_status pd_state_files_copy(const struct pd_state *s, const char *path, const 
 }
 
 const struct pd_state_ops pd_state_in_files = {.is_in_files = true,
-                                               .take = take,
+                                               .take = state_files_take,
                                                .open = open_state,
                                                .close = close_files,
                                                .init = init,
-                                               .load = load,
-                                               .begin = begin,
-                                               .update = update,
-                                               .end = end,
+                                               .load = state_files_load,
+                                               .begin = state_files_begin,
+                                               .update = state_files_update,
+                                               .end = state_files_end,
                                                .box = box,
                                                .save_begin = save_begin,
                                                .save_wait = save_wait,

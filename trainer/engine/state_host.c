@@ -20,7 +20,7 @@ static struct on_host *own(const struct pd_state *s)
     return s->own;
 }
 
-static pd_status build(struct pd_state *s, struct pd_error *err)
+static pd_status state_host_build(struct pd_state *s, struct pd_error *err)
 {
     struct pd_rank_device *device = s->engine->options.device;
     struct pd_host_update_options options = {.dev = device->dev,
@@ -38,7 +38,7 @@ static pd_status build(struct pd_state *s, struct pd_error *err)
     return pd_host_update_new(&options, &own(s)->updates, err);
 }
 
-static pd_status take(struct pd_state *s, struct pd_arena *arena, struct pd_error *err)
+static pd_status state_host_take(struct pd_state *s, struct pd_arena *arena, struct pd_error *err)
 {
     PD_TRY(pd_state_own_new(s, sizeof(struct on_host), err));
     struct on_host *o = own(s);
@@ -46,7 +46,7 @@ static pd_status take(struct pd_state *s, struct pd_arena *arena, struct pd_erro
     o->ranges = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, o->count * sizeof *o->ranges);
     o->buffer_bytes = s->staging_bytes;
     o->buffers = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, o->buffer_bytes);
-    return pd_arena_is_dry(arena) ? PD_OK : build(s, err);
+    return pd_arena_is_dry(arena) ? PD_OK : state_host_build(s, err);
 }
 
 static pd_status update_sets(struct pd_state *s, const struct pd_update_step *step, struct pd_error *err)
@@ -64,8 +64,8 @@ static pd_status update_sets(struct pd_state *s, const struct pd_update_step *st
     return pd_zero_update_end(zero, err);
 }
 
-static pd_status update(struct pd_state *s, const struct pd_update_step *step, const struct pd_before_update *before,
-                        struct pd_error *err)
+static pd_status state_host_update(struct pd_state *s, const struct pd_update_step *step,
+                                   const struct pd_before_update *before, struct pd_error *err)
 {
     pd_state_wait_for_readers(before);
     if (pd_blocks_leave_device(&s->engine->options))
@@ -81,4 +81,5 @@ static void free_own(struct pd_state *s)
     free(s->own);
 }
 
-const struct pd_state_ops pd_state_on_host = {PD_STATE_MEMORY_SLOTS, .take = take, .update = update, .free = free_own};
+const struct pd_state_ops pd_state_on_host = {PD_STATE_MEMORY_SLOTS, .take = state_host_take, .update = state_host_update,
+                                              .free = free_own};

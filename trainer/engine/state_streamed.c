@@ -31,12 +31,12 @@ static struct streamed *own(const struct pd_state *s)
     return s->own;
 }
 
-static uint64_t element_bytes(const struct pd_state *s, int kind)
+static uint64_t state_streamed_element_bytes(const struct pd_state *s, int kind)
 {
     return pd_zero_element_bytes(pd_zero_held(s->engine->zero), (enum pd_kind)kind);
 }
 
-static pd_status build(struct pd_state *s, struct pd_error *err)
+static pd_status state_streamed_build(struct pd_state *s, struct pd_error *err)
 {
     struct pd_rank_device *device = s->engine->options.device;
     PD_TRY(pd_rank_device_stream(device, PD_STREAM_OPTIMIZER_IN, &own(s)->in, err));
@@ -49,7 +49,7 @@ static pd_status build(struct pd_state *s, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status take(struct pd_state *s, struct pd_arena *arena, struct pd_error *err)
+static pd_status state_streamed_take(struct pd_state *s, struct pd_arena *arena, struct pd_error *err)
 {
     PD_TRY(pd_state_own_new(s, sizeof(struct streamed), err));
     struct streamed *o = own(s);
@@ -58,19 +58,20 @@ static pd_status take(struct pd_state *s, struct pd_arena *arena, struct pd_erro
     o->elements = bytes / WINDOWS / pd_kinds_bytes(pd_zero_held(s->engine->zero)->moments) / 1024 * 1024;
     for (uint32_t i = 0; i < WINDOWS; i++)
         for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-            o->windows[i].state[kind] = pd_arena_take(arena, PD_MEMORY_BUFFERS, o->elements * element_bytes(s, kind));
-    return pd_arena_is_dry(arena) ? PD_OK : build(s, err);
+            o->windows[i].state[kind] =
+                pd_arena_take(arena, PD_MEMORY_BUFFERS, o->elements * state_streamed_element_bytes(s, kind));
+    return pd_arena_is_dry(arena) ? PD_OK : state_streamed_build(s, err);
 }
 
 /* A part of the state, all kinds of it, between the host and a window. */
-static pd_status copy(struct pd_state *s, bool is_in, const struct pd_update_range *host, const struct window *w,
-                      struct pd_error *err)
+static pd_status state_streamed_copy(struct pd_state *s, bool is_in, const struct pd_update_range *host,
+                                     const struct window *w, struct pd_error *err)
 {
     struct pd_rank_device *device = s->engine->options.device;
     struct pd_stream *stream = is_in ? own(s)->in : own(s)->out;
     const char *lane = is_in ? PD_LANE_OPTIMIZER_IN : PD_LANE_OPTIMIZER_OUT;
     for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
-        const uint64_t bytes = host->n * element_bytes(s, kind);
+        const uint64_t bytes = host->n * state_streamed_element_bytes(s, kind);
         const struct pd_span there = {host->state[kind], bytes, true}, here = {w->state[kind], bytes, false};
         PD_TRY(pd_device_spans_copy(device->spans, device->dev, stream, lane, "state", is_in ? here : there,
                                     is_in ? there : here, err));
@@ -88,13 +89,13 @@ static pd_status update_part(struct pd_state *s, const struct pd_update_step *st
     for (int kind = 0; kind < PD_KIND_COUNT; kind++)
         here.state[kind] = w->state[kind];
     PD_TRY(pd_dev_event_wait(dev, own(s)->in, w->is_out, err)); /* of an update before: passed */
-    PD_TRY(copy(s, true, host, w, err));
+    PD_TRY(state_streamed_copy(s, true, host, w, err));
     PD_TRY(pd_dev_event_record(dev, w->is_in, own(s)->in, err));
     PD_TRY(pd_dev_event_wait(dev, device->compute, w->is_in, err));
     PD_TRY(pd_state_update_on_device(s, step, &here, err));
     PD_TRY(pd_dev_event_record(dev, w->is_updated, device->compute, err));
     PD_TRY(pd_dev_event_wait(dev, own(s)->out, w->is_updated, err));
-    PD_TRY(copy(s, false, host, w, err));
+    PD_TRY(state_streamed_copy(s, false, host, w, err));
     return pd_dev_event_record(dev, w->is_out, own(s)->out, err);
 }
 
@@ -109,8 +110,8 @@ static pd_status update_box(struct pd_state *s, const struct pd_update_step *ste
     return PD_OK;
 }
 
-static pd_status update(struct pd_state *s, const struct pd_update_step *step, const struct pd_before_update *before,
-                        struct pd_error *err)
+static pd_status state_streamed_update(struct pd_state *s, const struct pd_update_step *step,
+                                       const struct pd_before_update *before, struct pd_error *err)
 {
     pd_state_wait_for_readers(before);
     PD_TRY(pd_state_update_boxes(s, step, update_box, err));
@@ -128,4 +129,5 @@ static void free_own(struct pd_state *s)
     free(s->own);
 }
 
-const struct pd_state_ops pd_state_streamed = {PD_STATE_MEMORY_SLOTS, .take = take, .update = update, .free = free_own};
+const struct pd_state_ops pd_state_streamed = {PD_STATE_MEMORY_SLOTS, .take = state_streamed_take,
+                                               .update = state_streamed_update, .free = free_own};

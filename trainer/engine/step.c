@@ -449,8 +449,8 @@ static pd_status check_finite(const struct step *s, struct pd_step_result *resul
 
 /* The norm needs all sums, the update needs the norm; a norm that is not finite skips the update. Damaged or out-of-range
  * sums are not used: see *ret_found. */
-static pd_status update(struct step *s, uint64_t updates, struct pd_step_result *result, struct pd_found *ret_found,
-                        struct pd_error *err)
+static pd_status step_update(struct step *s, uint64_t updates, struct pd_step_result *result, struct pd_found *ret_found,
+                             struct pd_error *err)
 {
     const uint64_t computed = pd_trace_begin();
     uint64_t since_ns = pd_clock_monotonic_ns(NULL);
@@ -490,7 +490,7 @@ static pd_status run_once(struct step *s, uint64_t updates, struct pd_step_resul
     result->tokens = s->tokens;
     if (pd_fault_asks("engine.loss.nan")) result->loss = NAN;
     PD_TRY(pd_optimizer_update_begin(e, err));
-    const pd_status updated = update(s, updates, result, ret_found, err);
+    const pd_status updated = step_update(s, updates, result, ret_found, err);
     uint64_t since_ns = pd_clock_monotonic_ns(NULL);
     pd_optimizer_update_end(e);
     PD_TRY(updated);

@@ -10,7 +10,7 @@
 #define DEVICE_OUT_NS UINT64_C(600000000000)
 #define TAKEN_OUT_NS UINT64_C(300000000000)
 
-static struct pd_launch_host *find(struct pd_launch_host *hosts, uint32_t count, const char *name)
+static struct pd_launch_host *account_find(struct pd_launch_host *hosts, uint32_t count, const char *name)
 {
     for (uint32_t i = 0; i < count; i++)
         if (!strcmp(hosts[i].name, name)) return &hosts[i];
@@ -26,7 +26,7 @@ void pd_launch_account_sign(struct pd_launch_account *a, uint32_t rank)
 bool pd_launch_account_knows(const struct pd_launch_account *a, const struct pd_launch_host_seen *seen, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
-        const struct pd_launch_host *h = seen[i].is_silent ? find(a->hosts, a->count, seen[i].name) : NULL;
+        const struct pd_launch_host *h = seen[i].is_silent ? account_find(a->hosts, a->count, seen[i].name) : NULL;
         if (seen[i].is_silent && (!h || (!h->has_sign && (h->ranks || h->answers)))) return false;
     }
     return true;
@@ -39,7 +39,7 @@ pd_status pd_launch_account_update(struct pd_launch_account *a, const struct pd_
     struct pd_launch_host *hosts = calloc((size_t)a->count + count + 1, sizeof *hosts);
     if (!hosts) PD_FAIL(err, PD_NO_MEMORY, "an account of hosts");
     for (uint32_t i = 0; i < count; i++) {
-        const struct pd_launch_host *known = find(a->hosts, a->count, seen[i].name);
+        const struct pd_launch_host *known = account_find(a->hosts, a->count, seen[i].name);
         struct pd_launch_host *h = &hosts[made++];
         if (known)
             *h = *known;
@@ -56,7 +56,7 @@ pd_status pd_launch_account_update(struct pd_launch_account *a, const struct pd_
         if (!h->answers && h->is_taken) h->out_until_ns = h->is_taken = 0;
     }
     for (uint32_t i = 0; i < a->count; i++) {
-        if (find(hosts, made, a->hosts[i].name)) continue;
+        if (account_find(hosts, made, a->hosts[i].name)) continue;
         hosts[made] = a->hosts[i];
         hosts[made].same_as[0] = '\0';
         hosts[made++].slots = 0;
@@ -132,7 +132,7 @@ uint32_t pd_launch_account_host_of(const struct pd_launch_account *a, uint32_t r
     return PD_LAUNCH_NO_HOST;
 }
 
-static void append(char *text, size_t bytes, const char *more)
+static void account_append(char *text, size_t bytes, const char *more)
 {
     const size_t used = strlen(text);
     snprintf(text + used, bytes - used, "%s%s", used ? ", " : "", more);
@@ -142,7 +142,7 @@ void pd_launch_account_away(const struct pd_launch_account *a, char *ret_names, 
 {
     ret_names[0] = '\0';
     for (uint32_t i = 0; i < a->count; i++)
-        if (a->hosts[i].slots && !a->hosts[i].was_usable) append(ret_names, bytes, a->hosts[i].name);
+        if (a->hosts[i].slots && !a->hosts[i].was_usable) account_append(ret_names, bytes, a->hosts[i].name);
 }
 
 bool pd_launch_account_has_other(const struct pd_launch_account *a, uint64_t now_ns)
@@ -163,7 +163,7 @@ uint32_t pd_launch_account_lost(struct pd_launch_account *a, char *ret_names, si
         lost++;
         h->failures++;
         snprintf(one, sizeof one, "%s (%s)", h->name, pd_counted(h->ranks, "rank").text);
-        append(ret_names, bytes, one);
+        account_append(ret_names, bytes, one);
     }
     return lost;
 }
@@ -177,7 +177,7 @@ uint32_t pd_launch_account_cut_off(const struct pd_launch_account *a, char *ret_
         const struct pd_launch_host *h = &a->hosts[i];
         if (!h->ranks || !h->cut_off_from[0]) continue;
         snprintf(one, sizeof one, "%s and %s cannot reach each other", h->name, h->cut_off_from);
-        append(ret_text, bytes, one);
+        account_append(ret_text, bytes, one);
         count++;
     }
     return count;
@@ -214,7 +214,7 @@ static uint64_t suspect_ns(uint32_t times)
 
 bool pd_launch_account_suspect(struct pd_launch_account *a, const char *name, uint64_t now_ns, uint32_t enough)
 {
-    struct pd_launch_host *h = find(a->hosts, a->count, name);
+    struct pd_launch_host *h = account_find(a->hosts, a->count, name);
     const uint32_t slots = pd_launch_account_slots(a, now_ns);
     if (!h || slots - places_of(a, h, now_ns) < enough) return false;
     h->out_until_ns = now_ns + suspect_ns(h->suspicions++);
@@ -280,7 +280,7 @@ void pd_launch_account_describe_out(const struct pd_launch_account *a, uint64_t 
             snprintf(one, sizeof one, "%s computed wrongly", h->name);
         else
             snprintf(one, sizeof one, "%s lost ranks %u times without progress", h->name, h->failures);
-        append(ret_text, bytes, one);
+        account_append(ret_text, bytes, one);
     }
 }
 

@@ -257,8 +257,8 @@ static pd_status await_hosts(struct launch_state *state, const struct pd_launch_
 }
 
 /* Sets up the next start, or returns the end of the launch. */
-static pd_status judge(struct launch_state *state, struct pd_launch_verdict *verdict, bool *ret_is_over,
-                       struct pd_error *err)
+static pd_status launcher_judge(struct launch_state *state, struct pd_launch_verdict *verdict, bool *ret_is_over,
+                                struct pd_error *err)
 {
     *ret_is_over = true;
     if (verdict->status == PD_OK) return PD_OK;
@@ -418,7 +418,7 @@ static pd_status launch_loop(struct launch_state *state, struct pd_error *err)
         pd_rank_table_deinit(&state->said);
         PD_TRY(pd_launch_job_run(&state->start, &state->requests, &state->said, &verdict, err));
         look_for_repeat(state, &verdict);
-        pd_status st = judge(state, &verdict, &is_over, err);
+        pd_status st = launcher_judge(state, &verdict, &is_over, err);
         is_over |= st != PD_OK;
         PD_ON_STORAGE(note_end(state, &verdict, is_over, st));
         if (is_over) return st;

@@ -229,7 +229,7 @@ static pd_status check_memory(struct pd_launch_chooser *c, const struct pd_laid_
 
 /* ---- words ---- */
 
-static void describe(const struct pd_laid_out *laid_out, struct pd_launch_layout *ret)
+static void layout_describe(const struct pd_laid_out *laid_out, struct pd_launch_layout *ret)
 {
     char recompute[48];
     const struct pd_layout *l = &laid_out->layout;
@@ -255,6 +255,6 @@ pd_status pd_launch_choose(struct pd_launch_chooser *c, uint32_t ranks, bool is_
     else
         PD_TRY(choose_given(c, ranks, is_restart, &laid_out, err));
     PD_TRY(check_memory(c, &laid_out, err));
-    describe(&laid_out, ret_layout);
+    layout_describe(&laid_out, ret_layout);
     return PD_OK;
 }

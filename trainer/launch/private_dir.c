@@ -63,7 +63,7 @@ static bool is_dead(const struct owner *owner)
     return owner->is_here && kill(owner->process, 0) != 0 && errno == ESRCH;
 }
 
-static int remove_one(const char *path, const struct stat *found, int kind, struct FTW *at)
+static int private_dir_remove_one(const char *path, const struct stat *found, int kind, struct FTW *at)
 {
     (void)found;
     (void)kind;
@@ -74,7 +74,7 @@ static int remove_one(const char *path, const struct stat *found, int kind, stru
 /* Removes also what mpirun left in it. Does not follow links. */
 static void tree_remove(const char *path)
 {
-    (void)nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
+    (void)nftw(path, private_dir_remove_one, 8, FTW_DEPTH | FTW_PHYS | FTW_MOUNT);
 }
 
 static void stale_remove(const char *parent)

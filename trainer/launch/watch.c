@@ -272,8 +272,8 @@ static uint32_t find_in_storage(const struct pd_launch_watch *w)
     return NO_RANK;
 }
 
-static void describe(const struct pd_launch_watch *w, uint32_t rank, double seconds, bool stopped, bool is_in_storage,
-                     struct pd_launch_hang *ret)
+static void watch_describe(const struct pd_launch_watch *w, uint32_t rank, double seconds, bool stopped, bool is_in_storage,
+                           struct pd_launch_hang *ret)
 {
     char place[320] = "", kernel[240] = "", process[48 + PD_MESSAGE_HOST_BYTES] = "";
     const struct rank *r = &w->ranks[rank];
@@ -358,7 +358,7 @@ static bool finds_stopped_at_start(struct pd_launch_watch *w, struct pd_launch_h
     const uint64_t waited_ns = w->now_ns - w->stopped_ns;
     if (waited_ns < w->floor_ns) return false;
     w->stopped_ns = 0;
-    describe(w, rank, (double)waited_ns * 1e-9, true, false, ret_hang);
+    watch_describe(w, rank, (double)waited_ns * 1e-9, true, false, ret_hang);
     return true;
 }
 
@@ -395,7 +395,7 @@ bool pd_launch_watch_look(struct pd_launch_watch *w, uint64_t now_ns, struct pd_
     const bool is_busy =
         r->heartbeat && !GET(r->heartbeat, exchanges) && used > BUSY_SHARE * (double)(now_ns - w->cpu_ns) * 1e-9;
     if (stopped == NO_RANK && storage == NO_RANK && is_busy && waited_ns < BUSY_FACTOR * limit) return false;
-    describe(w, rank, (double)(now_ns - w->done_ns) * 1e-9, stopped != NO_RANK, storage != NO_RANK, ret_hang);
+    watch_describe(w, rank, (double)(now_ns - w->done_ns) * 1e-9, stopped != NO_RANK, storage != NO_RANK, ret_hang);
     w->moved_ns = now_ns;
     w->is_cpu_known = false;
     return true;

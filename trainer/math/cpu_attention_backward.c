@@ -302,7 +302,8 @@ static bool whole_fits(const struct pd_attention *a, unsigned threads)
     return floats * sizeof(float) <= SUMS_BYTES && (uint64_t)a->sequences * a->kv_heads >= threads;
 }
 
-static void run(struct pd_math *math, const struct pd_attention *a, uint64_t items, void (*body)(void *, uint64_t))
+static void cpu_attention_backward_run(struct pd_math *math, const struct pd_attention *a, uint64_t items,
+                                       void (*body)(void *, uint64_t))
 {
     struct backward_job job = {pd_math_cpu_of(math), a, {0, items}};
     pd_parallel(math->pool, job.cpu->threads, body, &job);
@@ -310,12 +311,13 @@ static void run(struct pd_math *math, const struct pd_attention *a, uint64_t ite
 
 static void run_queries(struct pd_math *math, const struct pd_attention *a)
 {
-    run(math, a, a->sequences * (uint64_t)a->heads * span_of(0, 0, a->length).blocks, queries_body);
+    cpu_attention_backward_run(math, a, a->sequences * (uint64_t)a->heads * span_of(0, 0, a->length).blocks, queries_body);
 }
 
 static void run_keys(struct pd_math *math, const struct pd_attention *a)
 {
-    run(math, a, a->sequences * (uint64_t)a->kv_heads * span_of(0, 0, a->key_length).blocks, keys_body);
+    cpu_attention_backward_run(math, a, a->sequences * (uint64_t)a->kv_heads * span_of(0, 0, a->key_length).blocks,
+                               keys_body);
 }
 
 pd_status PD_CPU(attention_delta)(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
@@ -329,7 +331,7 @@ pd_status PD_CPU(attention_backward)(struct pd_math *math, const struct pd_atten
     const struct pd_attention resolved = pd_attention_resolve(a, false);
     PD_TRY(PD_CPU(attention_delta)(math, a, err));
     if (whole_fits(&resolved, pd_math_cpu_of(math)->threads)) {
-        run(math, &resolved, resolved.sequences * (uint64_t)resolved.kv_heads, whole_body);
+        cpu_attention_backward_run(math, &resolved, resolved.sequences * (uint64_t)resolved.kv_heads, whole_body);
     } else {
         run_queries(math, &resolved);
         run_keys(math, &resolved);

@@ -262,7 +262,8 @@ V16_INLINE void finish_rows(enum pd_dtype dtype, const struct pd_gemm_finish *f,
         V16_FOR(j, w, nc, finish_part(dtype, f, tile + i * tile_ld, i, j, w));
 }
 
-static void finish(const struct pd_gemm_finish *f, uint64_t mc, uint64_t nc, const float *tile, uint64_t tile_ld)
+static void cpu_gemm_kernel_finish(const struct pd_gemm_finish *f, uint64_t mc, uint64_t nc, const float *tile,
+                                   uint64_t tile_ld)
 {
     PD_FOR_DTYPE(f->c_dtype, finish_rows, f, mc, nc, tile, tile_ld);
 }
@@ -283,6 +284,6 @@ const struct pd_gemm_kernel PD_ISA_SYMBOL(pd_gemm_kernel) = {
     .pack_a = pack_a,
     .pack_b = pack_b,
     .multiply = multiply,
-    .finish = finish,
+    .finish = cpu_gemm_kernel_finish,
     .convert = convert,
 };

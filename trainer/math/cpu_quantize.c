@@ -31,7 +31,7 @@ V16_INLINE void load_row(enum pd_dtype dtype, const struct quantize_job *job, ui
 }
 
 /* x (SIDE): elements of a row of the tile, then zeros. */
-static void row_of(const struct quantize_job *job, const struct tile *t, uint64_t row, float x[SIDE])
+static void cpu_quantize_row_of(const struct quantize_job *job, const struct tile *t, uint64_t row, float x[SIDE])
 {
     memset(x, 0, SIDE * sizeof *x);
     PD_FOR_DTYPE(job->q.x.dtype, load_row, job, (t->row + row) * job->q.x.ld + t->column, t->columns, x);
@@ -44,7 +44,7 @@ static void largest_of(void *context, uint64_t index)
     float x[SIDE];
     uint32_t largest = 0, before;
     for (uint64_t row = 0; row < t.rows; row++) {
-        row_of(job, &t, row, x);
+        cpu_quantize_row_of(job, &t, row, x);
         for (uint32_t i = 0; i < SIDE; i++) {
             const uint32_t size = pd_fp8_bits(x[i]) & 0x7fffffffu;
             largest = size > largest ? size : largest;
@@ -70,7 +70,7 @@ static void quantize_tile(void *context, uint64_t index)
     uint8_t codes[SIDE][SIDE];
     float x[SIDE];
     for (uint64_t row = 0; row < t.rows; row++) {
-        row_of(job, &t, row, x);
+        cpu_quantize_row_of(job, &t, row, x);
         if (q->format == PD_FP8_E4M3)
             codes_of(PD_FP8_E4M3, job->inverse, x, codes[row]);
         else

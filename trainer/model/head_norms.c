@@ -55,7 +55,7 @@ static struct pd_norm norm_of(const struct pd_transformer *t, const struct pd_mi
                             .rstd = a->heads_rstd + kept};
 }
 
-static void *take(struct pd_arena *arena, uint64_t elements)
+static void *head_norms_take(struct pd_arena *arena, uint64_t elements)
 {
     return pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, elements * sizeof(float));
 }
@@ -66,10 +66,10 @@ void pd_head_norms_take(struct pd_transformer *t, struct pd_arena *arena)
     const uint64_t elements = 2ull * t->sp.pieces * head_size(t);
     const uint32_t peers = t->partition.tp - 1;
     if (!t->family->has_head_norms || !t->options.backward || !t->has_blocks) return;
-    h->parts = take(arena, t->tp.chunks * elements);
-    h->sums = t->tp.chunks == 1 ? h->parts : take(arena, elements);
+    h->parts = head_norms_take(arena, t->tp.chunks * elements);
+    h->sums = t->tp.chunks == 1 ? h->parts : head_norms_take(arena, elements);
     if (!peers) return;
-    h->arrived = take(arena, t->partition.tp * elements);
+    h->arrived = head_norms_take(arena, t->partition.tp * elements);
     pd_peer_transfer_init(&h->transfer, t->options.tp, peers, peers, arena);
 }
 

@@ -94,8 +94,8 @@ static pd_status exchange(const struct heads *h, char *blocks, const struct rows
 
 /* Copies columns of all heads from `column` bytes on, own rows ld apart, to or from a block with rows of `row` bytes, at
  * offset `at`. */
-static pd_status pack(const struct heads *h, char *block, uint64_t row, uint64_t at, char *columns, uint64_t ld,
-                      uint64_t bytes, bool to_block, struct pd_error *err)
+static pd_status heads_exchange_pack(const struct heads *h, char *block, uint64_t row, uint64_t at, char *columns,
+                                     uint64_t ld, uint64_t bytes, bool to_block, struct pd_error *err)
 {
     return to_block ? pd_copy_rows(h->t->math, h->t->rows, bytes, block + at, row, columns, ld, err)
                     : pd_copy_rows(h->t->math, h->t->rows, bytes, columns, ld, block + at, row, err);
@@ -107,7 +107,7 @@ static pd_status pack_turned(const struct heads *h, char *block, uint64_t row, c
 {
     const struct pd_transformer *t = h->t;
     const uint64_t size = t->model->config.head_size, element = t->element_bytes;
-    if (!pd_attention_rotates(t)) return pack(h, block, row, 0, columns, ld, bytes, to_block, err);
+    if (!pd_attention_rotates(t)) return heads_exchange_pack(h, block, row, 0, columns, ld, bytes, to_block, err);
     const struct pd_rope rope = {.rows = t->rows,
                                  .heads = (uint32_t)(bytes / element / size),
                                  .head_size = (uint32_t)size,
@@ -131,7 +131,7 @@ static pd_status pack_qkv(const struct heads *h, char *blocks, const struct rows
         char *q = block_of(h, blocks, m, 2, r, 0), *kv = block_of(h, blocks, m, 2, r, 1);
         PD_TRY(pack_turned(h, q, h->q, x->q + r * h->q, ld_q, h->q, to_blocks, err));
         PD_TRY(pack_turned(h, kv, 2 * h->k, x->k + r * h->k, ld_kv, h->k, to_blocks, err));
-        PD_TRY(pack(h, kv, 2 * h->k, h->k, x->v + r * h->k, ld_kv, h->k, to_blocks, err));
+        PD_TRY(heads_exchange_pack(h, kv, 2 * h->k, h->k, x->v + r * h->k, ld_kv, h->k, to_blocks, err));
     }
     return PD_OK;
 }
@@ -141,8 +141,8 @@ static pd_status pack_queries(const struct heads *h, char *blocks, const struct 
                               bool to_blocks, struct pd_error *err)
 {
     for (uint32_t r = 0; r < h->t->partition.sp; r++)
-        PD_TRY(pack(h, block_of(h, blocks, m, count, r, 0), h->q, 0, x + r * h->q,
-                    h->t->share.q_columns * h->t->element_bytes, h->q, to_blocks, err));
+        PD_TRY(heads_exchange_pack(h, block_of(h, blocks, m, count, r, 0), h->q, 0, x + r * h->q,
+                                   h->t->share.q_columns * h->t->element_bytes, h->q, to_blocks, err));
     return PD_OK;
 }
 
@@ -174,7 +174,7 @@ static void matrices(const struct heads *h, void *base, struct rows ret[2])
 }
 
 /* The first row of a piece among all. */
-static uint64_t row_of(const struct heads *h, uint32_t piece)
+static uint64_t heads_exchange_row_of(const struct heads *h, uint32_t piece)
 {
     const uint32_t total = h->t->sp.total;
     return h->rows * (2 * piece < total ? 2 * piece : 2 * (total - 1 - piece) + 1);
@@ -183,7 +183,7 @@ static uint64_t row_of(const struct heads *h, uint32_t piece)
 static struct pd_attention pair_of(const struct heads *h, uint32_t query, uint32_t key)
 {
     const struct pd_transformer *t = h->t;
-    const uint64_t q = row_of(h, query), k = row_of(h, key);
+    const uint64_t q = heads_exchange_row_of(h, query), k = heads_exchange_row_of(h, key);
     struct pd_attention c = h->common;
     struct rows x[2];
     matrices(h, h->a->qkv, x);
@@ -213,7 +213,7 @@ pd_status pd_heads_forward(struct pd_transformer *t, const struct pd_micro_batch
     for (uint32_t query = 0; query < t->sp.total; query++)
         for (uint32_t key = 0; key <= query; key++) {
             struct pd_attention c = pair_of(&h, query, key);
-            c.out = out.all + row_of(&h, query) * h.q;
+            c.out = out.all + heads_exchange_row_of(&h, query) * h.q;
             c.acc = t->sp.acc;
             c.max = t->sp.max;
             c.sum = t->sp.sum;
@@ -243,10 +243,10 @@ static pd_status backward(const struct heads *h, const struct rows from[2], cons
             for (uint32_t i = keys ? own : 0; i < (keys ? t->sp.total : own + 1); i++) {
                 const uint32_t query = keys ? i : own, key = keys ? own : i;
                 struct pd_attention c = pair_of(h, query, key);
-                c.dout = from[0].all + row_of(h, query) * h->q;
-                c.delta = (float *)(void *)(from[1].all + row_of(h, query) * from[1].row);
-                c.dq = to[0].all + row_of(h, query) * h->q;
-                c.dk = to[1].all + row_of(h, key) * 2 * h->k;
+                c.dout = from[0].all + heads_exchange_row_of(h, query) * h->q;
+                c.delta = (float *)(void *)(from[1].all + heads_exchange_row_of(h, query) * from[1].row);
+                c.dq = to[0].all + heads_exchange_row_of(h, query) * h->q;
+                c.dk = to[1].all + heads_exchange_row_of(h, key) * 2 * h->k;
                 c.dv = (char *)c.dk + h->k;
                 c.dq_acc = c.dk_acc = t->sp.acc;
                 c.dv_acc = t->sp.acc2;

@@ -415,7 +415,7 @@ static const char *torch_name(enum pd_dtype dtype)
     return names[dtype];
 }
 
-static pd_status finish(struct pd_json_writer *w, char **ret_text, struct pd_error *err)
+static pd_status hugging_face_finish(struct pd_json_writer *w, char **ret_text, struct pd_error *err)
 {
     const char *text;
     pd_status st = pd_json_writer_finish(w, &text, NULL, err);
@@ -464,11 +464,11 @@ pd_status pd_hugging_face_write(const struct pd_model_config *config, enum pd_dt
     pd_json_string(&w, "torch_dtype", torch_name(dtype));
     write_tokens(&w, tokens);
     pd_json_object_end(&w);
-    PD_TRY(finish(&w, &text, err));
+    PD_TRY(hugging_face_finish(&w, &text, err));
     pd_json_writer_init_object(&w, 2);
     write_tokens(&w, tokens);
     pd_json_object_end(&w);
-    const pd_status st = finish(&w, ret_generation, err);
+    const pd_status st = hugging_face_finish(&w, ret_generation, err);
     if (st)
         free(text);
     else

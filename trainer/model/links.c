@@ -97,7 +97,7 @@ static void name_of(const struct search *s, unsigned how, const char *pattern, b
 enum variant { FIRST, OTHER, AS_FUSED, VARIANTS };
 
 /* False: the dialect has no such name. */
-static bool place_of(const struct search *s, bool is_stacked, enum variant variant, struct place *ret)
+static bool links_place_of(const struct search *s, bool is_stacked, enum variant variant, struct place *ret)
 {
     /* If q's matrix has all three, K and V are in it. */
     const struct pd_source *sources = s->dialect->sources, *q = &sources[PD_ROLE_Q];
@@ -141,7 +141,7 @@ static pd_status find_prefix(const struct pd_model *model, const struct pd_diale
     const struct search s = search_of(model, d, 0, "");
     struct place place;
     *ret_is_there = false;
-    if (!place_of(&s, false, FIRST, &place)) return PD_OK;
+    if (!links_place_of(&s, false, FIRST, &place)) return PD_OK;
     const size_t length = strlen(place.name), of_base = strlen(d->base);
     for (uint32_t i = 0; i < catalog->tensor_count; i++) {
         const char *name = catalog->tensors[i].name, *wanted = catalog->prefix;
@@ -165,7 +165,7 @@ static pd_status find_prefix(const struct pd_model *model, const struct pd_diale
     return PD_OK;
 }
 
-static pd_status check_name(const char *name, struct pd_error *err)
+static pd_status links_check_name(const char *name, struct pd_error *err)
 {
     for (const char *const *known = pd_model_dialects; *known; known++)
         if (!name || strcmp(name, *known) == 0) return PD_OK;
@@ -175,7 +175,7 @@ static pd_status check_name(const char *name, struct pd_error *err)
 static pd_status find_dialect(const struct pd_model *model, const char *name, const struct pd_catalog *catalog,
                               const struct pd_dialect **ret, char *ret_prefix, struct pd_error *err)
 {
-    PD_TRY(check_name(name, err));
+    PD_TRY(links_check_name(name, err));
     for (const struct pd_dialect *const *d = pd_families[model->config.family]->dialects; *d; d++) {
         bool is_there = false;
         if (!name || strcmp((*d)->name, name) == 0) PD_TRY(find_prefix(model, *d, catalog, ret_prefix, &is_there, err));
@@ -203,7 +203,7 @@ struct missing {
 static void note_missing(struct missing *m, const struct search *s, enum pd_kind kind)
 {
     struct place place = {.name = "no name of its"};
-    (void)place_of(s, s->dialect->is_stacked, FIRST, &place);
+    (void)links_place_of(s, s->dialect->is_stacked, FIRST, &place);
     if (m->count++ >= 3) return;
     m->used += (size_t)snprintf(m->text + m->used, sizeof m->text - m->used, "%s%s%s (looked for %s)", m->used ? ", " : "",
                                 kind == PD_PARAM     ? ""
@@ -245,7 +245,8 @@ static pd_status link_one(const struct search *s, const struct pd_catalog *catal
     for (int way = 0; way < 2 * VARIANTS; way++) {
         struct place place;
         const bool is_stacked = way >= VARIANTS;
-        if ((is_stacked && !s->dialect->is_stacked) || !place_of(s, is_stacked, (enum variant)(way % VARIANTS), &place))
+        if ((is_stacked && !s->dialect->is_stacked) ||
+            !links_place_of(s, is_stacked, (enum variant)(way % VARIANTS), &place))
             continue;
         const int64_t at = pd_catalog_find(catalog, place.name, kind);
         if (at < 0) continue;
@@ -338,7 +339,7 @@ pd_status pd_model_foreign(const struct pd_model *model, const char *dialect, en
                            struct pd_catalog *catalog, struct pd_error *err)
 {
     const struct pd_dialect *const *known = pd_families[model->config.family]->dialects, *d;
-    PD_TRY(check_name(dialect, err));
+    PD_TRY(links_check_name(dialect, err));
     while (*known && strcmp((*known)->name, dialect) != 0)
         known++;
     d = *known;
@@ -347,7 +348,7 @@ pd_status pd_model_foreign(const struct pd_model *model, const char *dialect, en
         if (!d) break;
         const struct search s = search_of(model, d, i, d->base);
         /* Several tensors may be in one foreign tensor, which is added with the first. */
-        if (!place_of(&s, d->is_stacked, FIRST, &p))
+        if (!links_place_of(&s, d->is_stacked, FIRST, &p))
             PD_FAIL(err, PD_INVALID, "%s has no name for %s", dialect, s.tensor->name);
         for (int kind = PD_PARAM; kind < (with_moments ? PD_KIND_COUNT : 1) && p.view.offset == 0; kind++) {
             struct pd_foreign_tensor t = {

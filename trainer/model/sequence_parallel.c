@@ -57,7 +57,7 @@ static uint64_t rows_of(const struct pd_transformer *t, uint32_t piece)
     return t->options.sequences * (r.end - r.begin);
 }
 
-static pd_status start(const struct travel *v, uint32_t piece, struct pd_error *err)
+static pd_status sequence_parallel_start(const struct travel *v, uint32_t piece, struct pd_error *err)
 {
     struct pd_transformer *t = v->t;
     if (t->partition.sp == 1 || piece >= t->sp.total) return PD_OK;
@@ -85,7 +85,7 @@ static pd_status arrive(const struct travel *v, uint32_t piece, const void **ret
     struct pd_transformer *t = v->t;
     const uint32_t place = t->sp.place[piece];
     char *arrived = t->sp.arrived[piece % 2];
-    PD_TRY(start(v, piece + 1, err));
+    PD_TRY(sequence_parallel_start(v, piece + 1, err));
     if (t->partition.sp > 1) {
         PD_TRY(pd_peer_transfer_wait(&t->sp.transfer[piece % 2], err));
         pd_owner_acquire(&t->sp.transfer[piece % 2].owner, attention);
@@ -97,7 +97,7 @@ static pd_status arrive(const struct travel *v, uint32_t piece, const void **ret
     return PD_OK;
 }
 
-static void leave(struct pd_transformer *t, uint32_t piece)
+static void sequence_parallel_leave(struct pd_transformer *t, uint32_t piece)
 {
     if (t->partition.sp > 1) pd_owner_release(&t->sp.transfer[piece % 2].owner, attention);
 }
@@ -114,8 +114,8 @@ struct parts {
     uint64_t heads;
 };
 
-static struct parts parts_of(struct pd_transformer *t, const struct pd_micro_batch_input *input,
-                             struct pd_block_activations *a)
+static struct parts sequence_parallel_parts_of(struct pd_transformer *t, const struct pd_micro_batch_input *input,
+                                               struct pd_block_activations *a)
 {
     struct parts p = {t, input, a, pd_qkv_of(t, a->qkv, t->share.k_columns), pd_attention_of(t), 0};
     p.common.ld_qkv = p.x.ld_q;
@@ -182,7 +182,7 @@ static pd_status over_keys(const struct parts *p, void (*set)(const struct parts
 {
     struct pd_transformer *t = p->t;
     struct travel v = keys_travel(p);
-    PD_TRY(start(&v, 0, err));
+    PD_TRY(sequence_parallel_start(&v, 0, err));
     for (uint32_t key = 0; key < t->sp.total; key++) {
         const void *kv;
         PD_TRY(arrive(&v, key, &kv, err));
@@ -196,7 +196,7 @@ static pd_status over_keys(const struct parts *p, void (*set)(const struct parts
             c.last_part = key == query;
             PD_TRY(call(t->math, &c, err));
         }
-        leave(t, key);
+        sequence_parallel_leave(t, key);
     }
     return PD_OK;
 }
@@ -204,7 +204,7 @@ static pd_status over_keys(const struct parts *p, void (*set)(const struct parts
 pd_status pd_parts_forward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
                            struct pd_block_activations *a, struct pd_error *err)
 {
-    struct parts p = parts_of(t, input, a);
+    struct parts p = sequence_parallel_parts_of(t, input, a);
     if (t->sp.by_heads) return pd_heads_forward(t, input, a, err);
     return over_keys(&p, set_queries, pd_attention_forward, err);
 }
@@ -225,7 +225,7 @@ static pd_status over_queries(const struct parts *p, struct pd_error *err)
     struct pd_transformer *t = p->t;
     struct travel v = queries_travel(p);
     const uint64_t kv_element = p->common.kv_partial ? sizeof(float) : t->element_bytes;
-    PD_TRY(start(&v, 0, err));
+    PD_TRY(sequence_parallel_start(&v, 0, err));
     for (uint32_t query = 0; query < t->sp.total; query++) {
         const void *runs[RUNS];
         PD_TRY(arrive(&v, query, runs, err));
@@ -251,7 +251,7 @@ static pd_status over_queries(const struct parts *p, struct pd_error *err)
             c.last_part = query + 1 == t->sp.total;
             PD_TRY(pd_attention_backward_keys(t->math, &c, err));
         }
-        leave(t, query);
+        sequence_parallel_leave(t, query);
     }
     return PD_OK;
 }
@@ -260,7 +260,7 @@ static pd_status over_queries(const struct parts *p, struct pd_error *err)
 pd_status pd_parts_backward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
                             struct pd_block_activations *a, const struct pd_attention *gradient, struct pd_error *err)
 {
-    struct parts p = parts_of(t, input, a);
+    struct parts p = sequence_parallel_parts_of(t, input, a);
     p.common.dq = gradient->dq;
     p.common.dk = gradient->dk;
     p.common.dv = gradient->dv;

@@ -6,7 +6,7 @@
 #define LOGITS_BYTES_MAX_DEVICE (2ull << 30)
 #define LOGITS_SHARE_OF_COLUMNS 4 /* of these bytes, if only some columns are held, with sums for all rows */
 
-static void *take(struct pd_arena *arena, uint64_t elements, uint64_t element_bytes)
+static void *storage_take(struct pd_arena *arena, uint64_t elements, uint64_t element_bytes)
 {
     return pd_arena_take(arena, PD_MEMORY_ACTIVATIONS, elements * element_bytes);
 }
@@ -18,7 +18,7 @@ static void *take_host(struct pd_arena *arena, uint64_t elements, uint64_t eleme
 
 static float *take_norm_mean(struct pd_transformer *t, struct pd_arena *arena)
 {
-    return pd_norm_is_layer(t) ? take(arena, t->rows, sizeof(float)) : NULL;
+    return pd_norm_is_layer(t) ? storage_take(arena, t->rows, sizeof(float)) : NULL;
 }
 
 /* A cursor over any memory: an arena, a region, or none, to count bytes. */
@@ -30,7 +30,7 @@ struct room {
 
 static void *take_from(struct room *room, uint64_t elements, uint64_t element_bytes)
 {
-    if (room->arena) return take(room->arena, elements, element_bytes);
+    if (room->arena) return storage_take(room->arena, elements, element_bytes);
     char *data = room->base ? room->base + room->used : NULL;
     room->used += (elements * element_bytes + 63) / 64 * 64;
     return data;
@@ -151,8 +151,9 @@ static void take_streams(struct pd_transformer *t, struct pd_arena *arena)
         const struct pd_held *before = block >= 2 ? &t->held[block - 2] : NULL;
         bool again = !t->options.backward && before && before->chunk == held->chunk;
         for (uint32_t i = 0; held->chunk != PD_NOT_HELD && i < held->depth; i++)
-            t->stream[held->base + i] = again ? t->stream[before->base + i]
-                                              : take(arena, t->shared.kept_rows * t->model->config.hidden, t->element_bytes);
+            t->stream[held->base + i] =
+                again ? t->stream[before->base + i]
+                      : storage_take(arena, t->shared.kept_rows * t->model->config.hidden, t->element_bytes);
     }
 }
 
@@ -199,27 +200,28 @@ static void take_head(struct pd_transformer *t, struct pd_arena *arena)
     t->logits_rows = rows_of_logits(t);
     t->ld_logits = width_of_logits(t);
     t->head_mean = t->partition.tp > 1 ? t->shared.mean : take_norm_mean(t, arena);
-    t->head_rstd = t->partition.tp > 1 ? t->shared.rstd : take(arena, t->rows, sizeof(float));
-    t->head_norm = t->partition.tp > 1 ? t->shared.norm : take(arena, t->rows * t->model->config.hidden, t->element_bytes);
-    t->logits = take(arena, t->logits_rows * t->ld_logits, sizeof(float));
-    t->losses = take(arena, t->rows, sizeof(float));
+    t->head_rstd = t->partition.tp > 1 ? t->shared.rstd : storage_take(arena, t->rows, sizeof(float));
+    t->head_norm =
+        t->partition.tp > 1 ? t->shared.norm : storage_take(arena, t->rows * t->model->config.hidden, t->element_bytes);
+    t->logits = storage_take(arena, t->logits_rows * t->ld_logits, sizeof(float));
+    t->losses = storage_take(arena, t->rows, sizeof(float));
     if (t->options.logits_columns) {
         /* Values that wait for the other columns, if only some are held. */
         const uint64_t rows = t->tp.chunks * t->logits_rows;
-        t->head_chunk_max = take(arena, rows, sizeof(float));
-        t->head_chunk_sum = take(arena, rows, sizeof(float));
-        if (t->options.backward) t->head_terms = take(arena, rows * t->model->config.hidden, sizeof(float));
+        t->head_chunk_max = storage_take(arena, rows, sizeof(float));
+        t->head_chunk_sum = storage_take(arena, rows, sizeof(float));
+        if (t->options.backward) t->head_terms = storage_take(arena, rows * t->model->config.hidden, sizeof(float));
     }
     if (t->partition.tp == 1 && !t->options.logits_columns) return;
     const uint64_t all = t->logits_rows * t->partition.tp;
     const uint32_t peers = t->partition.tp - 1;
-    t->tp.max = take(arena, t->logits_rows, sizeof(float));
-    t->tp.sum = take(arena, t->logits_rows, sizeof(float));
-    t->tp.target = take(arena, t->logits_rows, sizeof(float));
+    t->tp.max = storage_take(arena, t->logits_rows, sizeof(float));
+    t->tp.sum = storage_take(arena, t->logits_rows, sizeof(float));
+    t->tp.target = storage_take(arena, t->logits_rows, sizeof(float));
     if (t->partition.tp == 1) return;
-    t->tp.all_max = take(arena, all, sizeof(float));
-    t->tp.all_sum = take(arena, all, sizeof(float));
-    t->tp.all_target = take(arena, all, sizeof(float));
+    t->tp.all_max = storage_take(arena, all, sizeof(float));
+    t->tp.all_sum = storage_take(arena, all, sizeof(float));
+    t->tp.all_target = storage_take(arena, all, sizeof(float));
     pd_peer_transfer_init(&t->tp.loss, t->options.tp, 2 * peers, 2 * peers, arena);
 }
 
@@ -235,16 +237,16 @@ static void take_backward(struct pd_transformer *t, struct pd_arena *arena)
 {
     const struct pd_share *s = &t->share;
     if (!t->options.backward) return;
-    t->dnorm = take(arena, t->rows * t->model->config.hidden, t->element_bytes);
-    t->vector = take(arena, largest_vector(t), sizeof(float));
+    t->dnorm = storage_take(arena, t->rows * t->model->config.hidden, t->element_bytes);
+    t->vector = storage_take(arena, largest_vector(t), sizeof(float));
     if (t->options.may_add && t->has_head && t->logits_rows < t->sp.largest)
-        t->matrix = take(arena, s->vocab_columns * t->model->config.hidden, sizeof(float));
+        t->matrix = storage_take(arena, s->vocab_columns * t->model->config.hidden, sizeof(float));
     if (!t->has_blocks) return;
-    t->dup = take(arena, t->rows * s->up_columns, t->element_bytes);
-    t->dhidden = take(arena, t->rows * s->ffn_columns, t->element_bytes);
-    t->dqkv = take(arena, t->rows * (s->q_columns + 2 * s->dk_columns), t->element_bytes);
-    t->dattention = take(arena, t->rows * s->q_columns, t->element_bytes);
-    t->delta = take(arena, t->rows * (s->heads.end - s->heads.begin), sizeof(float));
+    t->dup = storage_take(arena, t->rows * s->up_columns, t->element_bytes);
+    t->dhidden = storage_take(arena, t->rows * s->ffn_columns, t->element_bytes);
+    t->dqkv = storage_take(arena, t->rows * (s->q_columns + 2 * s->dk_columns), t->element_bytes);
+    t->dattention = storage_take(arena, t->rows * s->q_columns, t->element_bytes);
+    t->delta = storage_take(arena, t->rows * (s->heads.end - s->heads.begin), sizeof(float));
 }
 
 static struct pd_micro_batch_input input_of(void *(*take_array)(struct pd_arena *, uint64_t, uint64_t),
@@ -261,7 +263,7 @@ static struct pd_micro_batch_input input_of(void *(*take_array)(struct pd_arena 
 static pd_status take_rope(struct pd_transformer *t, struct pd_arena *arena, struct pd_error *err)
 {
     const uint64_t count = (uint64_t)t->options.length * t->model->config.head_size;
-    t->cos_sin = take(arena, count, sizeof(float));
+    t->cos_sin = storage_take(arena, count, sizeof(float));
     float *table = t->options.on_device ? take_host(arena, count, sizeof(float)) : t->cos_sin;
     if (pd_arena_is_dry(arena)) return PD_OK;
     pd_model_rope_table(&t->model->config, t->options.length, table);
@@ -285,11 +287,11 @@ static void take_embedding(struct pd_transformer *t, struct pd_arena *arena)
     for (uint32_t i = 0; i < t->input_count; i++) {
         struct pd_input_slot *s = &t->inputs[i];
         s->host_order = order_of(take_host, arena, t->rows);
-        if (t->options.on_device) s->device_order = order_of(take, arena, t->rows);
+        if (t->options.on_device) s->device_order = order_of(storage_take, arena, t->rows);
         s->first_row = take_host(arena, 4 * (ranks + 1ull), sizeof *s->first_row);
     }
-    t->tp.looked_up = take(arena, t->rows * t->model->config.hidden, t->element_bytes);
-    t->tp.embedded = take(arena, t->shared.kept_rows * t->model->config.hidden, t->element_bytes);
+    t->tp.looked_up = storage_take(arena, t->rows * t->model->config.hidden, t->element_bytes);
+    t->tp.embedded = storage_take(arena, t->shared.kept_rows * t->model->config.hidden, t->element_bytes);
     pd_peer_transfer_init(&t->tp.embedding, t->options.tp, ranks - 1, ranks - 1, arena);
 }
 
@@ -322,11 +324,11 @@ static void take_kv(struct pd_transformer *t, struct pd_arena *arena)
     struct pd_tensor_parallel *tp = &t->tp;
     if (!t->share.kv_is_shared || !t->options.backward || !t->has_blocks) return;
     find_sharers(t);
-    tp->dk_partial = take(arena, t->rows * t->share.k_columns, sizeof(float));
-    tp->dv_partial = take(arena, t->rows * t->share.k_columns, sizeof(float));
-    tp->kv_send = take(arena, tp->kv_owner == PD_NOT_HELD ? 0 : head, sizeof(float));
-    tp->kv_own = take(arena, tp->kv_sharer_count ? head : 0, sizeof(float));
-    tp->kv_arrived = take(arena, tp->kv_sharer_count * head, sizeof(float));
+    tp->dk_partial = storage_take(arena, t->rows * t->share.k_columns, sizeof(float));
+    tp->dv_partial = storage_take(arena, t->rows * t->share.k_columns, sizeof(float));
+    tp->kv_send = storage_take(arena, tp->kv_owner == PD_NOT_HELD ? 0 : head, sizeof(float));
+    tp->kv_own = storage_take(arena, tp->kv_sharer_count ? head : 0, sizeof(float));
+    tp->kv_arrived = storage_take(arena, tp->kv_sharer_count * head, sizeof(float));
     pd_peer_transfer_init(&tp->kv, t->options.tp, 1, tp->kv_sharer_count, arena);
 }
 
@@ -336,12 +338,12 @@ static void take_sums(struct pd_transformer *t, struct pd_arena *arena)
     const uint64_t hidden = t->model->config.hidden;
     const uint32_t ranks = t->partition.tp, peers = ranks - 1;
     if (tp->chunks > 1 || (ranks == 1 && t->sp.by_parts))
-        tp->chunk_parts = take(arena, tp->chunks * t->shared.window_rows * hidden, sizeof(float));
+        tp->chunk_parts = storage_take(arena, tp->chunks * t->shared.window_rows * hidden, sizeof(float));
     if (ranks == 1) return;
     const uint64_t slice = (t->shared.window_rows + ranks - 1) / ranks;
     for (int i = 0; i < (t->shared.window_rows < t->rows ? 2 : 1); i++) {
-        tp->subtree[i] = take(arena, t->shared.window_rows * hidden, sizeof(float));
-        tp->arrived[i] = take(arena, ranks * slice * hidden, sizeof(float));
+        tp->subtree[i] = storage_take(arena, t->shared.window_rows * hidden, sizeof(float));
+        tp->arrived[i] = storage_take(arena, ranks * slice * hidden, sizeof(float));
         pd_peer_transfer_init(&tp->sums[i], t->options.tp, peers, peers, arena);
         pd_peer_transfer_init(&tp->slices[i], t->options.tp, 2 * peers, 2 * peers, arena);
     }
@@ -374,14 +376,14 @@ static void take_fp8(struct pd_transformer *t, struct pd_arena *arena)
     const uint64_t hidden = t->model->config.hidden, in = pd_max_u64(hidden, pd_max_u64(s->q_columns, s->ffn_columns));
     const uint64_t out = pd_max_u64(hidden, pd_max_u64(s->q_columns + 2 * s->k_columns, s->up_columns));
     if (!f->is_on || !t->has_blocks) return;
-    f->x = take(arena, t->rows * in, 1);
+    f->x = storage_take(arena, t->rows * in, 1);
     if (f->kept)
         take_kept_codes(t, arena);
     else
-        f->w = take(arena, hidden * pd_max_u64(in, out), 1);
-    f->dy = take(arena, t->options.backward ? t->rows * out : 0, 1);
-    f->dy_across = take(arena, t->options.backward ? t->rows * out : 0, 1);
-    f->scales = take(arena, f->scales_capacity * PD_FP8_SCALE_FLOATS, sizeof(float));
+        f->w = storage_take(arena, hidden * pd_max_u64(in, out), 1);
+    f->dy = storage_take(arena, t->options.backward ? t->rows * out : 0, 1);
+    f->dy_across = storage_take(arena, t->options.backward ? t->rows * out : 0, 1);
+    f->scales = storage_take(arena, f->scales_capacity * PD_FP8_SCALE_FLOATS, sizeof(float));
 }
 
 /* ---- sequence parallel ---- */
@@ -394,13 +396,13 @@ static void take_heads(struct pd_transformer *t, struct pd_arena *arena)
     const uint64_t ranks = t->partition.sp, heads = s->heads.end - s->heads.begin,
                    row = s->q_columns * t->element_bytes +
                          pd_max_u64(2 * s->k_columns * t->element_bytes, heads * sizeof(float));
-    sp->acc = take(arena, sp->largest * s->q_columns / ranks, sizeof(float));
-    sp->acc2 = take(arena, t->options.backward ? sp->largest * s->q_columns / ranks : 0, sizeof(float));
-    sp->max = take(arena, sp->largest * heads / ranks, sizeof(float));
-    sp->sum = take(arena, sp->largest * heads / ranks, sizeof(float));
+    sp->acc = storage_take(arena, sp->largest * s->q_columns / ranks, sizeof(float));
+    sp->acc2 = storage_take(arena, t->options.backward ? sp->largest * s->q_columns / ranks : 0, sizeof(float));
+    sp->max = storage_take(arena, sp->largest * heads / ranks, sizeof(float));
+    sp->sum = storage_take(arena, sp->largest * heads / ranks, sizeof(float));
     sp->packed = pd_arena_take(arena, PD_MEMORY_BUFFERS, t->rows * row);
     sp->passing = pd_arena_take(arena, PD_MEMORY_BUFFERS, t->rows * row);
-    if (t->options.separate_documents) sp->all_first = take(arena, ranks * t->rows, sizeof(int32_t));
+    if (t->options.separate_documents) sp->all_first = storage_take(arena, ranks * t->rows, sizeof(int32_t));
     pd_peer_transfer_init(&sp->transfer[0], t->options.sp, 2 * (t->partition.sp - 1), 2 * (t->partition.sp - 1), arena);
 }
 
@@ -415,10 +417,10 @@ static void take_pieces(struct pd_transformer *t, struct pd_arena *arena)
         take_heads(t, arena);
         return;
     }
-    sp->acc = take(arena, t->rows * s->q_columns, sizeof(float));
-    if (t->options.backward) sp->acc2 = take(arena, t->rows * s->q_columns, sizeof(float));
-    sp->max = take(arena, t->rows * heads, sizeof(float));
-    sp->sum = take(arena, t->rows * heads, sizeof(float));
+    sp->acc = storage_take(arena, t->rows * s->q_columns, sizeof(float));
+    if (t->options.backward) sp->acc2 = storage_take(arena, t->rows * s->q_columns, sizeof(float));
+    sp->max = storage_take(arena, t->rows * heads, sizeof(float));
+    sp->sum = storage_take(arena, t->rows * heads, sizeof(float));
     if (t->partition.sp == 1) return;
     uint64_t keys = sp->largest * 2 * s->k_columns * t->element_bytes;
     uint64_t queries = 2 * pd_round_up(sp->largest * s->q_columns * t->element_bytes, 64) +
@@ -444,7 +446,7 @@ pd_status pd_transformer_take(struct pd_transformer *t, struct pd_arena *arena, 
 {
     for (uint32_t i = 0; i < t->input_count; i++) {
         t->inputs[i].host = input_of(take_host, arena, t->rows);
-        t->inputs[i].device = t->options.on_device ? input_of(take, arena, t->rows) : t->inputs[i].host;
+        t->inputs[i].device = t->options.on_device ? input_of(storage_take, arena, t->rows) : t->inputs[i].host;
     }
     PD_TRY(t->family->positions == PD_POSITIONS_ROPE ? take_rope(t, arena, err) : PD_OK);
     pd_rows_take(t, arena);

@@ -163,8 +163,8 @@ static pd_status chains(struct pd_transformer *t, const struct pd_chunk_sum *s, 
 }
 
 /* Computes out, rows [row, row + rows) of s, from t->tp.parts. */
-static pd_status finish(struct pd_transformer *t, const struct pd_chunk_sum *s, uint32_t part_count, uint64_t row,
-                        uint64_t rows, struct pd_error *err)
+static pd_status tensor_parallel_finish(struct pd_transformer *t, const struct pd_chunk_sum *s, uint32_t part_count,
+                                        uint64_t row, uint64_t rows, struct pd_error *err)
 {
     const uint64_t bytes = row * s->columns * t->element_bytes;
     struct pd_finish f = {.rows = rows,
@@ -200,7 +200,7 @@ static pd_status sum_alone(struct pd_transformer *t, const struct pd_chunk_sum *
     for (uint64_t row = 0; row < s->rows; row += t->shared.window_rows) {
         uint64_t rows = s->rows - row < t->shared.window_rows ? s->rows - row : t->shared.window_rows;
         PD_TRY(chains(t, s, row, rows, err));
-        PD_TRY(finish(t, s, t->tp.chunks, row, rows, err));
+        PD_TRY(tensor_parallel_finish(t, s, t->tp.chunks, row, rows, err));
     }
     return PD_OK;
 }
@@ -279,7 +279,7 @@ static pd_status finish_slice(struct pd_transformer *t, const struct pd_chunk_su
         t->tp.parts[r] = r == me ? t->tp.subtree[turn] + mine.begin * s->columns : t->tp.arrived[turn] + r * elements;
         if (!pd_tp_has_units(t, r, s->units)) t->tp.parts[r] = NULL;
     }
-    if (elements) PD_TRY(finish(t, s, ranks, out, mine.end - mine.begin, err));
+    if (elements) PD_TRY(tensor_parallel_finish(t, s, ranks, out, mine.end - mine.begin, err));
     return s->by_rows ? PD_OK : send_slices(t, s, row, rows, turn, err);
 }
 

@@ -79,7 +79,8 @@ void pd_pipeline_free(struct pd_pipeline *pipeline)
 
 static const char the_transfer[] = "the transfer between stages";
 
-static pd_status start(struct pd_pipeline *p, struct buffer *b, struct pd_comm *comm, bool is_send, struct pd_error *err)
+static pd_status pipeline_start(struct pd_pipeline *p, struct buffer *b, struct pd_comm *comm, bool is_send,
+                                struct pd_error *err)
 {
     PD_CHECK(comm && !b->comm);
     pd_owner_acquire(&b->owner, the_transfer);
@@ -92,7 +93,7 @@ static pd_status start(struct pd_pipeline *p, struct buffer *b, struct pd_comm *
     return st;
 }
 
-static pd_status finish(struct pd_pipeline *p, struct buffer *b, struct pd_error *err)
+static pd_status pipeline_finish(struct pd_pipeline *p, struct buffer *b, struct pd_error *err)
 {
     if (!b->comm) return PD_OK;
     struct pd_comm *comm = b->comm;
@@ -118,27 +119,27 @@ static pd_status take_free(struct pd_pipeline *p, struct ring *ring, struct buff
         b = &ring->buffers[ring->next];
         ring->next = (ring->next + 1) % ring->count;
     } while (b == ring->current || b == ring->expected);
-    PD_TRY(finish(p, b, err));
+    PD_TRY(pipeline_finish(p, b, err));
     *ret_buffer = b;
     return PD_OK;
 }
 
 /* Selects the buffer and starts receiving into it. Not in the first passes on a device: the driver loads a kernel's code at
  * its first launch, and may wait for the device to be idle. But the expected data may depend on this rank's own sends. */
-static pd_status expect(struct pd_pipeline *p, struct ring *ring, struct pd_comm *comm, struct pd_error *err)
+static pd_status pipeline_expect(struct pd_pipeline *p, struct ring *ring, struct pd_comm *comm, struct pd_error *err)
 {
     if (!ring->left) return PD_OK;
     ring->left--;
     PD_TRY(take_free(p, ring, &ring->expected, err));
-    return p->first_passes ? PD_OK : start(p, ring->expected, comm, false, err);
+    return p->first_passes ? PD_OK : pipeline_start(p, ring->expected, comm, false, err);
 }
 
-static pd_status receive(struct pd_pipeline *p, struct ring *ring, struct pd_comm *comm, struct pd_error *err)
+static pd_status pipeline_receive(struct pd_pipeline *p, struct ring *ring, struct pd_comm *comm, struct pd_error *err)
 {
-    if (!ring->expected) PD_TRY(expect(p, ring, comm, err));
+    if (!ring->expected) PD_TRY(pipeline_expect(p, ring, comm, err));
     PD_CHECK(ring->expected);
-    if (!ring->expected->comm) PD_TRY(start(p, ring->expected, comm, false, err));
-    PD_TRY(finish(p, ring->expected, err));
+    if (!ring->expected->comm) PD_TRY(pipeline_start(p, ring->expected, comm, false, err));
+    PD_TRY(pipeline_finish(p, ring->expected, err));
     ring->current = ring->expected;
     ring->expected = NULL;
     return PD_OK;
@@ -157,7 +158,7 @@ static pd_status send_current(struct pd_pipeline *p, struct ring *ring, struct p
     struct buffer *b = ring->current;
     PD_CHECK(b);
     ring->current = NULL;
-    return start(p, b, comm, true, err);
+    return pipeline_start(p, b, comm, true, err);
 }
 
 pd_status pd_pipeline_begin(struct pd_pipeline *p, uint64_t streams, uint64_t gradients, struct pd_error *err)
@@ -169,17 +170,17 @@ pd_status pd_pipeline_begin(struct pd_pipeline *p, uint64_t streams, uint64_t gr
     p->streams_in.left = streams;
     p->gradients.left = gradients;
     p->has_gradients = false;
-    PD_TRY(expect(p, &p->streams_in, p->grid->forward_in, err));
-    return expect(p, &p->gradients, p->grid->backward_in, err);
+    PD_TRY(pipeline_expect(p, &p->streams_in, p->grid->forward_in, err));
+    return pipeline_expect(p, &p->gradients, p->grid->backward_in, err);
 }
 
 pd_status pd_pipeline_take_stream(struct pd_pipeline *p, void *stream, struct pd_error *err)
 {
     struct ring *ring = &p->streams_in;
-    PD_TRY(receive(p, ring, p->grid->forward_in, err));
+    PD_TRY(pipeline_receive(p, ring, p->grid->forward_in, err));
     PD_TRY(pd_math_copy(p->math, stream, ring->current->data, p->bytes, err));
     ring->current = NULL;
-    return expect(p, ring, p->grid->forward_in, err);
+    return pipeline_expect(p, ring, p->grid->forward_in, err);
 }
 
 pd_status pd_pipeline_next_stream(struct pd_pipeline *p, void **ret_stream, struct pd_error *err)
@@ -195,9 +196,9 @@ pd_status pd_pipeline_send_stream(struct pd_pipeline *p, struct pd_error *err)
 pd_status pd_pipeline_take_gradient(struct pd_pipeline *p, void **ret_gradient, struct pd_error *err)
 {
     p->has_gradients = true;
-    PD_TRY(receive(p, &p->gradients, p->grid->backward_in, err));
+    PD_TRY(pipeline_receive(p, &p->gradients, p->grid->backward_in, err));
     *ret_gradient = p->gradients.current->data;
-    return expect(p, &p->gradients, p->grid->backward_in, err);
+    return pipeline_expect(p, &p->gradients, p->grid->backward_in, err);
 }
 
 pd_status pd_pipeline_next_gradient(struct pd_pipeline *p, void **ret_gradient, struct pd_error *err)
@@ -217,7 +218,7 @@ static pd_status finish_all(struct pd_pipeline *p, bool is_over, struct pd_error
     struct ring *rings[] = {&p->streams_in, &p->streams_out, &p->gradients};
     for (int r = 0; r < 3; r++)
         for (uint32_t i = 0; i < rings[r]->count; i++) {
-            const pd_status st = finish(p, &rings[r]->buffers[i], err);
+            const pd_status st = pipeline_finish(p, &rings[r]->buffers[i], err);
             if (st && !is_over) return st;
         }
     return PD_OK;

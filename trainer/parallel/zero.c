@@ -65,7 +65,7 @@ static void measure_parts(struct pd_zero *zero, uint32_t set, uint64_t *by_part)
 }
 
 /* How many parts have rows of the slab. */
-static uint64_t parts_of(const struct pd_zero *zero, const struct pd_zero_place *place, const struct pd_zero_slab *slab)
+static uint64_t zero_parts_of(const struct pd_zero *zero, const struct pd_zero_place *place, const struct pd_zero_slab *slab)
 {
     const struct pd_layout_cut *cut = &place->cut;
     const uint64_t begin = pd_max_u64(cut->row_begin, slab->row_begin), end = pd_min_u64(cut->row_end, slab->row_end);
@@ -88,7 +88,8 @@ static void measure_crossing(struct pd_zero *zero, uint32_t set)
         struct pd_zero_run runs[PD_LAYOUT_CHUNKS_MAX];
         for (uint32_t t = 0; t < tp; t++) {
             const struct pd_zero_place there = pd_zero_place_of(zero, s->tensors[e], t);
-            if (t != me) s->crossing += parts_of(zero, &there, &here.needed) + parts_of(zero, &here, &there.needed);
+            if (t != me)
+                s->crossing += zero_parts_of(zero, &there, &here.needed) + zero_parts_of(zero, &here, &there.needed);
         }
         if (!s->crosses || zero->model->tensors.tensors[s->tensors[e]].tp_dim) continue;
         const uint32_t count = pd_zero_runs(zero, s->tensors[e], &here.computed, &own, runs);
@@ -143,8 +144,8 @@ static pd_status describe_sets(struct pd_zero *zero, struct pd_error *err)
 /* ---- held state ---- */
 
 /* Rows [row, row_end) of a chunk of tensor t, held at `at` and summed at `gradient`. */
-static void add_box(struct pd_zero *zero, uint32_t t, const struct pd_zero_slab *held, uint64_t at, uint64_t gradient,
-                    uint32_t chunk, uint64_t row, uint64_t row_end, bool owned)
+static void zero_add_box(struct pd_zero *zero, uint32_t t, const struct pd_zero_slab *held, uint64_t at, uint64_t gradient,
+                         uint32_t chunk, uint64_t row, uint64_t row_end, bool owned)
 {
     const struct pd_tensor *tensor = &zero->model->tensors.tensors[t];
     struct pd_zero_box b = {.tensor = t, .number = chunk - held->chunk_begin, .owned = owned};
@@ -168,9 +169,9 @@ static void add_boxes(struct pd_zero *zero, uint32_t t, uint64_t at, uint64_t gr
     const bool owns = owned.row_begin < owned.row_end;
     const uint64_t begin = owns ? owned.row_begin : held.row_end, end = owns ? owned.row_end : held.row_end;
     for (uint32_t chunk = held.chunk_begin; chunk < held.chunk_end; chunk++) {
-        add_box(zero, t, &held, at, gradient, chunk, held.row_begin, begin, false);
-        add_box(zero, t, &held, at, gradient, chunk, begin, end, true);
-        add_box(zero, t, &held, at, gradient, chunk, end, held.row_end, false);
+        zero_add_box(zero, t, &held, at, gradient, chunk, held.row_begin, begin, false);
+        zero_add_box(zero, t, &held, at, gradient, chunk, begin, end, true);
+        zero_add_box(zero, t, &held, at, gradient, chunk, end, held.row_end, false);
     }
 }
 
@@ -311,7 +312,7 @@ static void take_gradients(struct pd_zero *zero, struct pd_arena *arena)
 
 /* ---- life ---- */
 
-static pd_status build(struct pd_zero *zero, struct pd_arena *arena, struct pd_error *err)
+static pd_status zero_build(struct pd_zero *zero, struct pd_arena *arena, struct pd_error *err)
 {
     const uint32_t tensors = zero->model->tensors.count;
     zero->sets = calloc(zero->has.set_count, sizeof *zero->sets);
@@ -351,7 +352,7 @@ static struct pd_quantum quantum_of(const struct pd_zero *zero, uint32_t coarser
     return pd_quantum_of(zero->options.tokens, terms * ends, coarser);
 }
 
-static void describe(struct pd_zero *zero)
+static void zero_describe(struct pd_zero *zero)
 {
     const struct pd_zero_options *o = &zero->options;
     const struct pd_layout *layout = &zero->grid->layout;
@@ -387,8 +388,8 @@ pd_status pd_zero_new(const struct pd_model *model, const struct pd_zero_options
     zero->options = *options;
     zero->grid = grid;
     zero->math = math;
-    describe(zero);
-    pd_status st = build(zero, arena, err);
+    zero_describe(zero);
+    pd_status st = zero_build(zero, arena, err);
     if (st) {
         pd_zero_free(zero);
         return st;

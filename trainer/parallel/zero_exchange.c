@@ -100,7 +100,7 @@ static struct pd_zero_exchange *newest(struct pd_zero *zero)
 }
 
 /* The first sums of a step go directly to the sums' memory, later ones are added. A rank alone makes terms there. */
-static pd_status start(struct pd_zero *zero, uint32_t set, bool is_last, struct pd_error *err)
+static pd_status zero_exchange_start(struct pd_zero *zero, uint32_t set, bool is_last, struct pd_error *err)
 {
     struct pd_zero_exchanges *both = &zero->exchanges;
     struct pd_zero_exchange *x = &both->flights[both->newest ^= 1];
@@ -237,7 +237,7 @@ pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t sl
     if (zero->grid->replicas || zero->sets[set].crosses || before->set == set) PD_TRY(end_exchange(zero, before, err));
     if (!zero->sets[set].filled) PD_TRY(pd_zero_clear_terms(zero, set, err));
     PD_TRY(pd_zero_cross(zero, set, PD_ZERO_TERMS, err));
-    PD_TRY(start(zero, set, is_last, err));
+    PD_TRY(zero_exchange_start(zero, set, is_last, err));
     PD_TRY(end_exchange(zero, before, err));
     return zero->parts > 1 ? PD_OK : end_exchange(zero, newest(zero), err);
 }

@@ -6,7 +6,7 @@
 #include "ckpt/base/checked.h"
 #include "trainer/parallel/zero_internal.h"
 
-static uint64_t element_bytes(const struct pd_zero *zero)
+static uint64_t zero_files_element_bytes(const struct pd_zero *zero)
 {
     return pd_dtype_bytes(zero->options.compute);
 }
@@ -75,13 +75,15 @@ static void place_copy(struct pd_zero *zero, struct pd_zero_box *b, uint32_t set
 
 void pd_zero_describe_files(struct pd_zero *zero)
 {
-    zero->has.copies_away = pd_zero_first_away(zero, zero->options.parameters_budget / element_bytes(zero), copies_of_set);
+    zero->has.copies_away =
+        pd_zero_first_away(zero, zero->options.parameters_budget / zero_files_element_bytes(zero), copies_of_set);
     for (uint32_t set = 0; set < zero->has.set_count; set++) {
         uint64_t landing = 0;
         for (uint32_t b = zero->has.first_box[set]; b < zero->has.first_box[set + 1]; b++) {
             place_copy(zero, &zero->has.boxes[b], set);
             zero->files.landing_place[b] = landing;
-            if (is_span(zero, b)) landing += pd_round_up(zero->has.boxes[b].elements * element_bytes(zero), PD_VFS_ALIGN);
+            if (is_span(zero, b))
+                landing += pd_round_up(zero->has.boxes[b].elements * zero_files_element_bytes(zero), PD_VFS_ALIGN);
         }
         if (landing > zero->files.landing_bytes) zero->files.landing_bytes = landing;
     }
@@ -93,7 +95,7 @@ void pd_zero_describe_files(struct pd_zero *zero)
 
 uint64_t pd_zero_parameter_span(const struct pd_zero *zero, uint32_t box)
 {
-    return is_span(zero, box) ? zero->has.boxes[box].elements * element_bytes(zero) : 0;
+    return is_span(zero, box) ? zero->has.boxes[box].elements * zero_files_element_bytes(zero) : 0;
 }
 
 uint64_t pd_zero_gradient_span(const struct pd_zero *zero, uint32_t set)
@@ -160,7 +162,7 @@ pd_status pd_zero_fetch(struct pd_zero *zero, uint32_t set, struct pd_error *err
 static void *copy_of(struct pd_zero *zero, uint32_t box)
 {
     if (is_span(zero, box)) return landing_of(zero, box);
-    return pd_zero_copies(zero) + zero->has.boxes[box].copy_offset * element_bytes(zero);
+    return pd_zero_copies(zero) + zero->has.boxes[box].copy_offset * zero_files_element_bytes(zero);
 }
 
 /* Keeps what was read for when the pass turns: a set needed again soon is not read again. */
@@ -172,7 +174,7 @@ pd_status pd_zero_pack(struct pd_zero *zero, uint32_t set, char **to, struct pd_
         zero->files.landing_set[set % 2] = set;
     }
     for (uint32_t b = zero->has.first_box[set]; b < zero->has.first_box[set + 1]; b++) {
-        const uint64_t bytes = zero->has.boxes[b].elements * element_bytes(zero);
+        const uint64_t bytes = zero->has.boxes[b].elements * zero_files_element_bytes(zero);
         PD_TRY(pd_math_copy(zero->math, *to, copy_of(zero, b), bytes, err));
         *to += bytes;
     }

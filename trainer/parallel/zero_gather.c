@@ -15,7 +15,7 @@ static bool is_current(const struct pd_zero *zero, uint32_t set)
 /* ---- parts ---- */
 
 /* Parts hold tensors contiguously, like terms. */
-static pd_status pack(struct pd_zero *zero, uint32_t set, char *parts, struct pd_error *err)
+static pd_status zero_gather_pack(struct pd_zero *zero, uint32_t set, char *parts, struct pd_error *err)
 {
     const struct pd_zero_set *s = &zero->sets[set];
     const uint32_t last = s->count - 1;
@@ -48,7 +48,7 @@ static pd_status unpack(void *context, const struct pd_zero_share *share, struct
 
 /* ---- one gather ---- */
 
-static pd_status start(struct pd_zero *zero, uint32_t set, struct pd_error *err)
+static pd_status zero_gather_start(struct pd_zero *zero, uint32_t set, struct pd_error *err)
 {
     PD_CHECK(zero->gathers.count < zero->gathers.most);
     struct pd_zero_gather *g = turn(zero, zero->gathers.count);
@@ -56,7 +56,7 @@ static pd_status start(struct pd_zero *zero, uint32_t set, struct pd_error *err)
     zero->gathers.count++;
     g->set = set;
     g->op = (struct pd_comm_op){.what = what};
-    PD_TRY(pack(zero, set, g->parts, err));
+    PD_TRY(zero_gather_pack(zero, set, g->parts, err));
     if (!zero->grid->gathers) return PD_OK;
     PD_TRY(pd_comm_start_all_gather(zero->grid->gathers, &g->op, g->parts,
                                     zero->sets[set].part * pd_dtype_bytes(zero->options.compute), err));
@@ -74,7 +74,7 @@ static pd_status wait(struct pd_zero_gather *g, struct pd_comm *comm, struct pd_
     return st;
 }
 
-static void leave(struct pd_zero *zero)
+static void zero_gather_leave(struct pd_zero *zero)
 {
     pd_owner_release(&oldest(zero)->owner, a_gather);
     zero->gathers.oldest = (zero->gathers.oldest + 1) % zero->gathers.most;
@@ -82,7 +82,7 @@ static void leave(struct pd_zero *zero)
 }
 
 /* Ends the oldest gather. With a single buffer this overwrites the previous set. */
-static pd_status end(struct pd_zero *zero, struct pd_error *err)
+static pd_status zero_gather_end(struct pd_zero *zero, struct pd_error *err)
 {
     const struct pd_zero_gather *g = oldest(zero);
     const uint32_t me = zero->grid->place.tp;
@@ -91,7 +91,7 @@ static pd_status end(struct pd_zero *zero, struct pd_error *err)
     if (!zero->in_place) PD_TRY(pd_zero_each_share(zero, g->set, PD_ZERO_PARAMETERS, me, me, unpack, zero, err));
     PD_TRY(pd_zero_cross(zero, g->set, PD_ZERO_PARAMETERS, err));
     zero->sets[g->set].gathered = zero->gathers.version;
-    leave(zero);
+    zero_gather_leave(zero);
     return PD_OK;
 }
 
@@ -99,7 +99,7 @@ void pd_zero_forget_gathers(struct pd_zero *zero)
 {
     while (zero->gathers.count) {
         (void)!wait(oldest(zero), zero->grid->gathers, NULL);
-        leave(zero);
+        zero_gather_leave(zero);
     }
 }
 
@@ -131,7 +131,7 @@ pd_status pd_zero_prefetch(struct pd_zero *zero, uint32_t set, struct pd_error *
     PD_CHECK(set < zero->has.set_count && zero->sets[set].count);
     if (is_here(zero, set) || stays(zero, set) || is_on_its_way(zero, set)) return PD_OK;
     if (pd_zero_is_filed(zero, set)) return pd_zero_fetch(zero, set, err);
-    return zero->options.parameters_in_files && !pd_zero_is_end(zero, set) ? PD_OK : start(zero, set, err);
+    return zero->options.parameters_in_files && !pd_zero_is_end(zero, set) ? PD_OK : zero_gather_start(zero, set, err);
 }
 
 uint32_t pd_zero_prefetches(const struct pd_zero *zero)
@@ -152,9 +152,9 @@ static void *weights_of(struct pd_zero *zero, uint32_t set, uint32_t e)
 pd_status pd_zero_acquire(struct pd_zero *zero, uint32_t set, void *const **ret_weights, struct pd_error *err)
 {
     if (!is_here(zero, set) && !is_current(zero, set)) {
-        if (!zero->gathers.count) PD_TRY(start(zero, set, err));
+        if (!zero->gathers.count) PD_TRY(zero_gather_start(zero, set, err));
         PD_CHECK(oldest(zero)->set == set);
-        PD_TRY(end(zero, err));
+        PD_TRY(zero_gather_end(zero, err));
     }
     for (uint32_t e = 0; e < zero->sets[set].count; e++)
         zero->gathers.pointers[e] = weights_of(zero, set, e);

@@ -72,17 +72,17 @@ static pd_status make_runs(const struct pd_zero *zero, enum pd_term_source sourc
     return pd_terms(zero->math, &terms, err);
 }
 
-static pd_status flush(struct batch *b, struct pd_error *err)
+static pd_status zero_terms_flush(struct batch *b, struct pd_error *err)
 {
     const uint32_t count = b->count;
     b->count = 0;
     return make_runs(b->zero, b->source, b->runs, count, err);
 }
 
-static pd_status put(struct batch *b, const struct pd_term_run *run, struct pd_error *err)
+static pd_status zero_terms_put(struct batch *b, const struct pd_term_run *run, struct pd_error *err)
 {
     b->runs[b->count++] = *run;
-    return b->count == PD_TERM_RUNS_MAX ? flush(b, err) : PD_OK;
+    return b->count == PD_TERM_RUNS_MAX ? zero_terms_flush(b, err) : PD_OK;
 }
 
 static int64_t *check_of(const struct pd_zero_set *s, uint32_t part)
@@ -105,7 +105,7 @@ static pd_status put_share(void *context, const struct pd_zero_share *share, str
                                     .check = b->elsewhere ? NULL : check_of(to, share->part),
                                     .flags = &b->zero->marks[2 * s->tensors[share->e]]};
     if (b->elsewhere) b->elsewhere += share->elements;
-    return from < end ? put(b, &run, err) : PD_OK;
+    return from < end ? zero_terms_put(b, &run, err) : PD_OK;
 }
 
 /* ---- a set's terms ---- */
@@ -142,9 +142,9 @@ static pd_status begin_terms(struct pd_zero *zero, uint32_t set, struct pd_error
     choose_terms(zero, set);
     for (uint32_t part = 0; part < zero->parts; part++) {
         const struct pd_term_run clear = {.check = check_of(s, part), .check_begins = true};
-        PD_TRY(put(&b, &clear, err));
+        PD_TRY(zero_terms_put(&b, &clear, err));
     }
-    return flush(&b, err);
+    return zero_terms_flush(&b, err);
 }
 
 static const char the_terms[] = "the terms";
@@ -165,7 +165,7 @@ static pd_status make_terms(struct pd_zero *zero, uint32_t set, const float *gra
     b.elsewhere = s->terms->data + zero->parts * s->stride;
     for (uint32_t t = 0; !st && s->elsewhere && t < zero->grid->layout.tp; t++)
         if (t != me) st = pd_zero_each_share(zero, set, PD_ZERO_TERMS, me, t, put_share, &b, err);
-    if (!st) st = flush(&b, err);
+    if (!st) st = zero_terms_flush(&b, err);
     pd_owner_release(&s->terms->owner, the_terms);
     s->filled |= (1u << (s->count - has_tied)) - 1;
     if (has_tied) zero->sets[0].filled |= 1;

@@ -175,7 +175,7 @@ static pd_status list_candidates(struct planner *p, struct pd_error *err)
     return st;
 }
 
-static int compare(uint32_t a, uint32_t b)
+static int auto_layout_compare(uint32_t a, uint32_t b)
 {
     return (a > b) - (a < b);
 }
@@ -185,13 +185,14 @@ static int by_seconds(const void *a, const void *b)
     const struct pd_layout_choice *x = a, *y = b;
     const struct pd_layout *k = &x->laid_out.layout, *l = &y->laid_out.layout;
     if (x->step_seconds != y->step_seconds) return x->step_seconds < y->step_seconds ? -1 : 1;
-    if (k->zero_stage != l->zero_stage) return compare(l->zero_stage, k->zero_stage);
-    if (k->tp != l->tp) return compare(k->tp, l->tp);
-    if (k->pp != l->pp) return compare(k->pp, l->pp);
-    if (k->sp != l->sp) return compare(k->sp, l->sp);
-    if (x->laid_out.recompute != y->laid_out.recompute) return compare(x->laid_out.recompute, y->laid_out.recompute);
+    if (k->zero_stage != l->zero_stage) return auto_layout_compare(l->zero_stage, k->zero_stage);
+    if (k->tp != l->tp) return auto_layout_compare(k->tp, l->tp);
+    if (k->pp != l->pp) return auto_layout_compare(k->pp, l->pp);
+    if (k->sp != l->sp) return auto_layout_compare(k->sp, l->sp);
+    if (x->laid_out.recompute != y->laid_out.recompute)
+        return auto_layout_compare(x->laid_out.recompute, y->laid_out.recompute);
     if (x->laid_out.by_lane != y->laid_out.by_lane) return x->laid_out.by_lane ? 1 : -1;
-    return compare(x->laid_out.recompute_layers, y->laid_out.recompute_layers);
+    return auto_layout_compare(x->laid_out.recompute_layers, y->laid_out.recompute_layers);
 }
 
 /* State only, so that most unsuitable candidates are cheap to reject. */
@@ -212,7 +213,7 @@ static bool fits(const struct planner *p, const struct pd_layout_choice *c)
 }
 
 /* The first rank's bytes, and if those fit the worst rank's. */
-static pd_status measure(const struct planner *p, struct pd_layout_choice *choice, struct pd_error *err)
+static pd_status auto_layout_measure(const struct planner *p, struct pd_layout_choice *choice, struct pd_error *err)
 {
     struct pd_world_memory memory;
     struct pd_memory_plan first;
@@ -251,7 +252,7 @@ static pd_status fits_with(void *context, uint32_t layers, bool *ret_fits, struc
     const struct some_layers *s = context;
     struct pd_layout_choice some = *s->choice;
     some.laid_out.recompute_layers = layers;
-    PD_TRY(measure(s->planner, &some, err));
+    PD_TRY(auto_layout_measure(s->planner, &some, err));
     *ret_fits = fits(s->planner, &some);
     if (*ret_fits) *s->choice = some;
     return PD_OK;
@@ -268,9 +269,9 @@ static pd_status decide_layers(const struct planner *p, struct pd_layout_choice 
     uint32_t unused;
     none.laid_out.recompute = PD_RECOMPUTE_NONE;
     none.laid_out.recompute_layers = choice->laid_out.recompute_layers = PD_LAYERS_ALL;
-    PD_TRY(measure(p, choice, err));
+    PD_TRY(auto_layout_measure(p, choice, err));
     if (fits(p, choice)) {
-        PD_TRY(measure(p, &none, err));
+        PD_TRY(auto_layout_measure(p, &none, err));
         if (!fits(p, &none)) PD_TRY(pd_fit_fewest(fits_with, &context, blocks, &unused, err));
     }
     pd_step_cost(p->config, p->model, &choice->laid_out, p->machine, &cost);
@@ -291,7 +292,8 @@ static void sink(struct pd_layout_choice *list, uint32_t count)
 enum verdict { TOO_LARGE, FITS, DECIDED };
 
 /* DECIDED: how many blocks it recomputes, which made it slower than it stood for. */
-static pd_status look_at(struct planner *p, struct pd_layout_choice *c, enum verdict *ret_verdict, struct pd_error *err)
+static pd_status auto_layout_look_at(struct planner *p, struct pd_layout_choice *c, enum verdict *ret_verdict,
+                                     struct pd_error *err)
 {
     const double limit = p->machine->device_bytes, least = least_bytes(p->config, p->model, &c->laid_out.layout);
     *ret_verdict = TOO_LARGE;
@@ -303,20 +305,20 @@ static pd_status look_at(struct planner *p, struct pd_layout_choice *c, enum ver
         *ret_verdict = DECIDED;
         return decide_layers(p, c, err);
     }
-    if (!c->worst_bytes) PD_TRY(measure(p, c, err));
+    if (!c->worst_bytes) PD_TRY(auto_layout_measure(p, c, err));
     p->measured = fmin(p->measured, (double)c->worst_bytes);
     if (fits(p, c)) *ret_verdict = FITS;
     return PD_OK;
 }
 
 /* Goes down the list until enough fit. A decided candidate moves to its place by time, and is visited again. */
-static pd_status choose(struct planner *p, uint32_t capacity, struct pd_layout_choice *ret_choices, uint32_t *ret_count,
-                        struct pd_error *err)
+static pd_status auto_layout_choose(struct planner *p, uint32_t capacity, struct pd_layout_choice *ret_choices,
+                                    uint32_t *ret_count, struct pd_error *err)
 {
     uint32_t count = 0, i = 0;
     while (i < p->count && count < capacity) {
         enum verdict verdict;
-        PD_TRY(look_at(p, &p->list[i], &verdict, err));
+        PD_TRY(auto_layout_look_at(p, &p->list[i], &verdict, err));
         if (verdict == DECIDED) {
             sink(&p->list[i], p->count - i);
             continue;
@@ -334,7 +336,7 @@ static pd_status search(struct planner *p, uint32_t capacity, struct pd_layout_c
 {
     pd_status st = list_candidates(p, err);
     if (!st) qsort(p->list, p->count, sizeof *p->list, by_seconds);
-    if (!st) st = choose(p, capacity, ret_choices, ret_count, err);
+    if (!st) st = auto_layout_choose(p, capacity, ret_choices, ret_count, err);
     free(p->list);
     return st;
 }

@@ -41,13 +41,13 @@ struct survey {
     struct pd_world_memory *memory;
 };
 
-static void append(struct survey *s, uint64_t word)
+static void memory_plan_append(struct survey *s, uint64_t word)
 {
     pd_digest_stream_add(&s->text, &word, sizeof word);
 }
 
 /* Returns the digest of the appended text and clears it. */
-static uint64_t take_text(struct survey *s)
+static uint64_t memory_plan_take_text(struct survey *s)
 {
     const uint64_t digest = pd_digest_stream_value(&s->text);
     pd_digest_stream_init(&s->text, 0);
@@ -61,10 +61,10 @@ static void append_boxes(struct survey *s, const struct pd_partition *p, uint32_
     struct pd_box boxes[PD_LAYOUT_CHUNKS_MAX];
     const uint32_t count =
         (is_computed ? pd_partition_computed : pd_partition_needed)(s->model, p, t, boxes, PD_LAYOUT_CHUNKS_MAX);
-    append(s, count);
+    memory_plan_append(s, count);
     for (uint32_t b = 0; b < count; b++) {
-        append(s, boxes[b].count[0]);
-        append(s, s->model->tensors.tensors[t].ndim > 1 ? boxes[b].count[1] : 1);
+        memory_plan_append(s, boxes[b].count[0]);
+        memory_plan_append(s, s->model->tensors.tensors[t].ndim > 1 ? boxes[b].count[1] : 1);
     }
 }
 
@@ -84,24 +84,24 @@ static uint64_t describe_tp(struct survey *s, uint32_t tp_rank, uint64_t *by_par
     const struct pd_range owned = pd_partition_units(&p, m->kv_heads),
                           computed = pd_partition_kv_computed(m, pd_partition_units(&p, m->heads));
     for (uint32_t unit = 0; unit < s->model->unit_count; unit++)
-        append(s, pd_zero_part_elements(s->model, l, unit, p.tp_rank, by_part));
-    append(s, owned.end - owned.begin);
-    append(s, owned.begin - computed.begin);
-    return take_text(s);
+        memory_plan_append(s, pd_zero_part_elements(s->model, l, unit, p.tp_rank, by_part));
+    memory_plan_append(s, owned.end - owned.begin);
+    memory_plan_append(s, owned.begin - computed.begin);
+    return memory_plan_take_text(s);
 }
 
 /* A pipeline place without its number of kept micro-batches. */
 static uint64_t describe_shape(struct survey *s, uint32_t pp)
 {
     const struct pd_layout *l = &s->laid_out->layout;
-    append(s, pp == 0);
-    append(s, pp + 1 == l->pp);
+    memory_plan_append(s, pp == 0);
+    memory_plan_append(s, pp + 1 == l->pp);
     for (uint32_t c = 0; c < l->interleave; c++) {
         const struct pd_stage stage = pd_grid_stage(l, s->model, pp, c);
-        append(s, stage.block_count);
-        append(s, stage.has_embedding * 2u + stage.has_head);
+        memory_plan_append(s, stage.block_count);
+        memory_plan_append(s, stage.has_embedding * 2u + stage.has_head);
     }
-    return take_text(s);
+    return memory_plan_take_text(s);
 }
 
 /* Micro-batches that a place keeps for each of its chunks. */
@@ -118,8 +118,8 @@ static uint64_t describe_depth(struct survey *s, uint32_t pp)
                                                 .units = pd_is_breadth_first(s->config, l) ? s->model->unit_count : 0};
     pd_schedule_depth(&options, depth);
     for (uint32_t c = 0; c < interleave; c++)
-        append(s, depth[c]);
-    return take_text(s);
+        memory_plan_append(s, depth[c]);
+    return memory_plan_take_text(s);
 }
 
 /* ---- state of a share ---- */
@@ -138,8 +138,9 @@ static bool append_cuts(struct survey *s, const struct pd_layout_cut *cuts, uint
             if (bounds[b] > q && bounds[b] < end) end = bounds[b];
         if (q < cut->q_first || q > last) continue;
         owns_any = true;
-        append(s, i);
-        append(s, q < last ? cut->part_rows : cut->row_end - cut->row_begin - (cut->part_count - 1) * cut->part_rows);
+        memory_plan_append(s, i);
+        memory_plan_append(s, q < last ? cut->part_rows
+                                       : cut->row_end - cut->row_begin - (cut->part_count - 1) * cut->part_rows);
     }
     *ret_end = end;
     return owns_any;
@@ -159,8 +160,8 @@ static pd_status own_tensors(struct survey *s, uint32_t begin, uint32_t end, uin
     }
     for (uint32_t q = 0, same = 0; q < s->shares; q = same) {
         if (!append_cuts(s, cuts, count, q, &same)) continue;
-        append(s, kind);
-        const uint64_t part = take_text(s);
+        memory_plan_append(s, kind);
+        const uint64_t part = memory_plan_take_text(s);
         for (uint32_t k = q; k < same; k++)
             s->owned[k] += part;
     }
@@ -212,7 +213,7 @@ static int by_key(const void *a, const void *b)
 }
 
 /* NULL: not yet. */
-static const struct pd_memory_plan *find(const struct survey *s, const struct key *key)
+static const struct pd_memory_plan *memory_plan_find(const struct survey *s, const struct key *key)
 {
     struct known *const *found = tfind(key, &s->known, by_key);
     return found ? &(*found)->bytes : NULL;
@@ -227,12 +228,12 @@ static pd_status remember(struct survey *s, const struct key *key, struct pd_mem
     PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
 }
 
-static pd_status bytes_of(struct survey *s, uint32_t rank, struct key place, struct key state,
-                          struct pd_memory_plan *ret_bytes, struct pd_error *err)
+static pd_status memory_plan_bytes_of(struct survey *s, uint32_t rank, struct key place, struct key state,
+                                      struct pd_memory_plan *ret_bytes, struct pd_error *err)
 {
     struct key origin = place;
     origin.what = ORIGIN, origin.part = 0;
-    const struct pd_memory_plan *p = find(s, &place), *z = find(s, &state);
+    const struct pd_memory_plan *p = memory_plan_find(s, &place), *z = memory_plan_find(s, &state);
     if (p && z) {
         *ret_bytes = sum_of(*p, z, 1);
         return PD_OK;
@@ -248,7 +249,7 @@ static pd_status bytes_of(struct survey *s, uint32_t rank, struct key place, str
     PD_TRY(pd_engine_plan_of(&options, ret_bytes, err));
     if (p) return remember(s, &state, sum_of(*ret_bytes, p, UINT64_MAX), err);
     if (z) return remember(s, &place, sum_of(*ret_bytes, z, UINT64_MAX), err);
-    if (find(s, &origin)) return PD_OK; /* two unknowns and one sum: later ranks tell */
+    if (memory_plan_find(s, &origin)) return PD_OK; /* two unknowns and one sum: later ranks tell */
     PD_TRY(remember(s, &origin, (struct pd_memory_plan){0}, err));
     PD_TRY(remember(s, &place, *ret_bytes, err));
     return remember(s, &state, (struct pd_memory_plan){0}, err);
@@ -283,7 +284,7 @@ static pd_status survey_place(struct survey *s, uint32_t pp, uint32_t tp, struct
         struct pd_memory_plan bytes;
         state.what = q < l->zero_shard ? STATE : REPLICA;
         state.part = s->owned[q % l->zero_shard];
-        PD_TRY(bytes_of(s, rank, place, state, &bytes, err));
+        PD_TRY(memory_plan_bytes_of(s, rank, place, state, &bytes, err));
         PD_TRY(add_rank(s, rank, &bytes, err));
     }
     return PD_OK;

@@ -90,7 +90,7 @@ struct named {
 };
 
 /* Appends `rest`, which does not exist, to `real`; "." and ".." are resolved textually. */
-static void append(char real[4096], char *rest)
+static void directories_append(char real[4096], char *rest)
 {
     char *more;
     for (char *name = strtok_r(rest, "/", &more); name; name = strtok_r(NULL, "/", &more)) {
@@ -119,7 +119,7 @@ static void resolve(const char *path, char ret_real[4096])
         if (!real) continue;
         snprintf(ret_real, 4096, "%s", strcmp(real, "/") == 0 ? "" : real);
         free(real);
-        append(ret_real, whole + end);
+        directories_append(ret_real, whole + end);
         return;
     }
 }

@@ -220,7 +220,7 @@ void pd_event_begin(struct pd_json_writer *ret_writer, const char *event)
     pd_json_double(ret_writer, "time", (double)(pd_clock_wall_ns() / 1000000) / 1000);
 }
 
-static int append(const char *run_dir, const char *text, size_t bytes)
+static int events_append(const char *run_dir, const char *text, size_t bytes)
 {
     char path[4200];
     int file;
@@ -246,12 +246,12 @@ void pd_event_end(struct pd_json_writer *w, const char *run_dir)
 {
     const char *text;
     size_t bytes;
-    const int number = pd_json_writer_finish(w, &text, &bytes, NULL) ? ENOMEM : append(run_dir, text, bytes);
+    const int number = pd_json_writer_finish(w, &text, &bytes, NULL) ? ENOMEM : events_append(run_dir, text, bytes);
     if (number) say_once(run_dir, number);
     pd_json_writer_deinit(w);
 }
 
-static void add_tiers(struct pd_json_writer *w, const struct run *r)
+static void events_add_tiers(struct pd_json_writer *w, const struct run *r)
 {
     pd_json_array_begin(w, "tiers");
     for (uint32_t i = 0; i < pd_tiers_count(r->tiers); i++) {
@@ -303,7 +303,7 @@ pd_status pd_event_open(struct run *r, const struct pd_resume_report *report, do
     pd_json_u64(&w, "checkpoint_bytes", bytes);
     pd_json_double(&w, "gemm_flops_per_second", gemm_flops_per_second);
     pd_json_double(&w, "flops_per_token", pd_model_flops_per_token(r->model, r->config->batch.context));
-    add_tiers(&w, r);
+    events_add_tiers(&w, r);
     pd_event_end(&w, r->config->run.dir);
     return PD_OK;
 }
@@ -314,6 +314,6 @@ void pd_event_leave(struct run *r)
     if (r->comm->rank) return;
     pd_event_begin(&w, "leave");
     pd_json_u64(&w, "step", r->state.identity.step);
-    add_tiers(&w, r);
+    events_add_tiers(&w, r);
     pd_event_end(&w, r->config->run.dir);
 }

@@ -57,7 +57,7 @@ void pd_launch_layout_log_hosts(const struct pd_config *config, uint32_t ranks, 
 
 #define SAVED_NS UINT64_C(1000000000)
 
-static uint64_t number_of(const char *variable, uint64_t otherwise)
+static uint64_t launched_number_of(const char *variable, uint64_t otherwise)
 {
     uint64_t value;
     const char *text = getenv(variable);
@@ -70,7 +70,7 @@ const char *const pd_launched_rank_variables[PD_LAUNCHED_RANK_VARIABLES] = {"OMP
 static uint32_t rank_from_environment(void)
 {
     for (size_t i = 0; i < PD_LAUNCHED_RANK_VARIABLES; i++) {
-        uint64_t rank = number_of(pd_launched_rank_variables[i], UINT64_MAX);
+        uint64_t rank = launched_number_of(pd_launched_rank_variables[i], UINT64_MAX);
         if (rank < UINT32_MAX) return (uint32_t)rank;
     }
     return 0;
@@ -87,7 +87,7 @@ static pd_status report_begin(const struct pd_launched *launched, struct pd_erro
 {
     const bool is_local = launched->transport == PD_TRANSPORT_LOCAL;
     struct pd_begun begun = {.process = (int32_t)getpid(), .heartbeat = -1};
-    begun.mpi_job = (uint32_t)number_of("OMPI_MCA_ess_base_jobid", 0);
+    begun.mpi_job = (uint32_t)launched_number_of("OMPI_MCA_ess_base_jobid", 0);
     step_set(begun.step);
     (void)pd_heartbeat_open(is_local ? launched->ranks : 1, &begun.heartbeat); /* without it hangs cannot be detected */
     PD_TRY(pd_channel_open(launched->rank, is_local ? 1 : launched->ranks, &begun, err));
@@ -102,15 +102,15 @@ pd_status pd_launched_begin(struct pd_launched *ret_launched, struct pd_error *e
     const char *addresses = getenv(PD_CHANNEL_ENV_ADDRESSES), *transport = getenv(PD_LAUNCH_ENV_TRANSPORT);
     if (addresses && *addresses && transport) {
         launched.is_launched = true;
-        launched.ranks = (uint32_t)number_of(PD_LAUNCH_ENV_RANKS, 0);
-        launched.restart = (uint32_t)number_of(PD_LAUNCH_ENV_RESTART, 0);
+        launched.ranks = (uint32_t)launched_number_of(PD_LAUNCH_ENV_RANKS, 0);
+        launched.restart = (uint32_t)launched_number_of(PD_LAUNCH_ENV_RESTART, 0);
         launched.transport = strcmp(transport, "local") == 0 ? PD_TRANSPORT_LOCAL : PD_TRANSPORT_MPI;
         launched.rank = launched.transport == PD_TRANSPORT_LOCAL ? 0 : rank_from_environment();
         const char *layout = getenv(PD_LAUNCH_ENV_LAYOUT);
         snprintf(launched.layout, sizeof launched.layout, "%s", layout ? layout : "");
         /* A worker's parent is the launcher, or the starter of ranks, which dies with the launcher. */
         if (prctl(PR_SET_PDEATHSIG, SIGKILL)) PD_FAIL_ERRNO(err, errno, "asking to end with the launcher");
-        pid_t parent = getppid(), launcher = (pid_t)number_of(PD_LAUNCH_ENV_PARENT, 0);
+        pid_t parent = getppid(), launcher = (pid_t)launched_number_of(PD_LAUNCH_ENV_PARENT, 0);
         bool is_orphan = launched.transport == PD_TRANSPORT_LOCAL ? parent != launcher : parent == 1 && launcher != 1;
         if (is_orphan) PD_FAIL(err, PD_PEER_LOST, "the launcher ended while this worker was starting");
         if (launched.transport == PD_TRANSPORT_MPI) pd_signals_mind_parent();

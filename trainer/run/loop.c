@@ -55,14 +55,14 @@ static void log_failure(const struct run *r, const struct pd_saver_outcome *o)
 {
     const struct pd_save_failures *f = &r->failures;
     const uint64_t last_ns = pd_save_failures_deadline(f, give_up_seconds(r));
-    char newest[64] = "there is no checkpoint yet", last[64] = ", which is the last", leave[80] = "";
+    char newest[64] = "there is no checkpoint yet", last[64] = ", which is the last", loop_leave[80] = "";
     if (r->saved_step)
         snprintf(newest, sizeof newest, "the newest checkpoint is of step %llu", (unsigned long long)r->saved_step);
     if (f->retry_ns < last_ns) snprintf(last, sizeof last, ", the last one in %s", in_words(r->now_ns, last_ns).text);
-    if (f->over_ns) snprintf(leave, sizeof leave, "; TERM or Ctrl-C ends it within %g s", leave_seconds(r));
+    if (f->over_ns) snprintf(loop_leave, sizeof loop_leave, "; TERM or Ctrl-C ends it within %g s", leave_seconds(r));
     pd_log(PD_LOG_ERROR, MODULE, "%sstep %llu is not saved, %s; the next try is in %s%s%s: %s",
            f->over_ns ? "training is over, and " : "", (unsigned long long)o->step, newest,
-           in_words(r->now_ns, f->retry_ns).text, last, leave, o->error.message);
+           in_words(r->now_ns, f->retry_ns).text, last, loop_leave, o->error.message);
 }
 
 /* All tiers were removed: nothing can be saved or loaded, and waiting does not help. */
@@ -254,7 +254,7 @@ static pd_status save_and_leave(struct run *r, struct pd_error *err)
 }
 
 /* Every rank stopped at the same place; some may not have seen the signal. */
-static pd_status leave(struct run *r, struct pd_error *err)
+static pd_status loop_leave(struct run *r, struct pd_error *err)
 {
     enum pd_signal signal;
     uint64_t finished;
@@ -411,7 +411,7 @@ static pd_status doubt(struct run *r, struct pd_error *err)
     return finish_saves(r, err);
 }
 
-static pd_status run_step(struct run *r, struct pd_error *err)
+static pd_status loop_run_step(struct run *r, struct pd_error *err)
 {
     struct pd_metrics_step m = {.loss_scale = r->state.loss_scale, .validation_loss = NAN};
     enum pd_signal signal;
@@ -470,11 +470,11 @@ pd_status pd_run_steps(struct run *r, struct pd_error *err)
     const uint64_t first = r->state.identity.step, last = r->config->run.steps;
     bool frozen = false;
     const pd_status validated = validate_resumed(r, err);
-    if (validated == PD_STOPPED) return leave(r, err);
+    if (validated == PD_STOPPED) return loop_leave(r, err);
     PD_TRY(validated);
     while (goes_on(r)) {
-        pd_status st = r->state.identity.step < last ? run_step(r, err) : save_last_step(r, err);
-        if (st == PD_STOPPED) return leave(r, err);
+        pd_status st = r->state.identity.step < last ? loop_run_step(r, err) : save_last_step(r, err);
+        if (st == PD_STOPPED) return loop_leave(r, err);
         PD_TRY(st);
         if (r->rollbacks->goes_back) return PD_OK;
         if (!frozen && r->saved_step) {

@@ -52,7 +52,7 @@ static void json_close(void *sink)
     free(j);
 }
 
-static void add_tiers(struct pd_json_writer *w, const struct pd_metrics_line *line)
+static void metrics_json_add_tiers(struct pd_json_writer *w, const struct pd_metrics_line *line)
 {
     if (!line->tier_count || (line->tier_count < 2 && !line->tiers[0].has_replicas)) return;
     pd_json_array_begin(w, "tiers");
@@ -144,7 +144,7 @@ static void add_line(struct pd_json_writer *w, const struct pd_metrics_options *
         pd_json_u64(w, "save_failures", s->save_failures);
         pd_json_u64(w, "save_failures_since", s->save_failures_since);
     }
-    add_tiers(w, line);
+    metrics_json_add_tiers(w, line);
     if (s->save_seconds > 0) {
         pd_json_double(w, "save_seconds", s->save_seconds);
         pd_json_double(w, "stall_seconds", s->stall_seconds);

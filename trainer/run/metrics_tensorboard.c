@@ -37,7 +37,7 @@ struct bytes {
     size_t count;
 };
 
-static void put(struct bytes *b, const void *data, size_t count)
+static void metrics_tensorboard_put(struct bytes *b, const void *data, size_t count)
 {
     PD_CHECK(b->count + count <= sizeof b->data);
     memcpy(b->data + b->count, data, count);
@@ -48,7 +48,7 @@ static void put_varint(struct bytes *b, uint64_t value)
 {
     do {
         const uint8_t byte = (uint8_t)((value & 127) | (value > 127 ? 128 : 0));
-        put(b, &byte, 1);
+        metrics_tensorboard_put(b, &byte, 1);
     } while (value >>= 7);
 }
 
@@ -63,7 +63,7 @@ static void put_bytes(struct bytes *b, unsigned field, const void *data, size_t 
 {
     put_key(b, field, WIRE_BYTES);
     put_varint(b, count);
-    put(b, data, count);
+    metrics_tensorboard_put(b, data, count);
 }
 
 /* Castagnoli's polynomial, reflected. */
@@ -92,10 +92,10 @@ static pd_status write_record(struct tensorboard *t, const struct bytes *event, 
     struct bytes record = {.count = 0};
     const uint64_t length = event->count;
     const uint32_t of_length = masked_crc(t, &length, sizeof length), of_event = masked_crc(t, event->data, event->count);
-    put(&record, &length, sizeof length);
-    put(&record, &of_length, sizeof of_length);
-    put(&record, event->data, event->count);
-    put(&record, &of_event, sizeof of_event);
+    metrics_tensorboard_put(&record, &length, sizeof length);
+    metrics_tensorboard_put(&record, &of_length, sizeof of_length);
+    metrics_tensorboard_put(&record, event->data, event->count);
+    metrics_tensorboard_put(&record, &of_event, sizeof of_event);
     const ssize_t written = write(t->file, record.data, record.count);
     if (written == (ssize_t)record.count) return PD_OK;
     PD_FAIL_ERRNO(err, written < 0 ? errno : ENOSPC, "%s: appending", t->path);
@@ -107,7 +107,7 @@ static void begin_event(struct bytes *event, double time, uint64_t step)
 {
     event->count = 0;
     put_key(event, 1, WIRE_64);
-    put(event, &time, sizeof time);
+    metrics_tensorboard_put(event, &time, sizeof time);
     put_key(event, 2, WIRE_VARINT);
     put_varint(event, step);
 }
@@ -118,7 +118,7 @@ static void add_scalar(struct bytes *summary, const char *tag, double value)
     const float number = (float)value;
     put_bytes(&one, 1, tag, strlen(tag));
     put_key(&one, 2, WIRE_32);
-    put(&one, &number, sizeof number);
+    metrics_tensorboard_put(&one, &number, sizeof number);
     put_bytes(summary, 1, one.data, one.count);
 }
 
@@ -138,7 +138,8 @@ static bool tensorboard_is_wanted(const struct pd_config *config)
     return config->metrics.tensorboard;
 }
 
-static pd_status open_file(struct tensorboard *t, const struct pd_metrics_options *options, struct pd_error *err)
+static pd_status metrics_tensorboard_open_file(struct tensorboard *t, const struct pd_metrics_options *options,
+                                               struct pd_error *err)
 {
     char host[64] = "host";
     snprintf(t->path, sizeof t->path, "%.4000s/tensorboard", options->config->run.dir);
@@ -164,7 +165,7 @@ static pd_status tensorboard_open(const struct pd_metrics_options *options, void
     struct tensorboard *t = calloc(1, sizeof *t);
     if (!t) PD_FAIL(err, PD_NO_MEMORY, "metrics: no memory");
     make_crc_table(t->crc_table);
-    const pd_status st = open_file(t, options, err);
+    const pd_status st = metrics_tensorboard_open_file(t, options, err);
     if (st) {
         free(t);
         return st;

@@ -109,7 +109,7 @@ static void add_saves(const struct text *t, const struct pd_metrics_line *line)
         totals->stall_seconds);
 }
 
-static void add_tiers(const struct text *t, const struct prometheus *p, const struct pd_metrics_line *line)
+static void prometheus_add_tiers(const struct text *t, const struct prometheus *p, const struct pd_metrics_line *line)
 {
     const uint32_t count = line->tier_count < p->tier_count ? line->tier_count : p->tier_count;
     if (!count) return;
@@ -155,7 +155,7 @@ static pd_status prometheus_text(const struct prometheus *p, const struct pd_met
         labelled(&t, "perdure_stage_seconds_total", "stage", pd_step_stage_names[i], totals->stage_seconds[i]);
     add_memory(&t, p, &line->step);
     add_saves(&t, line);
-    add_tiers(&t, p, line);
+    prometheus_add_tiers(&t, p, line);
     if (fclose(t.f) == 0) {
         *ret_text = text;
         return PD_OK;

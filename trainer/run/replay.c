@@ -20,7 +20,7 @@ struct replaying {
 };
 
 /* The newest checkpoint of `step` or before. */
-static pd_status load(struct replaying *r, uint64_t step, struct pd_error *err)
+static pd_status replay_load(struct replaying *r, uint64_t step, struct pd_error *err)
 {
     struct pd_tiers_options options = *r->replay->tiers;
     const struct pd_resume_limit limit = {.step = step};
@@ -38,7 +38,7 @@ static pd_status load(struct replaying *r, uint64_t step, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status open_all(struct replaying *r, struct pd_error *err)
+static pd_status replay_open_all(struct replaying *r, struct pd_error *err)
 {
     const struct pd_replay *replay = r->replay;
     pd_group_init_single(&r->group);
@@ -46,7 +46,7 @@ static pd_status open_all(struct replaying *r, struct pd_error *err)
     PD_TRY(pd_rank_device_open(replay->config->run.device, 0, NULL, &r->device, err));
     PD_TRY(pd_whole_engine_open(replay->config, NULL, &r->device, replay->threads, &r->whole, err));
     PD_TRY(pd_vfs_new_auto(&r->vfs, err));
-    return load(r, replay->step - 1, err);
+    return replay_load(r, replay->step - 1, err);
 }
 
 static pd_status compute(struct replaying *r, struct pd_error *err)
@@ -59,7 +59,7 @@ static pd_status compute(struct replaying *r, struct pd_error *err)
         PD_TRY(pd_engine_step(e, r->state.samples, r->state.updates, &result, err));
         PD_TRY(pd_advance(replay->config, &result, false, &r->state, &r->rollbacks, err));
         PD_TRY(replay->stepped(replay->context, r->state.identity.step, &result, err));
-        if (r->rollbacks.goes_back) PD_TRY(load(r, r->rollbacks.target, err));
+        if (r->rollbacks.goes_back) PD_TRY(replay_load(r, r->rollbacks.target, err));
         pd_rollbacks_pass(&r->rollbacks, replay->config, false, &r->state);
     }
     return PD_OK;
@@ -92,7 +92,7 @@ pd_status pd_replay(const struct pd_replay *replay, struct pd_replayed *ret_repl
 {
     struct replaying r = {.replay = replay};
     struct pd_replayed replayed = {.from_step = 0};
-    pd_status st = open_all(&r, err);
+    pd_status st = replay_open_all(&r, err);
     replayed.from_step = r.state.identity.step;
     if (!st) st = compute(&r, err);
     if (!st) st = digest(&r, &replayed.state_digest, err);

@@ -21,8 +21,8 @@ const struct pd_resume_limit pd_resume_newest = {.step = UINT64_MAX};
 
 /* ---- configuration ---- */
 
-static void describe(const struct pd_resume_difference *d, uint32_t count, enum pd_resume_effect effect, char *text,
-                     size_t room)
+static void resume_describe(const struct pd_resume_difference *d, uint32_t count, enum pd_resume_effect effect, char *text,
+                            size_t room)
 {
     size_t used = 0;
     text[0] = '\0';
@@ -96,13 +96,13 @@ static pd_status compare_keys(const struct pd_engine *e, const struct pd_commit 
     const size_t room = sizeof change->text;
     uint32_t count = pd_config_compare(saved, e->options.config, differences, 32);
     if (count > 32) count = 32;
-    describe(differences, count, PD_RESUME_REFUSED, text, room);
+    resume_describe(differences, count, PD_RESUME_REFUSED, text, room);
     if (text[0])
         PD_FAIL(err, PD_INVALID, "this run cannot continue with another model: %s; restore it, or start another run.dir",
                 text);
     if (is_imported(commit)) return PD_OK;
     log_schedule(e, saved, commit->state.updates, differences, count);
-    describe(differences, count, PD_RESUME_NEW_LINEAGE, text, room);
+    resume_describe(differences, count, PD_RESUME_NEW_LINEAGE, text, room);
     change->any = text[0] != '\0';
     if (text[0] && !e->options.config->accept_new_lineage)
         PD_FAIL(err, PD_INVALID,
@@ -276,7 +276,7 @@ struct candidate {
     uint64_t lineage; /* the highest of any tier */
 };
 
-static bool choose(struct pd_tiers *tiers, struct candidate *ret)
+static bool resume_choose(struct pd_tiers *tiers, struct candidate *ret)
 {
     if (!pd_tiers_newest(tiers, &ret->tier, &ret->entry)) return false;
     ret->store = pd_tiers_store(tiers, ret->tier);
@@ -376,7 +376,8 @@ static bool is_elsewhere(struct pd_tiers *tiers, const struct candidate *c, stru
     char path[4096];
     struct candidate next;
     pd_tiers_pass_over(tiers, c->tier, &c->entry);
-    if (!choose(tiers, &next) || next.entry.lineage != c->entry.lineage || next.entry.step != c->entry.step) return false;
+    if (!resume_choose(tiers, &next) || next.entry.lineage != c->entry.lineage || next.entry.step != c->entry.step)
+        return false;
     pd_store_entry_path(c->store, &c->entry, path);
     if (group->rank == 0)
         pd_log(PD_LOG_ERROR, MODULE, "%s cannot be read; using the same step of another tier: %s", path, cause->message);
@@ -458,7 +459,7 @@ static pd_status check_hosts_away(const struct pd_config *config, struct pd_tier
     const char *away = pd_launched_hosts_away();
     const bool is_copied = config->checkpoint.tiers_count && config->checkpoint.tiers[0].replicas;
     if (!away[0]) return PD_OK;
-    if (choose(tiers, &newest)) {
+    if (resume_choose(tiers, &newest)) {
         if (!is_copied || newest.entry.step >= known->kept || !is_known_of(&newest, known)) return PD_OK;
         PD_FAIL(err, PD_HOSTS_AWAY,
                 "too few of the hosts that hold step %llu take part (without %.300s), and step %llu is the newest complete "
@@ -483,7 +484,7 @@ pd_status pd_resume(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_group 
     struct pd_identity later = {.lineage = 0};
     const bool may_wait = group->rank == 0 && limit.step == UINT64_MAX;
     PD_TRY(pd_group_agree(group, may_wait ? check_hosts_away(e->options.config, tiers, &limit.known, err) : PD_OK, err));
-    while (!report.resumed && choose(tiers, &candidate)) {
+    while (!report.resumed && resume_choose(tiers, &candidate)) {
         struct pd_commit commit = {0};
         if (candidate.entry.step > limit.step) {
             PD_TRY(leave_alone(tiers, &candidate, group, limit.doubt, &later, err));

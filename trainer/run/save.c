@@ -255,7 +255,7 @@ static pd_status list_boxes(struct pd_saver *s, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status build(struct pd_saver *s, struct pd_vfs *vfs, struct pd_error *err)
+static pd_status save_build(struct pd_saver *s, struct pd_vfs *vfs, struct pd_error *err)
 {
     if (s->order != SAVE_ALONE) {
         PD_TRY(list_boxes(s, err));
@@ -420,7 +420,7 @@ pd_status pd_saver_new(struct pd_vfs *vfs, struct pd_tiers *tiers, struct pd_gro
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->changed, NULL);
     pd_owner_acquire(&s->state, "updates");
-    pd_status st = build(s, vfs, err);
+    pd_status st = save_build(s, vfs, err);
     if (!st) st = start_thread(s, err);
     if (st) {
         pd_saver_free(s);
@@ -491,7 +491,7 @@ void pd_saver_wait_turn(struct pd_saver *s, double seconds)
     pd_heartbeat_enter(before);
 }
 
-static void start(struct pd_saver *s, const struct save *what)
+static void save_start(struct pd_saver *s, const struct save *what)
 {
     const uint64_t start_ns = pd_clock_monotonic_ns(NULL);
     pthread_mutex_lock(&s->lock);
@@ -517,18 +517,18 @@ static void start(struct pd_saver *s, const struct save *what)
 
 void pd_saver_start(struct pd_saver *s, const struct pd_run_state *state, bool everywhere)
 {
-    start(s, &(struct save){.state = *state, .is_everywhere = everywhere});
+    save_start(s, &(struct save){.state = *state, .is_everywhere = everywhere});
 }
 
 void pd_saver_unpin(struct pd_saver *s)
 {
-    const uint64_t start = pd_clock_monotonic_ns(NULL), begin = pd_trace_begin();
+    const uint64_t save_start = pd_clock_monotonic_ns(NULL), begin = pd_trace_begin();
     pthread_mutex_lock(&s->lock);
     const bool waits = has_pins(s);
     while (has_pins(s))
         wait_changed(s);
     /* Not collected yet: this caller does that later. */
-    if (waits) s->saves[(s->started - 1) % PLACES].outcome.stall_seconds += pd_clock_seconds_since(start);
+    if (waits) s->saves[(s->started - 1) % PLACES].outcome.stall_seconds += pd_clock_seconds_since(save_start);
     mark_overwritten(s);
     pthread_mutex_unlock(&s->lock);
     if (waits) pd_trace_end(begin, "wait", "copy of the state", 0);
@@ -563,7 +563,7 @@ bool pd_saver_collect(struct pd_saver *s, uint64_t finished, struct pd_saver_out
 pd_status pd_saver_finish(struct pd_saver *s, const struct pd_run_state *state, double leave_seconds, struct pd_error *err)
 {
     struct pd_saver_outcome outcome;
-    start(s, &(struct save){.state = *state, .is_everywhere = true, .is_last = true, .leave_seconds = leave_seconds});
+    save_start(s, &(struct save){.state = *state, .is_everywhere = true, .is_last = true, .leave_seconds = leave_seconds});
     pd_saver_wait(s);
     PD_CHECK(pd_saver_collect(s, pd_saver_finished(s), &outcome) && outcome.step == state->identity.step);
     if (outcome.status && err) *err = outcome.error;

@@ -103,7 +103,7 @@ static int make_file(const char *run_dir, const char *path, int *ret_file)
     return number;
 }
 
-static int open_file(const char *run_dir, const struct pd_step_line *first, struct pd_step_log *ret_log)
+static int step_log_open_file(const char *run_dir, const struct pd_step_line *first, struct pd_step_log *ret_log)
 {
     char path[4200];
     struct pd_step_log log = {.is_open = true, .line = *first};
@@ -127,12 +127,12 @@ pd_status pd_step_log_open(struct pd_group *group, const char *run_dir, const st
 {
     const bool is_root = group->rank == 0;
     int number = 0;
-    if (is_root) PD_ON_STORAGE(number = open_file(run_dir, first, ret_log));
+    if (is_root) PD_ON_STORAGE(number = step_log_open_file(run_dir, first, ret_log));
     if (number)
         pd_log_warn(MODULE, "%s/last-steps: after a loss nobody will know how many steps are lost: %s", run_dir,
                     strerror(number));
     PD_TRY(pd_group_barrier(group, err));
-    if (!is_root && run_dir) PD_ON_STORAGE(if (!has_line(run_dir, first))(void) open_file(run_dir, first, ret_log));
+    if (!is_root && run_dir) PD_ON_STORAGE(if (!has_line(run_dir, first))(void) step_log_open_file(run_dir, first, ret_log));
     return PD_OK;
 }
 

@@ -34,7 +34,7 @@ struct work {
     double value;
 };
 
-static int compare(const void *a, const void *b)
+static int stragglers_compare(const void *a, const void *b)
 {
     const struct work *x = a, *y = b;
     if (x->stage != y->stage) return x->stage < y->stage ? -1 : 1;
@@ -48,7 +48,7 @@ static void medians_set(const struct pd_rank_window *ranks, uint32_t count, int 
 {
     for (uint32_t r = 0; r < count; r++)
         scratch[r] = (struct work){ranks[r].stage, ranks[r].micro_batches, r, value_of(&ranks[r], kind)};
-    qsort(scratch, count, sizeof *scratch, compare);
+    qsort(scratch, count, sizeof *scratch, stragglers_compare);
     for (uint32_t begin = 0, end = 0; begin < count; begin = end) {
         while (end < count && scratch[end].stage == scratch[begin].stage &&
                scratch[end].micro_batches == scratch[begin].micro_batches)

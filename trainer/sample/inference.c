@@ -77,7 +77,7 @@ static struct pd_partition partition_of(const struct pd_inference *s)
 }
 
 /* The recipe: run dry, then for real. */
-static pd_status take(struct pd_inference *s, struct pd_arena *arena, unsigned threads, struct pd_error *err)
+static pd_status inference_take(struct pd_inference *s, struct pd_arena *arena, unsigned threads, struct pd_error *err)
 {
     const enum pd_dtype precision = s->config.numerics.precision;
     struct pd_transformer_options options = pd_config_transformer(&s->config);
@@ -93,20 +93,20 @@ static pd_status take(struct pd_inference *s, struct pd_arena *arena, unsigned t
     return pd_transformer_new(s->model, s->math, &options, arena, &s->transformer, err);
 }
 
-static pd_status build(struct pd_inference *s, unsigned threads, struct pd_error *err)
+static pd_status inference_build(struct pd_inference *s, unsigned threads, struct pd_error *err)
 {
     struct pd_memory_plan plan;
     PD_TRY(pd_config_model(&s->config, &s->model, err));
     PD_TRY(pd_thread_pool_new(threads, &s->pool, err));
     PD_TRY(pd_arena_new_dry(&s->arena, err));
-    PD_TRY(take(s, s->arena, threads, err));
+    PD_TRY(inference_take(s, s->arena, threads, err));
     pd_arena_usage(s->arena, &plan);
     pd_transformer_free(s->transformer);
     s->transformer = NULL;
     pd_arena_free(s->arena);
     s->arena = NULL;
     PD_TRY(pd_arena_new(&plan, &s->arena, err));
-    PD_TRY(take(s, s->arena, threads, err));
+    PD_TRY(inference_take(s, s->arena, threads, err));
     s->offset = calloc(s->model->tensors.count, sizeof *s->offset);
     if (!s->offset) PD_FAIL(err, PD_NO_MEMORY, "no memory for a model of %u tensors", s->model->tensors.count);
     for (uint32_t t = 1; t < s->model->tensors.count; t++)
@@ -131,7 +131,7 @@ static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint
 pd_status pd_inference_begin(struct pd_inference *s, uint32_t length, uint32_t threads, struct pd_error *err)
 {
     s->length = length;
-    PD_TRY(build(s, threads ? threads : pd_cpu_cores(), err));
+    PD_TRY(inference_build(s, threads ? threads : pd_cpu_cores(), err));
     char path[4096];
     struct pd_layout whole;
     pd_layout_init_dp(&whole, 1);

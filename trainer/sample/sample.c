@@ -68,7 +68,7 @@ static float cutoff(struct sampler *s, const float *logits)
     return least;
 }
 
-static int32_t draw(struct sampler *s, uint64_t index)
+static int32_t sample_draw(struct sampler *s, uint64_t index)
 {
     const uint32_t vocab = s->vocab;
     uint32_t words[4], likeliest = 0, last = 0;
@@ -118,14 +118,14 @@ static pd_status generate(struct sampler *s, struct pd_error *err)
                     s->length, s->length + 1 - prompt);
     for (uint32_t i = 0; i < s->options->count; i++) {
         PD_TRY(forward(s, err));
-        int32_t token = draw(s, i);
+        int32_t token = sample_draw(s, i);
         if (!s->options->emit(s->options->context, token)) return PD_OK;
         push(s, token);
     }
     return PD_OK;
 }
 
-static pd_status begin(struct sampler *s, struct pd_error *err)
+static pd_status sample_begin(struct sampler *s, struct pd_error *err)
 {
     const uint64_t wanted = (uint64_t)s->options->prompt_count + s->options->count;
     const uint32_t context = s->inference.config.model.context;
@@ -149,7 +149,7 @@ pd_status pd_sample_run(const struct pd_sample_options *options, struct pd_error
     pd_numerics_thread_init();
     pd_status st = pd_inference_open(options->checkpoints, &s.inference, err);
     if (!st) pd_inference_compute_in(&s.inference, options->precision);
-    if (!st) st = begin(&s, err);
+    if (!st) st = sample_begin(&s, err);
     if (!st && options->loaded)
         options->loaded(options->context, &s.inference.config, s.inference.commit.state.identity.step);
     if (!st) st = generate(&s, err);

@@ -47,8 +47,8 @@ static const char *choose_path(const struct pd_sample_text_options *options, cha
     return options->is_over_bytes ? *ret_name : NULL;
 }
 
-static pd_status open_all(struct pd_sample_text *text, const char *path, const char *name,
-                          const struct pd_sample_text_options *options, struct pd_error *err)
+static pd_status sample_text_open_all(struct pd_sample_text *text, const char *path, const char *name,
+                                      const struct pd_sample_text_options *options, struct pd_error *err)
 {
     PD_TRY(pd_tokenizer_open_as(path, name, &text->tokenizer, err));
     const uint64_t digest = pd_tokenizer_digest(text->tokenizer);
@@ -76,7 +76,7 @@ pd_status pd_sample_text_open(const struct pd_sample_text_options *options, stru
     if (!path) return PD_OK;
     struct pd_sample_text *text = calloc(1, sizeof *text);
     if (!text) PD_FAIL(err, PD_NO_MEMORY, "sample: no memory for a tokenizer");
-    pd_status status = open_all(text, path, name, options, err);
+    pd_status status = sample_text_open_all(text, path, name, options, err);
     if (status) {
         pd_sample_text_free(text);
         return status;

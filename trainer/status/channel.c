@@ -127,7 +127,7 @@ static void warn(const char *what)
 }
 
 /* One message, malloc'ed; NULL: none in time, or its MAC is wrong. seal NULL: it has no MAC. */
-static uint8_t *receive(int fd, struct pd_seal *seal, struct pd_message *ret_message)
+static uint8_t *channel_receive(int fd, struct pd_seal *seal, struct pd_message *ret_message)
 {
     uint8_t *data = NULL;
     size_t got = 0, room = 0;
@@ -168,7 +168,7 @@ static enum proven prove(int fd, struct pd_seal *seal)
         .kind = PD_MESSAGE_HELLO, .data = seal->nonces[PD_SEAL_RANK], .bytes = PD_MESSAGE_NONCE_BYTES};
     if (!pd_seal_random(seal->nonces[PD_SEAL_RANK], PD_MESSAGE_NONCE_BYTES)) return SILENT;
     if (!pd_seal_send(fd, NULL, PD_SEAL_RANK, &hello, ANSWER_MS)) return SILENT;
-    uint8_t *data = receive(fd, NULL, &challenge);
+    uint8_t *data = channel_receive(fd, NULL, &challenge);
     if (!data) return SILENT;
     enum proven is = IMPOSTOR;
     if (challenge.kind == PD_MESSAGE_CHALLENGE && challenge.bytes == PD_MESSAGE_NONCE_BYTES + PD_MESSAGE_PROOF_BYTES) {
@@ -264,7 +264,7 @@ static pd_status begin_once(uint32_t rank, const struct pd_begun *begun, bool *r
     PD_TRY(channel_connect(&channel.seal, &channel.fd, err));
     const struct pd_message message = {
         .kind = PD_MESSAGE_BEGUN, .rank = rank, .data = data, .bytes = pd_message_print_begun(begun, data)};
-    uint8_t *got = send_now(&message) ? receive(channel.fd, &channel.seal, &answer) : NULL;
+    uint8_t *got = send_now(&message) ? channel_receive(channel.fd, &channel.seal, &answer) : NULL;
     *ret_is_final = got != NULL;
     const pd_status st = got ? take_answer(&answer, err)
                              : pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, 0,
@@ -299,7 +299,7 @@ static bool say_once(const struct pd_message *m)
     if (channel.fd < 0 && channel_connect(&channel.seal, &channel.fd, &ignored)) return false;
     if (!send_now(m)) return false;
     if (m->kind != PD_MESSAGE_ENDED) return true;
-    uint8_t *data = receive(channel.fd, &channel.seal, &answer);
+    uint8_t *data = channel_receive(channel.fd, &channel.seal, &answer);
     const bool has_arrived = data && answer.kind == PD_MESSAGE_ACK;
     free(data);
     if (!has_arrived) channel_close();

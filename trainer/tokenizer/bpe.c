@@ -256,7 +256,7 @@ static bool may_cut(const struct pd_bpe *bpe, const struct pd_merge *merges, uin
     return true;
 }
 
-static pd_status build(struct pd_bpe *bpe, const struct pd_merge *merges, uint32_t count, struct pd_error *err)
+static pd_status bpe_build(struct pd_bpe *bpe, const struct pd_merge *merges, uint32_t count, struct pd_error *err)
 {
     const uint32_t codes = bpe->options.byte_level ? 256 : DIRECT_CODES;
     bpe->direct = malloc(codes * sizeof *bpe->direct);
@@ -283,7 +283,7 @@ pd_status pd_bpe_new(const struct pd_vocab *vocab, const struct pd_bpe_options *
     if (!bpe) PD_FAIL(err, PD_NO_MEMORY, "no memory for a tokenizer");
     bpe->vocab = vocab;
     bpe->options = *options;
-    pd_status status = build(bpe, merges, count, err);
+    pd_status status = bpe_build(bpe, merges, count, err);
     if (status) {
         pd_bpe_free(bpe);
         return status;

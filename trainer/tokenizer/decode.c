@@ -161,8 +161,8 @@ static pd_status decode_metaspace(const struct pd_decoder_step *step, const stru
     return PD_OK;
 }
 
-static pd_status run_step(const struct pd_decoder_step *step, struct pd_pattern_scratch *patterns, size_t most,
-                          const struct pd_pieces *in, struct pd_pieces *out, struct pd_error *err)
+static pd_status decode_run_step(const struct pd_decoder_step *step, struct pd_pattern_scratch *patterns, size_t most,
+                                 const struct pd_pieces *in, struct pd_pieces *out, struct pd_error *err)
 {
     switch (step->kind) {
     case PD_DECODE_BYTE_LEVEL:
@@ -191,7 +191,7 @@ pd_status pd_decoder_run(const struct pd_decoder *decoder, struct pd_pattern_scr
     for (uint32_t i = 0; i < decoder->count; i++) {
         pd_string_cut(&spare->text, 0);
         spare->count = 0;
-        PD_TRY(run_step(&decoder->steps[i], patterns, most, pieces, spare, err));
+        PD_TRY(decode_run_step(&decoder->steps[i], patterns, most, pieces, spare, err));
         const struct pd_pieces made = *spare;
         *spare = *pieces;
         *pieces = made;

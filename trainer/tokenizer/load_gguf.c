@@ -100,7 +100,7 @@ static const char *text_of(const struct gguf *g, uint32_t id)
 }
 
 /* Element of a checked array. */
-static double number_of(const struct pd_json_value *array, uint32_t id)
+static double load_gguf_number_of(const struct pd_json_value *array, uint32_t id)
 {
     double number = 0;
     (void)pd_json_is_number(pd_json_at(array, id), &number);
@@ -109,7 +109,7 @@ static double number_of(const struct pd_json_value *array, uint32_t id)
 
 static int type_of(const struct gguf *g, uint32_t id)
 {
-    return g->types ? (int)number_of(g->types, id) : 1;
+    return g->types ? (int)load_gguf_number_of(g->types, id) : 1;
 }
 
 static int64_t id_of(const struct pd_json_value *root, const char *key)
@@ -231,7 +231,7 @@ static pd_status rank_tokens(struct gguf *g, struct scored *scored, struct pd_er
     for (uint32_t id = 0; id < g->count; id++) {
         const int type = type_of(g, id);
         if (type == UNKNOWN || type == CONTROL || type == BYTE || strlen(text_of(g, id)) > 256) continue;
-        scored[count++] = (struct scored){(float)number_of(g->scores, id), id};
+        scored[count++] = (struct scored){(float)load_gguf_number_of(g->scores, id), id};
     }
     qsort(scored, count, sizeof *scored, by_score);
     for (uint32_t i = 0; i < count; i++) {
@@ -305,7 +305,7 @@ static pd_status fill_added(const struct gguf *g, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status fill(struct gguf *g, struct pd_error *err)
+static pd_status load_gguf_fill(struct gguf *g, struct pd_error *err)
 {
     struct pd_tokenizer *t = g->tokenizer;
     const char *model = pd_json_text(pd_json_member(g->root, "ggml.model"));
@@ -339,7 +339,7 @@ pd_status pd_load_gguf(const char *name, const struct pd_json_value *root, struc
                        struct pd_error *err)
 {
     struct gguf g = {.root = root, .tokenizer = tokenizer};
-    const pd_status st = fill(&g, err);
+    const pd_status st = load_gguf_fill(&g, err);
     tokenizer->merges = g.merges;
     tokenizer->merge_count = g.merge_count;
     return st ? pd_error_context(err, st, "%s", name) : PD_OK;

@@ -68,8 +68,8 @@ static void strip(const struct pd_normalizer_step *step, struct pd_stretch *stre
     }
 }
 
-static pd_status run_step(const struct pd_normalizer_step *step, struct pd_pattern_scratch *patterns, size_t most,
-                          struct pd_stretch *stretch, struct pd_string *out, struct pd_error *err)
+static pd_status normalize_run_step(const struct pd_normalizer_step *step, struct pd_pattern_scratch *patterns, size_t most,
+                                    struct pd_stretch *stretch, struct pd_string *out, struct pd_error *err)
 {
     switch (step->kind) {
     case PD_NORMALIZE_NFC:
@@ -107,7 +107,7 @@ pd_status pd_normalizer_run(const struct pd_normalizer *normalizer, struct pd_no
         struct pd_string *out = &scratch->texts[turn];
         const char *before = stretch->text;
         pd_string_cut(out, 0);
-        PD_TRY(run_step(&normalizer->steps[i], patterns, most, stretch, out, err));
+        PD_TRY(normalize_run_step(&normalizer->steps[i], patterns, most, stretch, out, err));
         if (stretch->text != before && stretch->text == out->bytes) turn ^= 1;
     }
     return PD_OK;

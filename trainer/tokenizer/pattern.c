@@ -27,7 +27,7 @@ struct dialect {
 
 #define REFUSE(d, what) PD_FAIL((d)->err, PD_UNSUPPORTED, "regular expression \"%.200s\": %s", (d)->source, what)
 
-static pd_status put(struct dialect *d, const char *text)
+static pd_status pattern_put(struct dialect *d, const char *text)
 {
     return pd_string_add(d->out, text, strlen(text), d->err);
 }
@@ -41,7 +41,7 @@ static pd_status put_added(struct dialect *d, const char *category)
         char range[40];
         if (strncmp(added[i].category, category, strlen(category)) != 0) continue;
         snprintf(range, sizeof range, "\\x{%x}-\\x{%x}", added[i].first, added[i].last);
-        PD_TRY(put(d, range));
+        PD_TRY(pattern_put(d, range));
     }
     return PD_OK;
 }
@@ -73,31 +73,31 @@ static pd_status put_property(struct dialect *d, bool negated, bool in_class)
     char text[48];
     snprintf(text, sizeof text, category ? "\\%c{%s}" : "\\%c{sc:%s}", negated && in_class ? 'P' : 'p',
              category ? category : name);
-    if (negated && in_class) return put(d, text);
-    if (!in_class) PD_TRY(put(d, negated ? "[^" : "["));
-    PD_TRY(put(d, !strcmp(name, "Han") ? HAN : text));
+    if (negated && in_class) return pattern_put(d, text);
+    if (!in_class) PD_TRY(pattern_put(d, negated ? "[^" : "["));
+    PD_TRY(pattern_put(d, !strcmp(name, "Han") ? HAN : text));
     if (category) PD_TRY(put_added(d, category));
-    return in_class ? PD_OK : put(d, "]");
+    return in_class ? PD_OK : pattern_put(d, "]");
 }
 
 static pd_status put_list(struct dialect *d, char letter)
 {
     switch (letter) {
     case 's':
-        return put(d, SPACES);
+        return pattern_put(d, SPACES);
     case 'S':
-        return put(d, NO_SPACES);
+        return pattern_put(d, NO_SPACES);
     case 'h':
-        return put(d, "0-9a-fA-F");
+        return pattern_put(d, "0-9a-fA-F");
     case 'w':
         /* The list of a class, without brackets. */
         static const char *const categories[] = {"L", "M", "Nd", "Nl", "Pc"};
-        PD_TRY(put(d, WORDS));
+        PD_TRY(pattern_put(d, WORDS));
         for (unsigned i = 0; i < sizeof categories / sizeof categories[0]; i++)
             PD_TRY(put_added(d, categories[i]));
         return PD_OK;
     default: /* 'd' */
-        PD_TRY(put(d, "\\p{Nd}"));
+        PD_TRY(pattern_put(d, "\\p{Nd}"));
         return put_added(d, "Nd");
     }
 }
@@ -113,35 +113,35 @@ static pd_status put_escape(struct dialect *d, bool in_class)
             if (!isxdigit((unsigned char)d->at[i])) REFUSE(d, "\\u takes four hexadecimal digits");
         snprintf(text, sizeof text, "\\x{%.4s}", d->at);
         d->at += 4;
-        return put(d, text);
+        return pattern_put(d, text);
     }
-    if (letter == 'v') return put(d, "\\x0b");
+    if (letter == 'v') return pattern_put(d, "\\x0b");
     if (letter && strchr("sShwd", letter)) {
-        if (!in_class) PD_TRY(put(d, "["));
+        if (!in_class) PD_TRY(pattern_put(d, "["));
         PD_TRY(put_list(d, letter));
-        return in_class ? PD_OK : put(d, "]");
+        return in_class ? PD_OK : pattern_put(d, "]");
     }
     if (letter && strchr("WDH", letter) && !in_class) {
-        PD_TRY(put(d, "[^"));
+        PD_TRY(pattern_put(d, "[^"));
         PD_TRY(put_list(d, (char)tolower(letter)));
-        return put(d, "]");
+        return pattern_put(d, "]");
     }
-    if (letter == 'D') return put(d, "\\P{Nd}");
+    if (letter == 'D') return pattern_put(d, "\\P{Nd}");
     const bool is_letter = isalpha((unsigned char)letter);
     if (!letter || (is_letter && !strchr(in_class ? "ntrfaex" : "ntrfaexAzZG", letter))) {
         char words[64];
         snprintf(words, sizeof words, "\\%c%s is not supported", letter ? letter : ' ', in_class ? " in a class" : "");
         REFUSE(d, words);
     }
-    return put(d, same);
+    return pattern_put(d, same);
 }
 
 static pd_status put_class(struct dialect *d)
 {
-    PD_TRY(put(d, "["));
+    PD_TRY(pattern_put(d, "["));
     d->at++;
     if (*d->at == '^') {
-        PD_TRY(put(d, "^"));
+        PD_TRY(pattern_put(d, "^"));
         d->at++;
     }
     if (*d->at == ']') REFUSE(d, "a class begins with ]; write \\]");
@@ -156,7 +156,7 @@ static pd_status put_class(struct dialect *d)
     }
     if (!*d->at) REFUSE(d, "a class has no end");
     d->at++;
-    return put(d, "]");
+    return pattern_put(d, "]");
 }
 
 static pd_status put_group(struct dialect *d)
@@ -167,14 +167,14 @@ static pd_status put_group(struct dialect *d)
     for (unsigned i = 0; i < sizeof plain / sizeof plain[0]; i++)
         if (!strncmp(d->at, plain[i], strlen(plain[i]))) {
             d->at += strlen(plain[i]);
-            return put(d, plain[i]);
+            return pattern_put(d, plain[i]);
         }
     /* Letters of (?imx-imx) up to : or ). Oniguruma's m is PCRE2's s. */
     const bool at_start = d->at == d->source;
-    PD_TRY(put(d, "(?"));
+    PD_TRY(pattern_put(d, "(?"));
     for (d->at += 2; *d->at && strchr("imx-", *d->at); d->at++) {
         const char letter[] = {*d->at == 'm' ? 's' : *d->at, '\0'};
-        PD_TRY(put(d, letter));
+        PD_TRY(pattern_put(d, letter));
     }
     if (*d->at != ':' && *d->at != ')') REFUSE(d, "this kind of group is not supported");
     if (*d->at == ')' && !at_start) REFUSE(d, "options stand at the start, or before a colon");
@@ -188,12 +188,12 @@ static pd_status put_count(struct dialect *d)
     while (isdigit((unsigned char)*end) || *end == ',')
         end++;
     const bool is_count = *end == '}' && end > d->at + 1;
-    PD_TRY(put(d, is_count ? "{" : "\\{"));
+    PD_TRY(pattern_put(d, is_count ? "{" : "\\{"));
     d->at++;
     if (!is_count) return PD_OK;
     if (end[1] == '+' || (end[1] == '?' && !memchr(d->at, ',', (size_t)(end - d->at))))
         REFUSE(d, "{n}+ and {n}? mean other things elsewhere and are not supported");
-    if (*d->at == ',') PD_TRY(put(d, "0"));
+    if (*d->at == ',') PD_TRY(pattern_put(d, "0"));
     PD_TRY(pd_string_add(d->out, d->at, (size_t)(end + 1 - d->at), d->err));
     d->at = end + 1;
     return PD_OK;

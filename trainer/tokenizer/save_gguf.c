@@ -91,7 +91,8 @@ static bool is_byte_token(const char *text, size_t bytes)
 }
 
 /* Text and type of a token; ids without one are padding, which matches no text. */
-static pd_status describe(struct saving *s, uint32_t id, const char **ret_text, int *ret_type, struct pd_error *err)
+static pd_status save_gguf_describe(struct saving *s, uint32_t id, const char **ret_text, int *ret_type,
+                                    struct pd_error *err)
 {
     const struct pd_tokenizer *t = s->tokenizer;
     const struct pd_added_token *added = pd_added_by_id(&t->added, id);
@@ -192,13 +193,13 @@ static pd_status put_all(struct saving *s, struct pd_error *err)
     int type = 0;
     pd_json_array_begin(&s->json, "ggml.tokens");
     for (uint32_t id = 0; id < s->vocab; id++) {
-        PD_TRY(describe(s, id, &text, &type, err));
+        PD_TRY(save_gguf_describe(s, id, &text, &type, err));
         pd_json_string(&s->json, NULL, text);
     }
     pd_json_array_end(&s->json);
     pd_json_array_begin(&s->json, "ggml.token_type");
     for (uint32_t id = 0; id < s->vocab; id++) {
-        PD_TRY(describe(s, id, &text, &type, err));
+        PD_TRY(save_gguf_describe(s, id, &text, &type, err));
         pd_json_i64(&s->json, NULL, type);
     }
     pd_json_array_end(&s->json);
@@ -228,7 +229,7 @@ static uint64_t count_cuts(struct saving *s, const struct pd_vocab *vocab)
     for (uint32_t id = 0; id < s->vocab; id++) {
         const char *text = NULL;
         int type = 0;
-        if (describe(s, id, &text, &type, NULL) || type == UNKNOWN || type == CONTROL || type == BYTE) continue;
+        if (save_gguf_describe(s, id, &text, &type, NULL) || type == UNKNOWN || type == CONTROL || type == BYTE) continue;
         const size_t bytes = strlen(text);
         for (size_t at = 1; at < bytes; at++)
             cuts += ((unsigned char)text[at] & 0xc0) != 0x80 && pd_vocab_find(vocab, text, at) >= 0 &&
@@ -251,7 +252,7 @@ static pd_status check_written(struct saving *s, const char *text, size_t bytes,
             (unsigned long long)cuts, s->merge_count);
 }
 
-static pd_status save(struct saving *s, char **ret_text, struct pd_error *err)
+static pd_status save_gguf_save(struct saving *s, char **ret_text, struct pd_error *err)
 {
     const char *text = NULL;
     size_t bytes = 0;
@@ -280,7 +281,7 @@ pd_status pd_tokenizer_save_gguf(const struct pd_tokenizer *tokenizer, uint32_t 
 {
     struct saving s = {.tokenizer = tokenizer, .vocab = vocab, .bos = bos, .eos = eos};
     pd_json_writer_init(&s.json, 0);
-    const pd_status st = save(&s, ret_text, err);
+    const pd_status st = save_gguf_save(&s, ret_text, err);
     pd_json_writer_deinit(&s.json);
     pd_string_deinit(&s.text);
     pd_tokenizer_free(s.model);

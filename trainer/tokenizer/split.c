@@ -47,7 +47,7 @@ static pd_status emit(struct pieces *p, size_t start, size_t end)
     return run_steps(p->run, p->step + 1, piece);
 }
 
-static pd_status flush(struct pieces *p)
+static pd_status split_flush(struct pieces *p)
 {
     if (!p->waits) return PD_OK;
     p->waits = false;
@@ -56,7 +56,7 @@ static pd_status flush(struct pieces *p)
 
 static pd_status wait_with(struct pieces *p, size_t start, size_t end, bool is_match)
 {
-    PD_TRY(flush(p));
+    PD_TRY(split_flush(p));
     p->start = start;
     p->end = end;
     p->waits = true;
@@ -64,7 +64,7 @@ static pd_status wait_with(struct pieces *p, size_t start, size_t end, bool is_m
     return PD_OK;
 }
 
-static pd_status put(struct pieces *p, size_t start, size_t end, bool is_match)
+static pd_status split_put(struct pieces *p, size_t start, size_t end, bool is_match)
 {
     switch (p->run->splitter->steps[p->step].behavior) {
     case PD_SPLIT_REMOVED:
@@ -99,12 +99,12 @@ static pd_status split_at_matches(struct run *run, uint32_t index, struct pd_str
         size_t start, end;
         PD_TRY(pd_matcher_next(&step->matcher, run->patterns, stretch.text, stretch.bytes, &cursor, &start, &end, run->err));
         if (start == SIZE_MAX) break;
-        if (start > done) PD_TRY(put(&pieces, done, start, step->invert));
-        PD_TRY(put(&pieces, start, end, !step->invert));
+        if (start > done) PD_TRY(split_put(&pieces, done, start, step->invert));
+        PD_TRY(split_put(&pieces, start, end, !step->invert));
         done = end;
     }
-    if (done < stretch.bytes) PD_TRY(put(&pieces, done, stretch.bytes, step->invert));
-    return flush(&pieces);
+    if (done < stretch.bytes) PD_TRY(split_put(&pieces, done, stretch.bytes, step->invert));
+    return split_flush(&pieces);
 }
 
 /* Puts a space mark before the text, unless it has one. */

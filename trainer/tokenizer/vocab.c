@@ -1,6 +1,6 @@
 #include "trainer/tokenizer/vocab.h"
 
-static void place(struct pd_vocab *vocab, uint32_t id)
+static void vocab_place(struct pd_vocab *vocab, uint32_t id)
 {
     const char *text = vocab->text.bytes + vocab->tokens[id].offset;
     uint32_t at = (uint32_t)pd_string_hash(text, vocab->tokens[id].bytes) & vocab->table_mask;
@@ -19,7 +19,7 @@ static pd_status grow_table(struct pd_vocab *vocab, struct pd_error *err)
     vocab->table = table;
     vocab->table_mask = slots - 1;
     for (uint32_t id = 0; id < vocab->limit; id++)
-        if (vocab->tokens[id].bytes != UINT32_MAX) place(vocab, id);
+        if (vocab->tokens[id].bytes != UINT32_MAX) vocab_place(vocab, id);
     return PD_OK;
 }
 
@@ -52,7 +52,7 @@ pd_status pd_vocab_add(struct pd_vocab *vocab, const char *text, size_t bytes, u
     PD_TRY(pd_string_add(&vocab->text, text, bytes, err));
     vocab->tokens[id].bytes = (uint32_t)bytes;
     vocab->count++;
-    place(vocab, (uint32_t)id);
+    vocab_place(vocab, (uint32_t)id);
     return PD_OK;
 }
 
