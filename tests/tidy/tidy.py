@@ -221,6 +221,20 @@ def check_circles():
             breach(path, 1, "files that call one another: " + ", ".join(os.path.basename(one) for one in circle))
 
 
+STATIC = re.compile(r"^static (?:inline )?(?:const )?[\w ]+?[ *]+(\w+)\(", re.M)
+
+
+def check_names():
+    """grep, gdb and perf find a file-private function by its name: no more than three files may have one of the same name."""
+    files = {}
+    for path in sources(CODE, (".c",)):
+        for name in set(STATIC.findall(without_comments(read(path)))):
+            files.setdefault(name, []).append(os.path.basename(path))
+    for name, paths in sorted(files.items()):
+        if len(paths) > 3:
+            breaches.append(f"{name}() is in {', '.join(sorted(paths))}: let its name begin with the file's")
+
+
 # Words that make a reader stop in a message.
 STILTED = re.compile(r"\b(?:(?:is|are|was|were) (?:told|said)|(?:those|that) of|(?:is|are) none|must be said|goes on|passed over|without a word|(?:is|are) waited for)\b(?! of)")
 
@@ -303,6 +317,7 @@ for source in sources(CODE):
 check_families()
 check_circles()
 check_words()
+check_names()
 check_third_party()
 check_folders()
 check_writers()
