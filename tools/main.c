@@ -34,7 +34,7 @@ const struct pd_command pd_commands[] = {
     {"ckpt", "COMMAND ...", "checkpoints: ls, show, verify, diff, stats, reshard, import, export, prune", pd_cmd_ckpt},
     {"data", "COMMAND ...", "token files: pack, inspect", pd_cmd_data},
     {"bench", "COMMAND ...", "speed: ckpt, objects, reshard, offload, step, exchange, attention, adam", pd_cmd_bench},
-    {"doctor", "[DIR]", "what this machine offers, what is used, what is missing", pd_cmd_doctor},
+    {"doctor", "[DIR]", "what this machine has and what is missing", pd_cmd_doctor},
     {"worker", "CONFIG", NULL, pd_cmd_worker},
     {"relay", "RANK RANKS", NULL, pd_cmd_relay},
     {"reach", "ADDRESS...", NULL, pd_cmd_reach},

@@ -3,7 +3,7 @@
 static const struct pd_command benches[] = {
     {"ckpt", "[--dir DIR] [--bytes 2G] [--every N]", "saving and loading a checkpoint against raw direct I/O",
      pd_bench_ckpt},
-    {"reshard", "[--dir DIR] [--bytes 1G]", "loading and rewriting under other layouts, and the plan", pd_bench_reshard},
+    {"reshard", "[--dir DIR] [--bytes 1G]", "loading and rewriting under other layouts", pd_bench_reshard},
     {"objects", "s3://BUCKET/PREFIX [--bytes 2G]", "a checkpoint into a bucket and back against raw requests",
      pd_bench_objects},
     {"offload", "[--dir DIR] [--bytes 1536M]", "an optimizer step on state in files against the disk", pd_bench_offload},

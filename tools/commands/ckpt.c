@@ -198,9 +198,9 @@ static pd_status prune(const struct pd_ckpt_options *o, struct pd_error *err)
 
 /* ---- arguments ---- */
 
-#define PATH_MEANS                                                                                                    \
-    "PATH is the directory of a run, a directory of checkpoints, or one checkpoint; of several the newest is taken. " \
-    "It may be one of another system, too, and lie in a bucket: s3://bucket/prefix."
+#define PATH_MEANS                                                                                                   \
+    "PATH is a run directory, a directory of checkpoints (the newest is used), or one checkpoint, of perdure or of " \
+    "another program, and may be s3://bucket/prefix."
 
 typedef pd_status subcommand(const struct pd_ckpt_options *, struct pd_error *);
 
@@ -257,13 +257,12 @@ static pd_status run_show(int argc, char **argv, struct pd_error *err)
 static pd_status run_verify(int argc, char **argv, struct pd_error *err)
 {
     struct pd_ckpt_options o = {.step = UINT64_MAX};
-    struct pd_option options[] = {STEP_ROW("not all but this one"), {0}};
-    return ckpt_run(
-        "PATH",
-        "Reads every byte and compares it with its checksums: of all checkpoints of a run, or of one. Exit code 65 "
-        "when any is damaged or incomplete. PATH is the directory of a run, a directory of checkpoints, or one "
-        "checkpoint, and may lie in a bucket: s3://bucket/prefix.",
-        options, &o, pd_ckpt_verify, argc, argv, err);
+    struct pd_option options[] = {STEP_ROW("this step only"), {0}};
+    return ckpt_run("PATH",
+                    "Reads every byte of a checkpoint, or of all checkpoints of a run, and compares it with the checksums. "
+                    "Exits with 65 if one is damaged or incomplete. PATH is a run directory, a directory of checkpoints, or "
+                    "one checkpoint, and may be s3://bucket/prefix.",
+                    options, &o, pd_ckpt_verify, argc, argv, err);
 }
 
 static pd_status run_diff(int argc, char **argv, struct pd_error *err)

@@ -482,9 +482,9 @@ pd_status pd_cmd_doctor(int argc, char **argv, struct pd_error *err)
     struct findings findings = {0};
     const struct pd_usage usage = {
         .arguments = "[DIR]",
-        .doc = "Shows what this machine offers, what perdure uses of it, what is missing and how to get it. DIR (default: "
-               ".) is where checkpoints will be saved; doctor tries there what a save needs. For "
-               "s3://bucket/prefix it also measures upload and download rates, with 64 MiB.",
+        .doc = "Shows what this machine has, what perdure uses, what is missing and how to get it. DIR (default: .) is "
+               "where checkpoints will be saved; doctor tests there what a save needs. For s3://bucket/prefix it also "
+               "measures upload and download rates, with 64 MiB.",
         .json = &json,
         PD_WORDS(dirs, 2, &count),
         .words_of_checkpoints = 1};
@@ -501,7 +501,7 @@ pd_status pd_cmd_doctor(int argc, char **argv, struct pd_error *err)
         st = find_bucket(&findings, dirs[0], &own);
     else
         find_storage(&findings, dirs[0]);
-    if (pd_signals_say_leave()) PD_FAIL(err, PD_STOPPED, "asked to leave; the same command begins anew");
+    if (pd_signals_say_leave()) PD_FAIL(err, PD_STOPPED, "asked to leave; run the same command to start over");
     for (uint32_t i = 0; i < findings.count; i++)
         counts[findings.items[i].state]++;
     PD_TRY(json ? print_json(&findings, counts, err) : print_table(&findings, counts, err));

@@ -176,9 +176,9 @@ pd_status pd_cmd_eval(int argc, char **argv, struct pd_error *err)
         {0}};
     const struct pd_usage usage = {
         .arguments = "RUN --data=FILE",
-        .doc = "Computes loss and perplexity of the newest checkpoint of RUN on FILE, on the CPU. RUN is a run, its "
-               "checkpoints, one of them, or a checkpoint of another system, which is first converted into TMPDIR. Each may "
-               "be s3://bucket/prefix.",
+        .doc = "Computes loss and perplexity of the newest checkpoint of RUN on FILE, on the CPU. RUN is a run directory, a "
+               "directory of checkpoints, one checkpoint, or a checkpoint of another program, which is first converted into "
+               "TMPDIR. RUN may be s3://bucket/prefix.",
         .options = options,
         .json = &e.json,
         PD_WORDS(&e.path, 1, &e.path_count),

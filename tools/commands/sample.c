@@ -194,9 +194,8 @@ pd_status pd_cmd_sample(int argc, char **argv, struct pd_error *err)
         {0}};
     const struct pd_usage usage = {
         .arguments = "PATH",
-        .doc = "Draws text from the newest checkpoint under PATH: a run directory, its checkpoints, the directory given as "
-               "checkpoint.dir, or a checkpoint of another system, which is first converted into TMPDIR. Each may be "
-               "s3://bucket/prefix.",
+        .doc = "Generates text with the newest checkpoint of PATH: a run directory, a directory of checkpoints, or a "
+               "checkpoint of another program, which is first converted into TMPDIR. PATH may be s3://bucket/prefix.",
         .options = options,
         .json = &s.json,
         PD_WORDS(&s.path, 1, &paths),

@@ -92,7 +92,7 @@ const struct pd_key pd_keys[] = {
     WORD(run.device, "auto", device_words, FREE, "auto: GPUs if there are any, else the CPU"),
 
     STRING(init.from, "", FREE,
-           "a checkpoint of another system (s3:// too) that a new run begins from; its config.json says the model"),
+           "start a new run from the weights of this checkpoint or model of another program; s3:// works too"),
 
     KEY("model.preset", PD_KEY_STRING, model_preset, "byte-1m", FREE, "a named size; the keys below override it"),
     WORD(model.family, NULL, pd_family_names, REFUSED, pd_family_about),
