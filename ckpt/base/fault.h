@@ -7,7 +7,7 @@
  *   PERDURE_FAULT_ONCE=file: a fault fires only if it can create the file, so that it does not hit a restarted launch again.
  *
  * Places are named <library>.<operation>.<moment>: "store.commit.renamed". Disabled, a place costs one load.
- *   threads  any; passes of all threads count together; with @rank only those of that rank count */
+ *   threads  any; passes of all threads count together; with @rank only that rank's count */
 #pragma once
 
 #include "ckpt/base/status.h"

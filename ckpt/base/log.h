@@ -2,7 +2,7 @@
  *
  *   2026-11-21T09:25:46.123Z info ckpt r3: text
  *
- * PERDURE_LOG=info,ckpt=trace sets the default level, then that of one module; the default is info. Each line is one
+ * PERDURE_LOG=info,ckpt=trace sets the default level, then one module's; the default is info. Each line is one
  * write, so lines of threads and ranks do not mix. Control characters become spaces; text over 4 KiB is cut. Errors are
  * values: a library returns them and does not log them. The caller that knows step, path and rank logs an error once.
  *   threads  any */

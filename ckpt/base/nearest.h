@@ -11,6 +11,6 @@ bool pd_is_near(const char *a, const char *b);
 /* Returns the nearest of (count) names that passes pd_is_near, or NULL. */
 const char *pd_nearest_name(const char *name, const char *const *names, uint32_t count);
 /* Returns indices of the `wanted` (at most count) nearest names, nearest first; ties keep their order. Names of models
- * and devices have parts ("Llama-3-8B", "h100"). The distance counts parts that only one name has, those of `name` twice;
+ * and devices have parts ("Llama-3-8B", "h100"). The distance counts parts that only one name has, parts of `name` twice;
  * ties go to fewer edits. */
 void pd_nearest_names(const char *name, const char *const *names, uint32_t count, uint32_t *ret_indices, uint32_t wanted);

@@ -128,7 +128,7 @@ static void put_names(int rank, int thread, const char *name)
               thread, rank);
 }
 
-/* Lane numbers start above those of threads, which end at 2^22. 0: too many lanes. */
+/* Lane numbers start above thread numbers, which end at 2^22. 0: too many lanes. */
 static int lane_of(const char *name, int rank)
 {
     enum { FIRST = 1 << 23 };

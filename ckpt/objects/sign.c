@@ -93,7 +93,7 @@ static pd_status sign_query(FILE *out, const struct pd_sign_request *request, st
     return PD_ALLOCATED(has_all, err, "signing a request");
 }
 
-/* All headers to sign, sorted: those of the request and those that every request has. */
+/* All headers to sign, sorted: the request's own and the ones every request has. */
 static uint32_t sign_headers(const struct pd_sign_request *request, const char *token, const char *date, const char *hash,
                              struct pd_sign_pair ret[PD_SIGN_PAIRS_MAX + 4])
 {

@@ -8,7 +8,7 @@
 #define PD_XML_DEPTH_MAX 8u
 
 /* Called at the end of each element.   path   element names from the root: "ListBucketResult/Contents/Key"
- *   text     the element's own text, without that of child elements; zero-terminated, without other zero bytes
+ *   text     the element's own text, without its child elements' text; zero-terminated, without other zero bytes
  *   returns  PD_OK to continue; any other status ends the parse, which returns it */
 typedef pd_status (*pd_xml_element)(void *context, const char *path, const char *text, struct pd_error *err);
 

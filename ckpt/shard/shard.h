@@ -86,7 +86,7 @@ PD_MUST_USE pd_status pd_shard_write(struct pd_shard_writer *writer, const char 
 
 /* Streams: write an uncompressed shard whose boxes are never in memory as a whole. The caller writes boxes of a page or
  * more to their offsets through pd_shard_stream_file, zero-filling the last page, and passes every block to the stream,
- * in any order. At the end the stream writes the rest. The file equals that of pd_shard_write.
+ * in any order. At the end the stream writes the rest. pd_shard_write makes the same file.
  *   memory  8 bytes a block (the writer's), and the boxes of less than a page */
 struct pd_shard_stream;
 

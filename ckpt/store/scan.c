@@ -43,7 +43,7 @@ bool store_has_other_shards(const struct store_dir *dir, const char *step, const
     return false;
 }
 
-/* The record states the name of its directory. If that differs, and the shards are those of the record, somebody renamed
+/* The record states the name of its directory. If that differs, and the shards match the record, somebody renamed
  * it. */
 static pd_status scan_check_name(const struct store_dir *dir, struct store_listing *listing, const char *step,
                                  const struct pd_commit *commit, struct pd_error *err)

@@ -71,7 +71,7 @@ enum pd_store_flaw {
     PD_STORE_DAMAGED,        /* already in quarantine, if the store is writable */
     PD_STORE_UNRECORDED,     /* shards under a final name without commit.h5 */
     PD_STORE_UNREADABLE,     /* a storage error */
-    PD_STORE_OF_ANOTHER_RUN, /* its run_id differs from that of most checkpoints here: never chosen, removed or moved */
+    PD_STORE_OF_ANOTHER_RUN, /* most checkpoints here have another run_id: never chosen, removed or moved */
     PD_STORE_MISNAMED,       /* a valid record in a directory of another name: never chosen, removed or moved */
 };
 struct pd_store_unusable {

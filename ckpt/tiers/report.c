@@ -118,7 +118,7 @@ static void add_upload(const struct tier_outcome *o, struct pd_tier_report *ret_
     ret_report->bytes_per_second = ret_report->progress * (double)o->upload.bytes / seconds;
 }
 
-/* Adds the replicator's report to that of the first tier. */
+/* Adds the replicator's report to the first tier's. */
 static void add_replicas(struct tier *replicator, struct pd_tier_report *ret_report)
 {
     struct tier_outcome *o = &replicator->outcome;

@@ -78,7 +78,7 @@ void pd_tiers_pass_over(struct pd_tiers *tiers, uint32_t tier, const struct pd_s
  * tier, for the copy to it. The first tier with state in files (has_generations) also holds the one that is read while the
  * next is written. Replicas add two: the one being copied to other hosts and the one that they have. */
 uint32_t pd_tiers_own_checkpoints(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier, bool has_generations);
-/* The same with those of other hosts: with replicas twice as many. */
+/* The same with other hosts' checkpoints: twice as many with replicas. */
 uint32_t pd_tiers_checkpoints(const struct pd_tier_options *tiers, uint32_t count, uint32_t tier, bool has_generations);
 
 /* Checks, before the first step, that each tier has space for what it will keep. A tier in memory must fit its file system
