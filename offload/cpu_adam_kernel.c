@@ -64,6 +64,12 @@ static void parameter(float keep, uint64_t n, float *p, const float *change)
     parameter_elements(keep, n - whole, p + whole, change + whole);
 }
 
+static void move_by_sign(float step, uint64_t n, float *p, const float *grad)
+{
+    for (uint64_t i = 0; i < n; i++)
+        p[i] -= step * (float)((grad[i] > 0) - (grad[i] < 0));
+}
+
 static void copy_bf16(uint64_t n, const float *restrict p, uint16_t *restrict copy)
 {
     for (uint64_t i = 0; i < n; i++)
@@ -135,11 +141,13 @@ void PD_ISA_SYMBOL(pd_adam_kernel)(const struct pd_adam_step *step, const struct
     for (uint64_t i = 0; i < range->n; i += STRIP) {
         uint64_t n = range->n - i < STRIP ? range->n - i : STRIP;
         float *p = range->param + i;
-        if (range->moments == PD_F32)
+        if (range->by_sign)
+            move_by_sign(range->sign_step, n, p, range->grad + i);
+        else if (range->moments == PD_F32)
             moments(step, n, (float *)range->exp_avg + i, (float *)range->exp_avg_sq + i, range->grad + i, change);
         else
             narrow_moments(step, range, key, i, n, change);
-        parameter(keep, n, p, change);
+        if (!range->by_sign) parameter(keep, n, p, change);
         if (!range->copy) continue;
         if (range->copy_dtype == PD_F32)
             memcpy((float *)range->copy + i, p, n * sizeof *p);

@@ -79,8 +79,8 @@ uint32_t pd_dev_cuda_count(void);
 void pd_dev_cuda_identity(uint32_t index, char ret_identity[33]);
 /* Returns the memory of a GPU that this process has not opened, and leaves the GPU as it was. For a process that starts
  * others there. As slow as opening.   errors  PD_UNSUPPORTED, PD_DEVICE_LOST, PD_NO_MEMORY: not even enough for this call */
-PD_MUST_USE pd_status pd_dev_cuda_room(uint32_t index, char ret_name[96], struct pd_dev_memory *ret_memory,
-                                       struct pd_error *err);
+PD_MUST_USE pd_status pd_dev_cuda_memory(uint32_t index, char ret_name[96], struct pd_dev_memory *ret_memory,
+                                         struct pd_error *err);
 
 /* Checked wrappers, one per slot: copies must have equal lengths and stay within their spans. */
 PD_MUST_USE pd_status pd_dev_alloc(struct pd_dev *dev, enum pd_dev_place place, uint64_t bytes, struct pd_span *ret_span,
@@ -88,7 +88,7 @@ PD_MUST_USE pd_status pd_dev_alloc(struct pd_dev *dev, enum pd_dev_place place, 
 void pd_dev_free(struct pd_dev *dev, struct pd_span *span); /* an empty span is fine; the span becomes empty */
 PD_MUST_USE pd_status pd_dev_memory(struct pd_dev *dev, struct pd_dev_memory *ret_memory, struct pd_error *err);
 PD_MUST_USE pd_status pd_dev_stream_new(struct pd_dev *dev, struct pd_stream **ret_stream, struct pd_error *err);
-/* As above, with high priority: its waiting kernels start before those of other streams. Copies are not affected. */
+/* As above, with high priority: its waiting kernels start before kernels of other streams. Copies are not affected. */
 PD_MUST_USE pd_status pd_dev_stream_new_first(struct pd_dev *dev, struct pd_stream **ret_stream, struct pd_error *err);
 void pd_dev_stream_free(struct pd_dev *dev, struct pd_stream *stream);
 PD_MUST_USE pd_status pd_dev_stream_sync(struct pd_dev *dev, struct pd_stream *stream, struct pd_error *err);

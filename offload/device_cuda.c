@@ -323,7 +323,7 @@ pd_status pd_dev_open_cuda(uint32_t index, struct pd_dev **ret_dev, struct pd_er
     return PD_OK;
 }
 
-pd_status pd_dev_cuda_room(uint32_t index, char ret_name[96], struct pd_dev_memory *ret_memory, struct pd_error *err)
+pd_status pd_dev_cuda_memory(uint32_t index, char ret_name[96], struct pd_dev_memory *ret_memory, struct pd_error *err)
 {
     struct pd_dev *dev;
     PD_TRY(pd_dev_open_cuda(index, &dev, err));

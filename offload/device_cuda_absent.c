@@ -19,7 +19,7 @@ void pd_dev_cuda_identity(uint32_t index, char ret_identity[33])
     ret_identity[0] = '\0';
 }
 
-pd_status pd_dev_cuda_room(uint32_t index, char ret_name[96], struct pd_dev_memory *ret_memory, struct pd_error *err)
+pd_status pd_dev_cuda_memory(uint32_t index, char ret_name[96], struct pd_dev_memory *ret_memory, struct pd_error *err)
 {
     struct pd_dev *none;
     (void)ret_name, (void)ret_memory;

@@ -1,13 +1,13 @@
 #include "offload/host_update.h"
 
 #include "ckpt/base/trace.h"
-#include "offload/crossing.h"
+#include "offload/staged_copy.h"
 
 #include <stdlib.h>
 
 struct pd_host_update {
     struct pd_host_update_options options;
-    struct pd_crossing *crossing;
+    struct pd_staged_copy *staged;
     uint64_t extent_elements, copy_bytes;
 };
 
@@ -18,16 +18,16 @@ pd_status pd_host_update_new(const struct pd_host_update_options *o, struct pd_h
     if (!u) PD_FAIL(err, PD_NO_MEMORY, "no memory for updates on the host");
     u->options = *o;
     u->copy_bytes = pd_dtype_bytes(o->copy_dtype);
-    u->extent_elements = pd_crossing_extent_elements(o->buffer_bytes, u->copy_bytes);
-    const struct pd_crossing_options crossing = {.dev = o->dev,
-                                                 .compute = o->compute,
-                                                 .copies_in = o->copies_in,
-                                                 .copies_out = o->copies_out,
-                                                 .extent_elements = u->extent_elements,
-                                                 .copy_bytes = u->copy_bytes,
-                                                 .buffers = o->buffers,
-                                                 .spans = o->spans};
-    pd_status st = pd_crossing_new(&crossing, &u->crossing, err);
+    u->extent_elements = pd_staged_copy_extent_elements(o->buffer_bytes, u->copy_bytes);
+    const struct pd_staged_copy_options staged = {.dev = o->dev,
+                                                  .compute = o->compute,
+                                                  .copies_in = o->copies_in,
+                                                  .copies_out = o->copies_out,
+                                                  .extent_elements = u->extent_elements,
+                                                  .copy_bytes = u->copy_bytes,
+                                                  .buffers = o->buffers,
+                                                  .spans = o->spans};
+    pd_status st = pd_staged_copy_new(&staged, &u->staged, err);
     if (st)
         pd_host_update_free(u);
     else
@@ -38,7 +38,7 @@ pd_status pd_host_update_new(const struct pd_host_update_options *o, struct pd_h
 void pd_host_update_free(struct pd_host_update *u)
 {
     if (!u) return;
-    pd_crossing_free(u->crossing);
+    pd_staged_copy_free(u->staged);
     free(u);
 }
 
@@ -67,17 +67,17 @@ static bool cut(const struct pd_host_update *u, struct cursor *c, struct pd_upda
 
 static pd_status host_update_expect(struct pd_host_update *u, const struct pd_update_range *range, struct pd_error *err)
 {
-    return pd_crossing_expect(u->crossing, range->grad, range->copy, range->n, true, err);
+    return pd_staged_copy_expect(u->staged, range->grad, range->copy, range->n, true, err);
 }
 
 static pd_status host_update_work(struct pd_host_update *u, const struct pd_update_step *step, struct pd_update_range range,
                                   struct pd_error *err)
 {
-    PD_TRY(pd_crossing_meet(u->crossing, range.grad, range.copy, range.n, &range.grad, &range.copy, err));
+    PD_TRY(pd_staged_copy_meet(u->staged, range.grad, range.copy, range.n, &range.grad, &range.copy, err));
     const uint64_t begin = pd_trace_begin();
     pd_update(u->options.pool, u->options.isa, step, &range);
     pd_trace_end(begin, "compute", step->rule->title, range.n);
-    return pd_crossing_leave(u->crossing, err);
+    return pd_staged_copy_leave(u->staged, err);
 }
 
 pd_status pd_host_update_run(struct pd_host_update *u, const struct pd_update_step *step,
@@ -85,7 +85,7 @@ pd_status pd_host_update_run(struct pd_host_update *u, const struct pd_update_st
 {
     struct cursor cursor = {.ranges = ranges, .count = count};
     struct pd_update_range now, next;
-    PD_TRY(pd_crossing_begin(u->crossing, err));
+    PD_TRY(pd_staged_copy_begin(u->staged, err));
     bool has_now = cut(u, &cursor, &now);
     if (has_now) PD_TRY(host_update_expect(u, &now, err));
     while (has_now) {
@@ -95,5 +95,5 @@ pd_status pd_host_update_run(struct pd_host_update *u, const struct pd_update_st
         now = next;
         has_now = has_next;
     }
-    return pd_crossing_end(u->crossing, err);
+    return pd_staged_copy_end(u->staged, err);
 }

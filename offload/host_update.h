@@ -6,7 +6,7 @@
  *
  * Extents pass through the buffers in turn, so that copies run both ways while the host computes.
  *
- *   invariants  1. bits are those of pd_update over the same elements
+ *   invariants  1. the result has the same bits as pd_update over the same elements
  *               2. copies wait for all earlier work on `compute`; later work there sees the new working copies
  *   errors      PD_DEVICE_LOST: some ranges are updated and others are not
  *   threads     one caller

@@ -113,19 +113,19 @@ uint32_t pd_optimizer_cursor_next(struct pd_optimizer_cursor *c, struct pd_optim
     const uint64_t block_elements = pd_optimizer_block_elements(moments),
                    block_bytes = pd_optimizer_all_page_bytes(moments, block_elements);
     uint32_t count = 0;
-    uint64_t room = c->slot_bytes;
-    PD_CHECK(room >= block_bytes);
+    uint64_t space = c->slot_bytes;
+    PD_CHECK(space >= block_bytes);
     for (; c->group < c->groups->count && count < PD_OPTIMIZER_PARTS_MAX; c->group++, c->first = 0) {
         const struct pd_optimizer_group *group = &c->groups->groups[c->group];
         const uint64_t left = group->elements - c->first, bytes = pd_optimizer_all_page_bytes(moments, left);
         if (!is_selected(c, group) || !left) continue;
         if (c->by_unit && count > 0 && c->groups->groups[ret_parts[0].group].unit != group->unit) return count;
-        if (bytes <= room) {
-            room -= bytes;
+        if (bytes <= space) {
+            space -= bytes;
             ret_parts[count++] = (struct pd_optimizer_part){c->group, c->first, left};
             continue;
         }
-        const uint64_t blocks = room / block_bytes;
+        const uint64_t blocks = space / block_bytes;
         if (count > 0 && blocks < REST_BLOCKS_MIN) return count;
         ret_parts[count++] = (struct pd_optimizer_part){c->group, c->first, blocks * block_elements};
         c->first += blocks * block_elements;

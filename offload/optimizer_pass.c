@@ -197,6 +197,8 @@ static struct pd_update_range range_of(const struct pd_optimizer_pass *pass, con
     const struct pd_tensor *tensor = &store->options.tensors->tensors[box->tensor];
     struct pd_update_range range = {.n = n,
                                     .decay = tensor->decay,
+                                    .by_sign = tensor->by_sign,
+                                    .sign_step = tensor->sign_step,
                                     .copy_dtype = pass->step->copy_dtype,
                                     .moments = moments_of(pass),
                                     .place = pd_update_place_of(tensor, box->tensor, &box->box)};

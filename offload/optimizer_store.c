@@ -34,7 +34,7 @@ static struct pd_optimizer_generation *next_of(struct pd_optimizer_store *store)
 /* ---- making one ---- */
 
 /* Resident bytes of a box: each begins at a multiple of 4. */
-static uint64_t resident_room(uint64_t elements, uint32_t element_bytes)
+static uint64_t resident_size(uint64_t elements, uint32_t element_bytes)
 {
     return pd_round_up(elements * element_bytes, sizeof(float));
 }
@@ -47,7 +47,7 @@ static void place_resident(struct pd_optimizer_store *store)
             bool stays = pd_optimizer_is_resident(group);
             const uint32_t element_bytes = pd_optimizer_element_bytes(store->groups.moments, kind);
             store->resident_at[group->box[kind]] = stays ? store->resident_bytes : PD_OPTIMIZER_IN_FILE;
-            if (stays) store->resident_bytes += resident_room(group->elements, element_bytes);
+            if (stays) store->resident_bytes += resident_size(group->elements, element_bytes);
         }
     }
 }
@@ -128,7 +128,7 @@ uint64_t pd_optimizer_store_most_bytes(const struct pd_tensor_table *tensors, co
         const uint64_t elements = pd_box_elements(&boxes[b].box);
         const struct pd_tensor *tensor = &tensors->tensors[boxes[b].tensor];
         if (elements < PD_OPTIMIZER_STREAMED_MIN)
-            resident += resident_room(elements, pd_tensor_element_bytes(tensor, boxes[b].kind));
+            resident += resident_size(elements, pd_tensor_element_bytes(tensor, boxes[b].kind));
     }
     return own_bytes(box_count, resident, buffer_bytes) + 2 * pd_shard_writer_most_bytes(tensors, boxes, box_count);
 }
@@ -336,9 +336,9 @@ static pd_status stage_range(const struct pd_optimizer_store *store, struct fill
 {
     const uint64_t padded = pd_round_up(f.bytes, PD_VFS_ALIGN);
     struct filling piece = f;
-    for (uint64_t done = 0, room; done < padded; done += room) {
-        PD_TRY(pd_shard_staging_room(&f.stream->staging, offset + done, padded - done, &piece.staged, &room, err));
-        piece.bytes = pd_min_u64(f.bytes - done, room);
+    for (uint64_t done = 0, space; done < padded; done += space) {
+        PD_TRY(pd_shard_staging_reserve(&f.stream->staging, offset + done, padded - done, &piece.staged, &space, err));
+        piece.bytes = pd_min_u64(f.bytes - done, space);
         piece.data = f.data + done;
         piece.first_block = f.first_block + done / PD_SHARD_BLOCK_BYTES;
         pd_parallel(store->options.pool, pd_divide_up(piece.bytes, PD_SHARD_BLOCK_BYTES), stage_block, &piece);

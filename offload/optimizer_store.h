@@ -5,7 +5,7 @@
  * against its checksum, and writes g+1 out of place with its own checksums. A checkpoint finishes the file of the newest
  * generation (metadata, tables, fdatasync) and links it; no byte of state is written twice.
  *
- *   invariants  1. bits equal those of pd_update over the same elements in memory
+ *   invariants  1. the result has the same bits as pd_update over the same elements in memory
  *               2. a failed update leaves the previous generation unchanged and current
  *               3. boxes of less than PD_SHARD_BLOCK_BYTES are resident and are written when a generation is finished
  *               4. 12 bytes read and 12 written an element (8 and 8 with moments in bf16); checksums and tables are under

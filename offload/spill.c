@@ -273,12 +273,12 @@ enum slot_state { FREE, COMES_OUT, TO_FILE, FROM_FILE, GOES_IN };
 struct slot {
     enum slot_state state;
     uint32_t span;
-    uint64_t turn;           /* number of the operation that took it */
-    char *staging;           /* used by `owner`: a copy on a stream, or the drive */
-    struct pd_owner owner;   /* named by the state; the caller's thread waits for one user before it starts the next */
-    void *data;              /* device memory to read into */
-    struct pd_event *room;   /* recorded when `data` may be overwritten */
-    struct pd_event *copied; /* out or in */
+    uint64_t turn;             /* number of the operation that took it */
+    char *staging;             /* used by `owner`: a copy on a stream, or the drive */
+    struct pd_owner owner;     /* named by the state; the caller's thread waits for one user before it starts the next */
+    void *data;                /* device memory to read into */
+    struct pd_event *reusable; /* recorded when `data` may be overwritten */
+    struct pd_event *copied;   /* out or in */
 };
 
 struct pd_spill {
@@ -334,7 +334,7 @@ static pd_status spill_build(struct pd_spill *s, const struct pd_spill_options *
     for (uint32_t i = 0; i < s->slot_count; i++) {
         s->slots[i] = (struct slot){.span = i, .staging = place};
         place += in_memory ? pd_round_up(s->span_bytes[i], PD_VFS_ALIGN) : place_bytes;
-        PD_TRY(pd_dev_event_new(s->device.dev, &s->slots[i].room, err));
+        PD_TRY(pd_dev_event_new(s->device.dev, &s->slots[i].reusable, err));
         PD_TRY(pd_dev_event_new(s->device.dev, &s->slots[i].copied, err));
     }
     return PD_OK;
@@ -369,7 +369,7 @@ void pd_spill_free(struct pd_spill *s)
     if (s->has_device) end_transfers(s);
     spill_file_free(s->file);
     for (uint32_t i = 0; s->slots && i < s->slot_count; i++) {
-        pd_dev_event_free(s->device.dev, s->slots[i].room);
+        pd_dev_event_free(s->device.dev, s->slots[i].reusable);
         pd_dev_event_free(s->device.dev, s->slots[i].copied);
     }
     if (s->has_device) {
@@ -435,7 +435,7 @@ static pd_status go_in(struct pd_spill *s, struct slot *slot, struct pd_error *e
 {
     if (s->file) PD_TRY(spill_file_wait(s->file, slot->span, err));
     pass(slot, GOES_IN);
-    PD_TRY(pd_dev_event_wait(s->device.dev, s->device.copies_in, slot->room, err));
+    PD_TRY(pd_dev_event_wait(s->device.dev, s->device.copies_in, slot->reusable, err));
     return spill_copy(s, false, slot->data, slot->staging, s->span_bytes[slot->span], slot->copied, err);
 }
 
@@ -501,8 +501,8 @@ pd_status pd_spill_read(struct pd_spill *s, uint32_t span, void *data, struct pd
     if (!s->has_device) return spill_file_read(s->file, span, data, err);
     PD_TRY(take_slot(s, span, &slot, err));
     slot->data = data;
-    PD_TRY(pd_dev_event_record(d->dev, slot->room, d->compute, err));
-    if (!s->file) return go_in(s, slot, err); /* after `room`; compute waited for the copy out */
+    PD_TRY(pd_dev_event_record(d->dev, slot->reusable, d->compute, err));
+    if (!s->file) return go_in(s, slot, err); /* after `reusable`; compute waited for the copy out */
     PD_TRY(spill_file_read(s->file, span, slot->staging, err));
     pass(slot, FROM_FILE);
     return PD_OK;

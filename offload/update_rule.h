@@ -42,8 +42,10 @@ struct pd_update_place pd_update_place_of(const struct pd_tensor *tensor, uint32
 /* Elements 0 .. n of one range. Arrays do not overlap. */
 struct pd_update_range {
     uint64_t n;
-    bool decay; /* apply weight decay to kinds that decay */
-    union {     /* (n) each, read and written: parameters in fp32, moments in `moments` */
+    bool decay;   /* apply weight decay to kinds that decay */
+    bool by_sign; /* instead: parameter -= sign_step * sign(gradient); moments stay (pd_tensor) */
+    float sign_step;
+    union { /* (n) each, read and written: parameters in fp32, moments in `moments` */
         void *state[PD_KIND_COUNT];
         struct {
             float *param;

@@ -35,6 +35,7 @@ void pd_layout_init_dp(struct pd_layout *ret_layout, uint32_t dp)
                                      .tp = 1,
                                      .pp = 1,
                                      .sp = 1,
+                                     .ep = 1,
                                      .virtual_tp = 1,
                                      .virtual_sp = 1,
                                      .zero_shard = dp,
@@ -88,16 +89,19 @@ static uint64_t row_bytes(const struct pd_layout *layout, const struct pd_tensor
 static void cut_rows(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
                      struct pd_layout_cut *cut)
 {
-    const uint64_t rows = cut->row_end - cut->row_begin, part = pd_divide_up(rows, layout->zero_shard);
-    if (layout->zero_shard > 1 && part * row_bytes(layout, tensor) < layout->small_bytes) {
+    const bool is_spread = pd_layout_is_spread(layout, tensor);
+    const uint32_t stride = is_spread ? layout->ep : 1, shards = layout->zero_shard / stride;
+    const uint64_t rows = cut->row_end - cut->row_begin, part = pd_divide_up(rows, shards);
+    cut->q_first = is_spread ? (tensor->expert - 1) % stride : 0;
+    cut->q_stride = stride;
+    if (shards > 1 && part * row_bytes(layout, tensor) < layout->small_bytes) {
         cut->part_rows = rows;
         cut->part_count = 1;
-        cut->q_first = tensor_index % layout->zero_shard;
+        cut->q_first += tensor_index % shards * stride;
         return;
     }
     cut->part_rows = part;
     cut->part_count = (uint32_t)pd_divide_up(rows, part);
-    cut->q_first = 0;
 }
 
 bool pd_layout_cut_of(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
@@ -148,8 +152,9 @@ uint32_t pd_layout_owners(const struct pd_layout *layout, const struct pd_tensor
         if (begin >= end) continue;
         const uint32_t first = (uint32_t)((begin - cut.row_begin) / cut.part_rows),
                        last = (uint32_t)((end - 1 - cut.row_begin) / cut.part_rows);
-        ret_runs[count++] = (struct pd_owner_run){
-            .first = (group + cut.q_first + first) * layout->tp + tp, .stride = layout->tp, .count = last - first + 1};
+        ret_runs[count++] = (struct pd_owner_run){.first = (group + cut.q_first + first * cut.q_stride) * layout->tp + tp,
+                                                  .stride = layout->tp * cut.q_stride,
+                                                  .count = last - first + 1};
     }
     return count;
 }
@@ -162,8 +167,10 @@ uint32_t pd_layout_owned_boxes(const struct pd_layout *layout, const struct pd_t
     struct pd_layout_cut cut;
     if (pd_layout_unit_pp(layout, tensor->unit) != place.pp) return 0;
     if (!pd_layout_cut_of(layout, tensor, tensor_index, place.tp, &cut)) return 0;
-    if (q < cut.q_first || q - cut.q_first >= cut.part_count) return 0;
-    uint64_t row_begin = cut.row_begin + (q - cut.q_first) * cut.part_rows;
+    const uint32_t part =
+        q < cut.q_first || (q - cut.q_first) % cut.q_stride ? UINT32_MAX : (q - cut.q_first) / cut.q_stride;
+    if (part >= cut.part_count) return 0;
+    uint64_t row_begin = cut.row_begin + part * cut.part_rows;
     uint64_t row_end = pd_min_u64(row_begin + cut.part_rows, cut.row_end);
     if (row_begin == row_end) return 0;
     uint32_t count = 0;

@@ -5,6 +5,7 @@
  * contiguous run of them. A tensor split on dimension 1 is stored as one box a tp chunk, so any tp reads whole boxes.
  * Dimension 0 of the rest is cut into zero_shard shards of ceil(rows / zero_shard) rows. If those would be under
  * small_bytes, the tensor is not cut: one rank owns it, chosen round robin. Replicas have one owner.
+ * With ep > 1 expert e belongs to the data ranks q of which q % ep = e % ep, and only these cut it.
  *
  * rank = ((pp_index * dp + dp_index) * sp + sp_index) * tp + tp_index.
  */
@@ -20,6 +21,15 @@ struct pd_rank_place {
 };
 
 uint32_t pd_layout_world(const struct pd_layout *layout);
+static inline uint32_t pd_layout_ep(const struct pd_layout *layout)
+{
+    return layout->ep ? layout->ep : 1;
+}
+/* Whether the tensor is spread over ep ranks. */
+static inline bool pd_layout_is_spread(const struct pd_layout *layout, const struct pd_tensor *tensor)
+{
+    return tensor->expert && layout->ep > 1;
+}
 struct pd_rank_place pd_layout_place(const struct pd_layout *layout, uint32_t rank);
 uint32_t pd_layout_rank(const struct pd_layout *layout, struct pd_rank_place place);
 /* dp ranks, all other degrees 1, ZeRO-3 over all of dp. */
@@ -29,10 +39,11 @@ void pd_layout_init_dp(struct pd_layout *ret_layout, uint32_t dp);
 uint32_t pd_layout_unit_pp(const struct pd_layout *layout, uint32_t unit);
 
 /* The part of a tensor that one tensor-parallel rank of its stage holds, and how its dimension 0 is cut: part i has
- * part_rows rows (the last one the rest) and belongs to the data rank q = dp index * sp + sp index = q_first + i. */
+ * part_rows rows (the last one the rest) and belongs to the data rank q = dp index * sp + sp index = q_first + i * q_stride.
+ * q_stride is ep for a tensor of an expert, else 1. */
 struct pd_layout_cut {
     uint64_t row_begin, row_end, part_rows;
-    uint32_t q_first, part_count;
+    uint32_t q_first, q_stride, part_count;
     uint32_t chunk_begin, chunk_end; /* tp chunks of dimension 1, some may be empty; one dummy chunk if it is not split */
 };
 /* False if the tensor-parallel rank holds nothing of it. */

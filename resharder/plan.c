@@ -24,7 +24,6 @@ struct pd_plan_lines {
     uint32_t *stage_first;   /* (pp + 1) into stage_tensors */
     uint32_t *stage_tensors; /* (tensors) ascending within the stage that stores them */
     uint64_t window_pages;
-    uint64_t bytes;
 };
 
 static bool kind_is_wanted(const struct pd_plan *plan, uint32_t kind)
@@ -46,12 +45,6 @@ static uint64_t pages_of(uint64_t bytes)
 static uint32_t line_of(const struct pd_plan *plan, uint32_t shard)
 {
     return plan->lines->shard_line ? plan->lines->shard_line[shard] : plan->input.host_count;
-}
-
-static void *plan_take(struct pd_plan_lines *lines, uint64_t count, uint64_t bytes)
-{
-    lines->bytes += (count + 1) * bytes;
-    return calloc(count + 1, bytes);
 }
 
 /* Sorts tensors by the stage of the layout that stores them: each is in one list. */
@@ -209,15 +202,15 @@ static pd_status make_lines(struct pd_plan *plan, struct pd_error *err)
     plan->lines = lines;
     if (!lines) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for a plan");
     const bool has_hosts = in->host_has && in->reader_host;
-    lines->lines = plan_take(lines, in->host_count + 1ull, sizeof *lines->lines);
-    lines->shard_first = plan_take(lines, plan->shard_count, sizeof *lines->shard_first);
-    lines->stage_first = plan_take(lines, in->stored->pp + 1ull, sizeof *lines->stage_first);
-    lines->stage_tensors = plan_take(lines, in->tensors->count, sizeof *lines->stage_tensors);
+    lines->lines = calloc(in->host_count + 2ull, sizeof *lines->lines);
+    lines->shard_first = calloc(plan->shard_count + 1ull, sizeof *lines->shard_first);
+    lines->stage_first = calloc(in->stored->pp + 2ull, sizeof *lines->stage_first);
+    lines->stage_tensors = calloc(in->tensors->count + 1ull, sizeof *lines->stage_tensors);
     bool ready = lines->lines && lines->shard_first && lines->stage_first && lines->stage_tensors;
     if (has_hosts) {
-        lines->shard_line = plan_take(lines, plan->shard_count, sizeof *lines->shard_line);
-        lines->member = plan_take(lines, in->readers, sizeof *lines->member);
-        lines->host_first = plan_take(lines, in->host_count + 1ull, sizeof *lines->host_first);
+        lines->shard_line = calloc(plan->shard_count + 1ull, sizeof *lines->shard_line);
+        lines->member = calloc(in->readers + 1ull, sizeof *lines->member);
+        lines->host_first = calloc(in->host_count + 2ull, sizeof *lines->host_first);
         ready = ready && lines->shard_line && lines->member && lines->host_first;
     }
     if (!ready) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for a plan over %u shards", plan->shard_count);
@@ -245,18 +238,18 @@ static void free_lines(struct pd_plan_lines *lines)
 
 /* ---- ranges: which reader has which part of a line ---- */
 
-struct stretch {
+struct range {
     uint64_t begin, end; /* positions */
     uint64_t base;       /* pages before it in the reader's windows */
     uint32_t reader;
 };
 
 /* Returns the range of member `m` of a line. A reader begins with its host's line; its last block may extend further. */
-static struct stretch stretch_of(const struct pd_plan *plan, uint32_t line_number, uint32_t m)
+static struct range plan_range_of(const struct pd_plan *plan, uint32_t line_number, uint32_t m)
 {
     const struct pd_plan_lines *lines = plan->lines;
     const struct line *line = &lines->lines[line_number];
-    struct stretch s = {.begin = line->pages * m / line->members, .end = line->pages * (m + 1ull) / line->members};
+    struct range s = {.begin = line->pages * m / line->members, .end = line->pages * (m + 1ull) / line->members};
     s.reader = m;
     if (!lines->member) return s;
     if (line_number < plan->input.host_count) {
@@ -270,7 +263,7 @@ static struct stretch stretch_of(const struct pd_plan *plan, uint32_t line_numbe
         if (lines->member[first + place + half] <= m) place += half;
         count -= half;
     }
-    const struct stretch before = stretch_of(plan, host, place);
+    const struct range before = plan_range_of(plan, host, place);
     if (before.end > before.begin) s.base = before.end - before.begin + BLOCK_PAGES - 1;
     return s;
 }
@@ -285,7 +278,7 @@ static uint32_t count_rounds(const struct pd_plan *plan)
 {
     uint64_t most = 0;
     for (uint32_t r = 0; r < plan->input.readers; r++) {
-        const struct stretch all = stretch_of(plan, plan->input.host_count, r);
+        const struct range all = plan_range_of(plan, plan->input.host_count, r);
         uint64_t pages = all.base + (all.end - all.begin);
         if (pages > most) most = pages;
     }
@@ -384,26 +377,26 @@ static uint64_t block_at(const struct place *place, uint64_t position)
     return position <= place->position ? 0 : pd_divide_up(position - place->position, BLOCK_PAGES);
 }
 
-/* Returns the item of `stretch` with the block: the blocks of its box read in the same round. */
-static struct pd_read_item item_with(const struct pd_plan *plan, const struct place *place, const struct stretch *stretch,
+/* Returns the item of `range` with the block: the blocks of its box read in the same round. */
+static struct pd_read_item item_with(const struct pd_plan *plan, const struct place *place, const struct range *range,
                                      uint64_t block)
 {
     struct pd_read_item item = place->item;
     const uint64_t window = plan->lines->window_pages, blocks = pd_divide_up(place->bytes, PD_SHARD_BLOCK_BYTES);
-    const uint64_t page = stretch->base + (place->position + block * BLOCK_PAGES - stretch->begin);
+    const uint64_t page = range->base + (place->position + block * BLOCK_PAGES - range->begin);
     const uint64_t round = page / window;
-    uint64_t begin = stretch->begin, end = stretch->begin + (round + 1) * window - stretch->base;
-    if (round * window > stretch->base) begin += round * window - stretch->base;
-    if (end > stretch->end) end = stretch->end;
+    uint64_t begin = range->begin, end = range->begin + (round + 1) * window - range->base;
+    if (round * window > range->base) begin += round * window - range->base;
+    if (end > range->end) end = range->end;
     uint64_t last = block_at(place, end);
     if (last > blocks) last = blocks;
     item.first_block = block_at(place, begin);
     item.block_count = last - item.first_block;
     const uint64_t offset = item.first_block * PD_SHARD_BLOCK_BYTES, length = item.block_count * PD_SHARD_BLOCK_BYTES;
     item.bytes = place->bytes - offset < length ? place->bytes - offset : length;
-    item.reader = stretch->reader;
+    item.reader = range->reader;
     item.round = (uint32_t)round;
-    const uint64_t first = stretch->base + (place->position + item.first_block * BLOCK_PAGES - stretch->begin);
+    const uint64_t first = range->base + (place->position + item.first_block * BLOCK_PAGES - range->begin);
     item.window_offset = first % window * PD_VFS_ALIGN;
     return item;
 }
@@ -421,7 +414,7 @@ static pd_status plan_append(struct pd_read_item **items, uint64_t *count, const
 
 struct reading {
     struct pd_plan *plan;
-    struct stretch stretch;
+    struct range range;
 };
 
 static pd_status visit_own(void *context, const struct place *place, struct pd_error *err)
@@ -429,20 +422,20 @@ static pd_status visit_own(void *context, const struct place *place, struct pd_e
     struct reading *r = context;
     struct pd_plan *plan = r->plan;
     const uint64_t blocks = pd_divide_up(place->bytes, PD_SHARD_BLOCK_BYTES);
-    for (uint64_t block = block_at(place, r->stretch.begin);
-         block < blocks && place->position + block * BLOCK_PAGES < r->stretch.end;) {
-        struct pd_read_item item = item_with(plan, place, &r->stretch, block);
+    for (uint64_t block = block_at(place, r->range.begin);
+         block < blocks && place->position + block * BLOCK_PAGES < r->range.end;) {
+        struct pd_read_item item = item_with(plan, place, &r->range, block);
         PD_TRY(plan_append(&plan->items, &plan->item_count, &item, err));
         block = item.first_block + item.block_count;
     }
     return PD_OK;
 }
 
-static pd_status read_stretch(struct pd_plan *plan, uint32_t line, uint32_t member, struct pd_error *err)
+static pd_status read_range(struct pd_plan *plan, uint32_t line, uint32_t member, struct pd_error *err)
 {
-    struct reading r = {plan, stretch_of(plan, line, member)};
-    struct walk w = {.plan = plan, .begin = r.stretch.begin, .end = r.stretch.end, .visit = visit_own, .context = &r};
-    if (r.stretch.begin == r.stretch.end) return PD_OK;
+    struct reading r = {plan, plan_range_of(plan, line, member)};
+    struct walk w = {.plan = plan, .begin = r.range.begin, .end = r.range.end, .visit = visit_own, .context = &r};
+    if (r.range.begin == r.range.end) return PD_OK;
     uint32_t previous = UINT32_MAX; /* the shard whose end the next one of this line gives */
     for (uint32_t s = 0; s < plan->shard_count; s++) {
         if (line_of(plan, s) != line) continue;
@@ -459,7 +452,7 @@ struct receiving {
     struct pd_plan *plan;
     bool *wants;        /* (tensors) this rank owns something of it */
     bool *is_marked;    /* (stored shards) holds some of it */
-    uint32_t *marked;   /* (stored shards) space for those of one stage and tensor-parallel rank */
+    uint32_t *marked;   /* (stored shards) space for the shards of one stage and tensor-parallel rank */
     uint64_t *position; /* (stored shards) position of the next tensor, if marked */
     uint32_t *box;      /* (stored shards) box number of it */
     uint32_t tensor, box_count;
@@ -527,8 +520,8 @@ static pd_status visit_coming(void *context, const struct place *place, struct p
     }
     for (uint64_t block = first; block < end;) {
         const uint32_t m = member_at(&plan->lines->lines[number], place->position + block * BLOCK_PAGES);
-        const struct stretch stretch = stretch_of(plan, number, m);
-        struct pd_read_item item = item_with(plan, place, &stretch, block);
+        const struct range range = plan_range_of(plan, number, m);
+        struct pd_read_item item = item_with(plan, place, &range, block);
         block = item.first_block + item.block_count;
         if (item.reader == plan->input.rank || !is_mine(r, place, &item)) continue;
         PD_TRY(plan_append(&plan->coming, &plan->coming_count, &item, err));
@@ -626,9 +619,9 @@ static pd_status plan_build(struct pd_plan *plan, struct pd_error *err)
         uint32_t place = 0;
         while (plan->lines->member[plan->lines->host_first[host] + place] != rank)
             place++;
-        PD_TRY(read_stretch(plan, host, place, err));
+        PD_TRY(read_range(plan, host, place, err));
     }
-    PD_TRY(read_stretch(plan, hosts, rank, err));
+    PD_TRY(read_range(plan, hosts, rank, err));
     if (plan->input.readers == 1) return PD_OK; /* nobody else reads */
     const uint64_t shards = plan->shard_count;
     struct receiving r = {.plan = plan,
@@ -670,12 +663,6 @@ void pd_plan_free(struct pd_plan *plan)
     free(plan->items);
     free(plan->coming);
     free(plan);
-}
-
-uint64_t pd_plan_bytes(const struct pd_plan *plan)
-{
-    return sizeof *plan + sizeof *plan->lines + plan->lines->bytes +
-           (plan->item_count + plan->coming_count) * sizeof *plan->items;
 }
 
 uint32_t pd_plan_owners(const struct pd_plan *plan, const struct pd_read_item *item,

@@ -36,7 +36,7 @@ struct pd_transfer_run {
 struct pd_plan_input {
     const struct pd_tensor_table *tensors;
     const struct pd_layout *stored, *wanted;
-    enum pd_dtype moments;     /* as stored; those of `tensors` are ignored */
+    enum pd_dtype moments;     /* as stored; the types in `tensors` are ignored */
     uint32_t kinds;            /* bit k: kind k is wanted */
     const bool *tensor_wanted; /* (tensors) or NULL: all */
     uint32_t rank;             /* rank to plan for: among the readers, and in the wanted layout */
@@ -66,7 +66,6 @@ struct pd_plan {
  *   errors  PD_NOT_FOUND: a shard no host can open, by number */
 PD_MUST_USE pd_status pd_plan_new(const struct pd_plan_input *input, struct pd_plan **ret_plan, struct pd_error *err);
 void pd_plan_free(struct pd_plan *plan);
-uint64_t pd_plan_bytes(const struct pd_plan *plan); /* heap it holds */
 
 /* Bytes of an element as stored. */
 static inline uint32_t pd_plan_element_bytes(const struct pd_plan *plan, uint32_t tensor, enum pd_kind kind)

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Which branches of ckpt/ and resharder/ the tests take, by room: tests/coverage.sh [--build DIR] [--files] [CTEST_OPTION ...]
-# It builds into a directory of its own (default build-coverage) and runs, of unit those of the rooms that are counted, crash, golden, cli and
+# Which branches of ckpt/ and resharder/ the tests take, by module: tests/coverage.sh [--build DIR] [--files] [CTEST_OPTION ...]
+# It builds into a directory of its own (default build-coverage) and runs, of unit those of the modules that are counted, crash, golden, cli and
 # fuzz, or with options of ctest those that they choose: `-R nth` adds what the tests of that name take to what was counted before.
 # --continue goes on with a run that was ended: tests that are in counted.txt of that directory are not run again.
 # --files lists every file instead, the one with the most branches that nothing takes first; --no-run prints what was counted.
 set -euo pipefail
 top=$(cd "$(dirname "$0")/.." && pwd)
 build=$top/build-coverage
-by=room
+by=module
 run=yes
 fresh=yes
 while [ $# -gt 0 ]; do
@@ -32,13 +32,13 @@ note_passed() {
   done
 }
 count_all() {
-  rooms=$(cd "$top" && for room in ckpt/*/ resharder/*/; do basename "$room"; done | paste -sd '|')
+  modules=$(cd "$top" && for module in ckpt/*/ resharder/*/; do basename "$module"; done | paste -sd '|')
   if [ $fresh = yes ]; then
     find ckpt resharder -name '*.gcda' -delete
     : >counted.txt
   fi
   touch counted.txt
-  ctest -N -R "^(crash|golden|fuzz)\\.|^cli|^unit\\.($rooms|resharder)\\." -LE campaign |
+  ctest -N -R "^(crash|golden|fuzz)\\.|^cli|^unit\\.($modules|resharder)\\." -LE campaign |
     sed -n 's/^ *Test *#[0-9]*: //p' | awk 'FILENAME == "counted.txt" { counted[$0]; next } !($0 in counted)' counted.txt - >left.txt
   if [ -s left.txt ]; then run_tests -R "^($(sed 's/\./\\./g' left.txt | paste -sd '|'))\$" | note_passed; fi
 }
@@ -61,7 +61,7 @@ gcovr "$build" --filter '(ckpt|resharder)/' --exclude-branches-by-pattern '.*\bP
     function add(key) { lines[key] += $2; reached[key] += $3; branches[key] += $5; taken[key] += $6 }
     NR > 1 {
       name = $1
-      if (by == "room") sub("/[^/]*$", "", name)
+      if (by == "module") sub("/[^/]*$", "", name)
       add(name)
       sub("/.*", "", name)
       add(name " in all")

@@ -10,6 +10,7 @@ if command -v ccache >/dev/null; then
   for language in C CXX CUDA; do launchers+=("-DCMAKE_${language}_COMPILER_LAUNCHER=ccache"); done
 fi
 cmake -S "$top" -B "$directory" -G Ninja ${launchers[@]+"${launchers[@]}"} "$@" >"$directory.configure.log" 2>&1 || { cat "$directory.configure.log" >&2; exit 1; }
+sed -n 's/^-- perdure: /perdure: /p' "$directory.configure.log" >&2
 rm -f "$directory.configure.log"
 # On a terminal ninja shows one progress line; a log gets no progress.
 quiet=--quiet

@@ -78,7 +78,8 @@ static pd_status set_value(struct pd_option *o, const char *text, struct pd_erro
 {
     char name[64];
     snprintf(name, sizeof name, "--%s", o->name);
-    if (text && takes_path(o)) PD_TRY(pd_scheme_check(name, text, PD_USAGE, err));
+    if (text && takes_path(o))
+        PD_TRY((o->may_be_in_bucket ? pd_scheme_check_source : pd_scheme_check)(name, text, PD_USAGE, err));
     const int word = text && o->expected ? find_word(o->expected, text) : 0;
     switch (o->kind) {
     case PD_OPTION_FLAG:
@@ -144,7 +145,7 @@ static pd_status take_word(const struct parsing *p, const char *word)
         PD_FAIL(p->err, PD_USAGE, "%s takes no argument such as \"%s\"; see %s --help", p->program, word, p->program);
     if (*u->word_count == u->words_max)
         PD_FAIL(p->err, PD_USAGE, "\"%s\" is one path too many: at most %u; see %s --help", word, u->words_max, p->program);
-    const bool is_source = *u->word_count < u->words_of_checkpoints;
+    const bool is_source = *u->word_count < u->words_in_buckets;
     u->words[(*u->word_count)++] = word;
     return (is_source ? pd_scheme_check_source : pd_scheme_check)(p->program, word, PD_USAGE, p->err);
 }

@@ -56,8 +56,9 @@ struct pd_option {
      * listed as in a sentence: "auto, cpu or gpu". */
     const char *expected;
     pd_status (*set)(const struct pd_option *option, const char *text, struct pd_error *err);
-    char letter;    /* short form: -o for --output, or 0 */
-    uint32_t given; /* set by parsing: 1 for the first option given, 2 for the next; 0: not given */
+    char letter;           /* short form: -o for --output, or 0 */
+    bool may_be_in_bucket; /* its path may be s3://bucket/key */
+    uint32_t given;        /* set by parsing: 1 for the first option given, 2 for the next; 0: not given */
 };
 
 /* A row of a table of options: PD_OPTION("name", "ARGUMENT", "doc", PD_OPTION_U64, &value, low, high). */
@@ -72,8 +73,8 @@ struct pd_usage {
     bool *json;                  /* NULL: a command without --json */
     const char **words;          /* (words_max): arguments that are not options */
     uint32_t words_max, *word_count;
-    uint32_t words_of_checkpoints; /* so many of the first are read as checkpoints: s3://bucket/prefix too */
-    bool takes_keys;               /* section.key=value among the words */
+    uint32_t words_in_buckets; /* so many of the first may be s3://bucket/prefix */
+    bool takes_keys;           /* section.key=value among the words */
 };
 
 /* Sets those three members: PD_WORDS(paths, 2, &path_count). */

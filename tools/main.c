@@ -14,12 +14,15 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #define STACK_BYTES (1u << 20)
+#define STACK_GROWN_BYTES (STACK_BYTES / 2) /* arguments and environment may take a quarter */
 
 /* To add a command, add a row here and a file. */
 const struct pd_command pd_commands[] = {
@@ -31,7 +34,8 @@ const struct pd_command pd_commands[] = {
     {"watch", "RUN", "follow a run on the terminal", pd_cmd_watch},
     {"sample", "PATH --prompt TEXT", "generate text with a checkpoint", pd_cmd_sample},
     {"eval", "RUN --data=FILE", "loss and perplexity of a checkpoint on a file", pd_cmd_eval},
-    {"ckpt", "COMMAND ...", "checkpoints: ls, show, verify, diff, stats, reshard, import, export, prune", pd_cmd_ckpt},
+    {"ckpt", "COMMAND ...", "checkpoints: ls, show, verify, diff, stats, reshard, import, export, upload, prune",
+     pd_cmd_ckpt},
     {"data", "COMMAND ...", "token files: pack, inspect", pd_cmd_data},
     {"bench", "COMMAND ...", "speed: ckpt, objects, reshard, offload, step, exchange, attention, adam", pd_cmd_bench},
     {"doctor", "[DIR]", "what this machine has and what is missing", pd_cmd_doctor},
@@ -64,6 +68,23 @@ static pd_status raise_stack(struct pd_error *err)
             (unsigned long long)limit.rlim_max >> 10, STACK_BYTES >> 10);
 }
 
+static __attribute__((noinline)) void touch_stack(void)
+{
+    volatile char deepest[STACK_GROWN_BYTES];
+    deepest[0] = 0;
+    (void)deepest[0];
+}
+
+/* The kernel kills a process whose stack cannot grow. So let it grow now, where a lack of address space is an error. */
+static pd_status grow_stack(struct pd_error *err)
+{
+    void *space = mmap(NULL, STACK_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (space == MAP_FAILED) PD_FAIL(err, PD_NO_MEMORY, "no memory for the stack");
+    munmap(space, STACK_BYTES);
+    touch_stack();
+    return PD_OK;
+}
+
 /* True for --json, possibly abbreviated, with any command or none. */
 static bool asks_json(int argc, char **argv)
 {
@@ -89,7 +110,12 @@ static pd_status print_version(bool is_json, struct pd_error *err)
 static pd_status main_run(int argc, char **argv, struct pd_error *err)
 {
     PD_TRY(raise_stack(err));
+    PD_TRY(grow_stack(err));
     PD_TRY(pd_log_configure_env(err));
+    /* What makes reading and writing slow here matters to a run. Other commands do not repeat it: doctor says so. */
+    const char *name = argc >= 2 ? argv[1] : "";
+    if (!getenv("PERDURE_LOG") && strcmp(name, "train") != 0 && strcmp(name, "worker") != 0 && strcmp(name, "bench") != 0)
+        PD_TRY(pd_log_configure("info,io=error", err));
     if (argc >= 2 && strcmp(argv[1], "--version") == 0) return print_version(asks_json(argc, argv), err);
     if (argc == 2 && (strcmp(argv[1], "version") == 0 || strcasecmp(argv[1], "-v") == 0))
         PD_FAIL(err, PD_USAGE, "perdure has no command %s; perdure --version says which this is", argv[1]);

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what perdure needs on Debian 12, when it is missing: tools/packages.sh build|run|text|test|coverage ...
+# Installs what perdure needs on Debian 12 or 13, when it is missing: tools/packages.sh build|run|text|test|coverage ...
 # build: compiler and libraries · run: MPI, HDF5 tools, certificates of servers · text: the King James Bible
 # test: what the tests use besides · coverage: what tests/coverage.sh uses besides
 set -euo pipefail
@@ -11,6 +11,7 @@ run="openmpi-bin hdf5-tools ca-certificates"
 text="bible-kjv bible-kjv-text"
 test="clang-format python3 python3-venv procps slurm-wlm munge fuse3 libfuse3-dev"
 coverage="gcovr"
+optional=" libopenmpi-dev openmpi-bin libdnnl-dev hdf5-tools " # perdure builds and trains without them
 
 missing=()
 for group in "$@"; do
@@ -26,7 +27,16 @@ done
 
 as_root=()
 if [ "$(id -u)" != 0 ]; then
-  command -v sudo >/dev/null || { echo "perdure: missing packages: ${missing[*]}; install them as root: apt-get install ${missing[*]}" >&2; exit 69; }
+  if ! command -v sudo >/dev/null; then
+    echo "perdure: packages are missing, and this user is neither root nor has sudo. As root: apt-get install ${missing[*]}" >&2
+    for package in "${missing[@]}"; do
+      [[ "$optional" == *" $package "* ]] && continue
+      echo "perdure: without root, use the wheel that tools/wheel.sh makes on another machine (README.md)" >&2
+      exit 69
+    done
+    echo "perdure: going on without them" >&2
+    exit 0
+  fi
   as_root=(sudo)
 fi
 echo "perdure: installing ${missing[*]}" >&2

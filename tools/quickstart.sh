@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# From a fresh Debian 12 to the main job: installs, builds, trains a byte-level model on the King James Bible on two ranks, kills one
-# of them between checkpoints, watches the launcher come back on another rank count, finishes, samples, and proves by loss bits
-# and state digest that nothing changed against an undisturbed run on one rank.
+# From a fresh Debian 12 or 13 to the main job: installs, builds, trains a byte-level model on the King James Bible on two ranks, kills
+# one of them between checkpoints, watches the launcher come back on another rank count, finishes, samples, and proves by loss bits and
+# state digest that nothing changed against an undisturbed run on one rank.
 # tools/quickstart.sh [--build DIR] [--runs DIR] [--steps N]
 set -euo pipefail
 top=$(cd "$(dirname "$0")/.." && pwd)

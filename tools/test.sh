@@ -45,6 +45,11 @@ if [ $all = yes ]; then
   export PERDURE_TEST_SCALE=10
   labels=()
 fi
+# What Open MPI leaves of ranks that are killed with their launcher: shared memory and session directories.
+memory=$(mktemp -d /dev/shm/perdure-test-XXXXXX)
+sessions=$(mktemp -d)
+trap 'rm -rf "$memory" "$sessions"' EXIT
+export OMPI_MCA_btl_vader_backing_directory=$memory OMPI_MCA_btl_sm_backing_directory=$memory OMPI_MCA_orte_tmpdir_base=$sessions
 cd "$build"
 # Two more than the number of cores: ranks, launchers and drives often wait.
 ctest --output-on-failure --no-tests=error -j "$(($(nproc) + 2))" "${labels[@]}"

@@ -3,11 +3,11 @@
 #include <inttypes.h>
 #include <string.h>
 
-#define PATH_ROOM 4096
+#define PATH_BYTES 4096
 
 FILE *pd_cgroup_open(const struct pd_cgroup *group, const char *name)
 {
-    char path[PATH_ROOM + 64];
+    char path[PATH_BYTES + 64];
     snprintf(path, sizeof path, "%s/%s", group->directory, name);
     return fopen(path, "re");
 }
@@ -40,13 +40,13 @@ static bool has_word(const char *list, const char *word)
 }
 
 struct mount {
-    char root[PATH_ROOM / 2], point[PATH_ROOM / 2]; /* the mounted group, and its mount point */
+    char root[PATH_BYTES / 2], point[PATH_BYTES / 2]; /* the mounted group, and its mount point */
 };
 
 /* "32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu" */
 static bool find_mount(const char *mountinfo, const char *controller, bool is_v2, struct mount *ret)
 {
-    char line[PATH_ROOM];
+    char line[PATH_BYTES];
     bool is_found = false;
     FILE *file = fopen(mountinfo, "re");
     while (file && !is_found && fgets(line, sizeof line, file)) {
@@ -62,7 +62,7 @@ static bool find_mount(const char *mountinfo, const char *controller, bool is_v2
 
 static void walk_up(const struct mount *mount, const char *path, bool is_v2, pd_cgroup_visit *visit, void *context)
 {
-    char name[PATH_ROOM / 2], directory[PATH_ROOM];
+    char name[PATH_BYTES / 2], directory[PATH_BYTES];
     const size_t hidden = strcmp(mount->root, "/") == 0 ? 0 : strlen(mount->root);
     const bool is_below = strncmp(path, mount->root, hidden) == 0 && strncmp(path, "/..", 3) != 0;
     snprintf(name, sizeof name, "%s", is_below ? path + hidden : "");
@@ -82,7 +82,7 @@ void pd_cgroup_walk(const struct pd_cgroup_places *places, const char *controlle
 {
     const char *self = places && places->self ? places->self : "/proc/self/cgroup";
     const char *mountinfo = places && places->mountinfo ? places->mountinfo : "/proc/self/mountinfo";
-    char line[PATH_ROOM / 2];
+    char line[PATH_BYTES / 2];
     struct mount mount;
     FILE *file = fopen(self, "re");
     while (file && fgets(line, sizeof line, file)) { /* "4:memory:/a/b" or "0::/a/b" */

@@ -19,3 +19,6 @@ uint64_t pd_digest_stream_value(const struct pd_digest_stream *stream); /* of wh
 
 /* Derives a seed from words such as (run, lineage, step, tensor, block): the digest of their little-endian bytes. */
 uint64_t pd_digest_words(const uint64_t *words, size_t count, uint64_t seed);
+
+/* CRC-32 (ISO 3309) of data that continues `crc`; begin with 0. ZIP archives and uploads to a bucket have it. */
+uint32_t pd_crc32(uint32_t crc, const void *data, uint64_t bytes);

@@ -1,7 +1,7 @@
 #include "ckpt/base/fault.h"
 
-#include "ckpt/base/parse.h"
 #include "ckpt/base/heartbeat.h"
+#include "ckpt/base/parse.h"
 #include "ckpt/base/rank.h"
 #include <fcntl.h>
 #include <signal.h>

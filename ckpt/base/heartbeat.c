@@ -86,6 +86,12 @@ void pd_heartbeat_block(uint32_t block)
     COUNT(done);
 }
 
+void pd_heartbeat_done(void)
+{
+    struct pd_heartbeat *p = mine();
+    if (p) COUNT(done);
+}
+
 enum pd_heartbeat_place pd_heartbeat_enter(enum pd_heartbeat_place place)
 {
     struct pd_heartbeat *p = trains ? mine() : NULL;
@@ -105,14 +111,19 @@ void pd_heartbeat_spent(uint64_t ret_ns[PD_HEARTBEAT_PLACES])
         ret_ns[i] = p ? GET(place_ns[i]) : 0;
 }
 
+static void set_operation(_Atomic uint64_t stored[PD_HEARTBEAT_WORDS], const char *operation)
+{
+    uint64_t words[PD_HEARTBEAT_WORDS] = {0};
+    memcpy(words, operation, strnlen(operation, sizeof words - 1));
+    for (uint32_t i = 0; i < PD_HEARTBEAT_WORDS; i++)
+        atomic_store_explicit(&stored[i], words[i], memory_order_relaxed);
+}
+
 void pd_heartbeat_exchange_begin(const char *operation)
 {
     struct pd_heartbeat *p = mine();
-    uint64_t words[PD_HEARTBEAT_WORDS] = {0};
     if (!p) return;
-    memcpy(words, operation, strnlen(operation, sizeof words - 1));
-    for (uint32_t i = 0; i < PD_HEARTBEAT_WORDS; i++)
-        SET(operation[i], words[i]);
+    set_operation(p->operation, operation);
     COUNT(exchange);
     COUNT(exchanges);
 }
@@ -159,6 +170,35 @@ void pd_heartbeat_exchange_end(void)
     SET(waits_for, 0);
     atomic_fetch_sub_explicit(&p->exchanges, 1, memory_order_relaxed);
     COUNT(done);
+}
+
+/* The row of a communicator, or an unused one for communicator 0. */
+static struct pd_heartbeat_flights *flights_of(struct pd_heartbeat *beat, uint64_t communicator)
+{
+    for (uint32_t i = 0; beat && i < PD_HEARTBEAT_COMMUNICATORS; i++)
+        if (atomic_load(&beat->flights[i].communicator) == communicator) return &beat->flights[i];
+    return NULL;
+}
+
+void pd_heartbeat_flight(uint64_t communicator, const char *operation, uint64_t reached, uint64_t ended)
+{
+    struct pd_heartbeat *beat = mine();
+    struct pd_heartbeat_flights *p = flights_of(beat, communicator);
+    if (!p && !(p = flights_of(beat, 0))) return;
+    if (ended > GET(ended)) atomic_fetch_add_explicit(&beat->done, ended - GET(ended), memory_order_relaxed);
+    if (reached > GET(reached)) set_operation(p->operation, operation);
+    SET(reached, reached);
+    SET(ended, ended);
+    SET(communicator, communicator);
+}
+
+void pd_heartbeat_flights_end(uint64_t communicator)
+{
+    struct pd_heartbeat_flights *p = flights_of(mine(), communicator);
+    if (!p) return;
+    SET(communicator, 0);
+    SET(reached, 0);
+    SET(ended, 0);
 }
 
 void pd_heartbeat_hold(void)

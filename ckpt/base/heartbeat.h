@@ -24,6 +24,15 @@ enum pd_heartbeat_place {
 
 #define PD_HEARTBEAT_WORDS 4u          /* length of an operation's name */
 #define PD_HEARTBEAT_STORAGE_WORDS 16u /* length of a directory; a longer one keeps its end */
+#define PD_HEARTBEAT_COMMUNICATORS 12u /* between devices; further ones are not recorded */
+
+/* Operations between devices run on a stream while the host goes on, so the host's place does not show them. A member that
+ * has reached fewer of them than another, which is in one, holds that one up. */
+struct pd_heartbeat_flights {
+    _Atomic uint64_t communicator;                  /* a number that all its members know it by; 0: unused */
+    _Atomic uint64_t reached, ended;                /* operations the device has come to, and those it has finished */
+    _Atomic uint64_t operation[PD_HEARTBEAT_WORDS]; /* the last one reached */
+};
 
 struct pd_heartbeat {
     alignas(128) _Atomic uint64_t done; /* blocks, exchanges and steps begun or completed so far */
@@ -43,6 +52,7 @@ struct pd_heartbeat {
     _Atomic uint64_t entered_ns;                          /* when `place` was entered, monotonic clock */
     _Atomic uint64_t place_ns[PD_HEARTBEAT_PLACES];       /* time spent in each place before that */
     _Atomic uint64_t step_ns; /* monotonic clock: when `step` began and the previous step ended */
+    struct pd_heartbeat_flights flights[PD_HEARTBEAT_COMMUNICATORS];
 };
 
 /* Call once, before the process starts threads. ret_fd: for other processes. False: no shared memory, no heartbeats. */
@@ -55,6 +65,7 @@ void pd_heartbeat_unmap(const struct pd_heartbeat *heartbeats, uint32_t ranks);
 void pd_heartbeat_step(uint64_t step);
 void pd_heartbeat_micro_batch(uint32_t micro_batch);
 void pd_heartbeat_block(uint32_t block);
+void pd_heartbeat_done(void); /* counts a completed piece of other work */
 /* Returns the previous place. Does nothing except in the training thread, the one that calls pd_heartbeat_step. */
 enum pd_heartbeat_place pd_heartbeat_enter(enum pd_heartbeat_place place);
 void pd_heartbeat_spent(
@@ -62,6 +73,9 @@ void pd_heartbeat_spent(
 void pd_heartbeat_exchange_begin(const char *operation);
 void pd_heartbeat_waits_for(uint32_t rank);
 void pd_heartbeat_exchange_end(void);
+/* Operations on a device; one thread of the rank at a time. Every newly ended one counts as done. */
+void pd_heartbeat_flight(uint64_t communicator, const char *operation, uint64_t reached, uint64_t ended);
+void pd_heartbeat_flights_end(uint64_t communicator); /* it is freed */
 /* Wrap every call that may block on storage, in any thread; pass the result of begin to end. READING, SAVING and
  * UPDATING_FILES are kept as the place because they say why. */
 enum pd_heartbeat_place pd_heartbeat_storage_begin(void);

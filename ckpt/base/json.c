@@ -146,7 +146,7 @@ void pd_json_i64(struct pd_json_writer *w, const char *key, int64_t value)
     put(w, "%" PRId64, value);
 }
 
-void pd_json_double(struct pd_json_writer *w, const char *key, double value)
+static void json_put_double(struct pd_json_writer *w, const char *key, double value, const char *end)
 {
     char text[40] = "\"nan\"";
     for (int digits = 15; digits <= 17 && isfinite(value); digits++) {
@@ -155,7 +155,18 @@ void pd_json_double(struct pd_json_writer *w, const char *key, double value)
     }
     if (isinf(value)) snprintf(text, sizeof text, value > 0 ? "\"inf\"" : "\"-inf\"");
     before_value(w, key);
-    put(w, "%s", strcmp(text, "-0") == 0 ? "-0.0" : text); /* "-0" would be an integer and lose its sign */
+    if (strcmp(text, "-0") == 0) end = ".0"; /* "-0" would be an integer and lose its sign */
+    put(w, "%s%s", text, strspn(text, "-0123456789") == strlen(text) ? end : "");
+}
+
+void pd_json_double(struct pd_json_writer *w, const char *key, double value)
+{
+    json_put_double(w, key, value, "");
+}
+
+void pd_json_fraction(struct pd_json_writer *w, const char *key, double value)
+{
+    json_put_double(w, key, value, ".0");
 }
 
 void pd_json_measured(struct pd_json_writer *w, const char *key, double value)
@@ -347,6 +358,40 @@ pd_status pd_json_parse_member(const char *text, size_t bytes, const char *key, 
     *ret_text = json_string_value(value);
     *ret_bytes = json_string_length(value);
     return PD_OK;
+}
+
+static pd_status take_strings(json_t *root, const char *key,
+                              pd_status (*take)(void *, const char *, size_t, struct pd_error *), void *context,
+                              struct pd_error *err)
+{
+    const json_t *value = json_object_get(root, key), *element;
+    size_t i;
+    if (!json_is_array(value)) {
+        PD_TRY(check_member(root, key, err));
+        return take(context, json_string_value(value), json_string_length(value), err);
+    }
+    json_array_foreach(value, i, element)
+    {
+        if (!json_is_string(element))
+            PD_FAIL(err, PD_CORRUPT, "element %zu of \"%s\" is %s, not a string", i, key, kind_name(element));
+        PD_TRY(take(context, json_string_value(element), json_string_length(element), err));
+    }
+    return PD_OK;
+}
+
+pd_status pd_json_take_strings(const char *text, size_t bytes, const char *const *keys, uint32_t count,
+                               pd_status (*take)(void *, const char *, size_t, struct pd_error *), void *context,
+                               struct pd_error *err)
+{
+    struct pd_json_document *document;
+    json_error_t problem;
+    PD_TRY(json_load(text, bytes, JSON_DECODE_ANY | JSON_ALLOW_NUL, &document, &problem, err));
+    if (!document) PD_FAIL(err, PD_CORRUPT, "no valid JSON at column %d: %s", problem.column, problem.text);
+    pd_status st = PD_OK;
+    for (uint32_t i = 0; !st && i < count; i++)
+        st = take_strings(document->root, keys[i], take, context, err);
+    pd_json_document_free(document);
+    return st;
 }
 
 void pd_json_document_free(struct pd_json_document *document)

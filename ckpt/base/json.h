@@ -33,6 +33,8 @@ void pd_json_array_end(struct pd_json_writer *writer);
 void pd_json_string(struct pd_json_writer *writer, const char *key, const char *text); /* NULL writes null */
 void pd_json_u64(struct pd_json_writer *writer, const char *key, uint64_t value);
 void pd_json_i64(struct pd_json_writer *writer, const char *key, int64_t value);
+/* The same with a decimal point even if it is whole, for readers that tell integers from floats. */
+void pd_json_fraction(struct pd_json_writer *writer, const char *key, double value);
 void pd_json_double(struct pd_json_writer *writer, const char *key, double value);
 /* Writes null for infinity and NaN. For output to plotting programs, which accept only numbers. */
 void pd_json_measured(struct pd_json_writer *writer, const char *key, double value);
@@ -90,6 +92,13 @@ const struct pd_json_value *pd_json_at(const struct pd_json_value *array, size_t
 PD_MUST_USE pd_status pd_json_parse_member(const char *text, size_t bytes, const char *key,
                                            struct pd_json_document **ret_document, const char **ret_text, size_t *ret_bytes,
                                            struct pd_error *err);
+
+/* Gives the strings of `keys` (count) of one object, such as a line of JSON lines, in that order; of an array of strings
+ * each. They are borrowed during the call.   errors  as pd_json_parse_member, and of `take` */
+PD_MUST_USE pd_status pd_json_take_strings(const char *text, size_t bytes, const char *const *keys, uint32_t count,
+                                           pd_status (*take)(void *context, const char *text, size_t bytes,
+                                                             struct pd_error *err),
+                                           void *context, struct pd_error *err);
 
 const char *pd_json_text(const struct pd_json_value *value); /* NULL if it is not a string */
 /* False, with *ret untouched, for another type. pd_json_is_u64 takes integers >= 0; pd_json_is_number integers and reals. */

@@ -167,9 +167,9 @@ void pd_log_write(enum pd_log_level level, const char *module, const char *forma
     va_start(arguments, format);
     int length = vsnprintf(line + used, sizeof line - used - 1, format, arguments);
     va_end(arguments);
-    size_t room = sizeof line - used - 2, kept = length < 0 ? 0 : (size_t)length;
-    if (kept > room) {
-        kept = room;
+    size_t capacity = sizeof line - used - 2, kept = length < 0 ? 0 : (size_t)length;
+    if (kept > capacity) {
+        kept = capacity;
         memcpy(line + used + kept - 3, "...", 3);
     }
     for (size_t i = used; i < used + kept; i++) {

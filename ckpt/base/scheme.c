@@ -22,12 +22,13 @@ pd_status pd_scheme_check(const char *what, const char *path, pd_status status, 
     const size_t bytes = scheme_bytes(path);
     if (!bytes) return PD_OK;
     if (scheme_is_spoken(path))
-        PD_FAIL(err, status,
-                "%s: only checkpoints are read from s3:// (%.300s). Name a file or directory of a mounted file system", what,
-                path);
+        PD_FAIL(
+            err, status,
+            "%s: only checkpoints and data are read from s3:// (%.300s). Name a file or directory of a mounted file system",
+            what, path);
     PD_FAIL(err, status,
-            "%s: perdure does not read or write %.*s:// (%.300s); the scheme that works is s3://, for checkpoints. Name a "
-            "file or directory of a mounted file system",
+            "%s: perdure does not read or write %.*s:// (%.300s); the scheme that works is s3://, for checkpoints and "
+            "data. Name a file or directory of a mounted file system",
             what, (int)bytes, path, path);
 }
 

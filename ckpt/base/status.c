@@ -99,10 +99,10 @@ pd_status pd_error_context(struct pd_error *err, pd_status status, const char *f
     int length = vsnprintf(prefix, sizeof prefix, format, arguments);
     va_end(arguments);
     size_t prefix_length = (size_t)length < sizeof prefix ? (size_t)length : sizeof prefix - 1;
-    size_t room = sizeof err->message - 1;
-    if (prefix_length + 2 > room) return status;
-    size_t kept = strnlen(err->message, room);
-    if (kept > room - prefix_length - 2) kept = room - prefix_length - 2;
+    size_t capacity = sizeof err->message - 1;
+    if (prefix_length + 2 > capacity) return status;
+    size_t kept = strnlen(err->message, capacity);
+    if (kept > capacity - prefix_length - 2) kept = capacity - prefix_length - 2;
     memmove(err->message + prefix_length + 2, err->message, kept);
     memcpy(err->message, prefix, prefix_length);
     memcpy(err->message + prefix_length, ": ", 2);

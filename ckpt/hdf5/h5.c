@@ -10,6 +10,7 @@
 #include "ckpt/base/checked.h"
 #include "ckpt/tensor/codec_zstd.h"
 
+#define H5_USE_110_API /* versions 1.12 and later keep the functions of 1.10 */
 #include <hdf5.h>
 #include <math.h>
 #include <pthread.h>
@@ -19,16 +20,16 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 
-#define ROOM_BYTES (64u << 20)
+#define ADDRESS_SPACE_BYTES (64u << 20)
 
 /* State of the driver. While `chunk` is set, raw data is allocated at the caller's offset and discarded. */
-struct room {
+struct image {
     struct pd_h5_pages pages;
     const struct pd_h5_chunk *chunk; /* or NULL */
 };
 
 struct pd_h5_file {
-    struct room room;
+    struct image image;
     hid_t file, contiguous; /* dataset creation: allocate early, never fill */
     hid_t link_creation;    /* link creation: make intermediate groups */
     hid_t types[PD_H5_TYPE_COUNT];
@@ -42,22 +43,22 @@ static bool driver_lacks_memory; /* under library_mutex: the driver failed for l
 
 struct driver_file {
     H5FD_t base; /* must be the first member for the library */
-    struct room *room;
+    struct image *image;
 };
 
 struct driver_info {
-    struct room *room;
+    struct image *image;
 };
 
-static struct room *room_of(const H5FD_t *file)
+static struct image *image_of(const H5FD_t *file)
 {
-    return ((const struct driver_file *)(const void *)file)->room;
+    return ((const struct driver_file *)(const void *)file)->image;
 }
 
 /* Returns the chunk being registered, if this is about raw data. */
 static const struct pd_h5_chunk *chunk_of(const H5FD_t *file, H5FD_mem_t type)
 {
-    return type == H5FD_MEM_DRAW ? room_of(file)->chunk : NULL;
+    return type == H5FD_MEM_DRAW ? image_of(file)->chunk : NULL;
 }
 
 static H5FD_t *driver_open(const char *name, unsigned flags, hid_t fapl, haddr_t max_address)
@@ -66,7 +67,7 @@ static H5FD_t *driver_open(const char *name, unsigned flags, hid_t fapl, haddr_t
     const struct driver_info *info = H5Pget_driver_info(fapl);
     struct driver_file *file = info ? calloc(1, sizeof *file) : NULL;
     driver_lacks_memory |= info && !file;
-    if (file) file->room = info->room;
+    if (file) file->image = info->image;
     return (H5FD_t *)(void *)file;
 }
 
@@ -86,12 +87,12 @@ static herr_t driver_query(const H5FD_t *file, unsigned long *ret_flags)
 static haddr_t driver_get_eoa(const H5FD_t *file, H5FD_mem_t type)
 {
     const struct pd_h5_chunk *chunk = chunk_of(file, type);
-    return chunk ? pd_round_up(chunk->offset + chunk->bytes, PD_H5_PAGE_BYTES) : room_of(file)->pages.bytes;
+    return chunk ? pd_round_up(chunk->offset + chunk->bytes, PD_H5_PAGE_BYTES) : image_of(file)->pages.bytes;
 }
 
 static herr_t driver_set_eoa(H5FD_t *file, H5FD_mem_t type, haddr_t address)
 {
-    if (!chunk_of(file, type)) room_of(file)->pages.bytes = address;
+    if (!chunk_of(file, type)) image_of(file)->pages.bytes = address;
     return 0;
 }
 
@@ -100,15 +101,15 @@ static haddr_t driver_alloc(H5FD_t *file, H5FD_mem_t type, hid_t transfer, hsize
     (void)transfer;
     const struct pd_h5_chunk *chunk = chunk_of(file, type);
     if (chunk) return chunk->offset;
-    const haddr_t address = room_of(file)->pages.bytes;
-    room_of(file)->pages.bytes += bytes;
+    const haddr_t address = image_of(file)->pages.bytes;
+    image_of(file)->pages.bytes += bytes;
     return address;
 }
 
 static herr_t driver_read(H5FD_t *file, H5FD_mem_t type, hid_t transfer, haddr_t address, size_t bytes, void *buffer)
 {
     (void)type, (void)transfer;
-    pd_h5_pages_read(&room_of(file)->pages, address, buffer, bytes);
+    pd_h5_pages_read(&image_of(file)->pages, address, buffer, bytes);
     return 0;
 }
 
@@ -116,12 +117,16 @@ static herr_t driver_write(H5FD_t *file, H5FD_mem_t type, hid_t transfer, haddr_
 {
     (void)transfer;
     if (chunk_of(file, type)) return 0;
-    const pd_status st = pd_h5_pages_write(&room_of(file)->pages, address, buffer, bytes, NULL);
+    const pd_status st = pd_h5_pages_write(&image_of(file)->pages, address, buffer, bytes, NULL);
     driver_lacks_memory |= st == PD_NO_MEMORY;
     return st == PD_OK ? 0 : -1;
 }
 
 static const H5FD_class_t driver_class = {
+#ifdef H5FD_CLASS_VERSION /* HDF5 1.14 and later */
+    .version = H5FD_CLASS_VERSION,
+    .value = (H5FD_class_value_t)H5_VFD_MAX,
+#endif
     .name = "perdure",
     .maxaddr = INT64_MAX,
     .fc_degree = H5F_CLOSE_STRONG,
@@ -158,10 +163,10 @@ static pd_status library_fail(struct pd_error *err, const char *what, const char
 }
 
 /* The library must know a filter before it records its number; the filter never runs here. */
-static size_t filter_refuses(unsigned flags, size_t count, const unsigned values[], size_t bytes, size_t *room,
+static size_t filter_refuses(unsigned flags, size_t count, const unsigned values[], size_t bytes, size_t *buffer_bytes,
                              void **buffer)
 {
-    (void)flags, (void)count, (void)values, (void)bytes, (void)room, (void)buffer;
+    (void)flags, (void)count, (void)values, (void)bytes, (void)buffer_bytes, (void)buffer;
     return 0;
 }
 
@@ -174,22 +179,22 @@ static const H5Z_class2_t zstd_class = {.version = H5Z_CLASS_T_VERS,
 
 /* The library crashes if it runs out of memory, so under an address space limit (ulimit -v) this checks that some is
  * left. The caller holds library_mutex: otherwise the library would miss what is mapped here for the check. */
-static pd_status check_room(struct pd_error *err)
+static pd_status check_address_space(struct pd_error *err)
 {
     struct rlimit limit;
     if (getrlimit(RLIMIT_AS, &limit) || limit.rlim_cur == RLIM_INFINITY) return PD_OK;
-    void *room = mmap(NULL, ROOM_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (room == MAP_FAILED)
+    void *reserved = mmap(NULL, ADDRESS_SPACE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (reserved == MAP_FAILED)
         PD_FAIL(err, PD_UNSUPPORTED,
                 "the limit of memory (ulimit -v) leaves less than %u MiB for the metadata of a file: raise it",
-                ROOM_BYTES >> 20);
-    munmap(room, ROOM_BYTES);
+                ADDRESS_SPACE_BYTES >> 20);
+    munmap(reserved, ADDRESS_SPACE_BYTES);
     return PD_OK;
 }
 
 static pd_status open_library(struct pd_error *err)
 {
-    PD_TRY(check_room(err));
+    PD_TRY(check_address_space(err));
     if (driver_id < 0) {
         H5dont_atexit(); /* its exit handler would race with our threads */
         /* The superblock extension and implicit groups use this default list, which stores the time of day unless told
@@ -227,13 +232,48 @@ const char *pd_h5_version(void)
 
 /* ---- types ---- */
 
-/* A 16-bit float with `mantissa_bits` low bits of mantissa. */
-static hid_t make_half(size_t mantissa_bits, size_t exponent_bias)
+enum pd_h5_type pd_h5_type_of(enum pd_dtype dtype)
 {
+    static const enum pd_h5_type types[PD_DTYPE_COUNT] = {
+        [PD_F32] = PD_H5_F32,  [PD_BF16] = PD_H5_BF16,  [PD_F16] = PD_H5_F16,         [PD_F64] = PD_H5_F64,
+        [PD_I8] = PD_H5_I8,    [PD_F8_E4M3] = PD_H5_U8, [PD_F8_E5M2] = PD_H5_F8_E5M2, [PD_I16] = PD_H5_I16,
+        [PD_I32] = PD_H5_I32,  [PD_I64] = PD_H5_I64,    [PD_U8] = PD_H5_U8,           [PD_U16] = PD_H5_U16,
+        [PD_U32] = PD_H5_U32,  [PD_U64] = PD_H5_U64,    [PD_BOOL] = PD_H5_BOOL,       [PD_C64] = PD_H5_C64,
+        [PD_C128] = PD_H5_C128};
+    return types[dtype];
+}
+
+enum pd_h5_type pd_h5_view_type_of(enum pd_dtype dtype)
+{
+    return dtype == PD_BF16 || dtype == PD_F16 || dtype == PD_F8_E5M2 ? PD_H5_F32 : pd_h5_type_of(dtype);
+}
+
+/* A float of `bytes` with `mantissa_bits` low bits of mantissa. */
+static hid_t make_small(size_t bytes, size_t mantissa_bits, size_t exponent_bias)
+{
+    const size_t sign = 8 * bytes - 1;
     hid_t type = H5Tcopy(H5T_IEEE_F32LE);
-    bool ok = type >= 0 && H5Tset_fields(type, 15, mantissa_bits, 15 - mantissa_bits, 0, mantissa_bits) >= 0 &&
-              H5Tset_precision(type, 16) >= 0 && H5Tset_size(type, 2) >= 0 && H5Tset_ebias(type, exponent_bias) >= 0;
+    bool ok = type >= 0 && H5Tset_fields(type, sign, mantissa_bits, sign - mantissa_bits, 0, mantissa_bits) >= 0 &&
+              H5Tset_precision(type, 8 * bytes) >= 0 && H5Tset_size(type, bytes) >= 0 &&
+              H5Tset_ebias(type, exponent_bias) >= 0;
     if (ok) return type;
+    if (type >= 0) H5Tclose(type);
+    return H5I_INVALID_HID;
+}
+
+static hid_t make_bool(void)
+{
+    static const signed char no = 0, yes = 1;
+    hid_t type = H5Tenum_create(H5T_STD_I8LE);
+    if (type >= 0 && H5Tenum_insert(type, "FALSE", &no) >= 0 && H5Tenum_insert(type, "TRUE", &yes) >= 0) return type;
+    if (type >= 0) H5Tclose(type);
+    return H5I_INVALID_HID;
+}
+
+static hid_t make_complex(hid_t part, size_t part_bytes)
+{
+    hid_t type = H5Tcreate(H5T_COMPOUND, 2 * part_bytes);
+    if (type >= 0 && H5Tinsert(type, "r", 0, part) >= 0 && H5Tinsert(type, "i", part_bytes, part) >= 0) return type;
     if (type >= 0) H5Tclose(type);
     return H5I_INVALID_HID;
 }
@@ -251,8 +291,19 @@ static pd_status make_types(struct pd_h5_file *file, struct pd_error *err)
     file->types[PD_H5_F32] = H5Tcopy(H5T_IEEE_F32LE);
     file->types[PD_H5_F64] = H5Tcopy(H5T_IEEE_F64LE);
     file->types[PD_H5_U64] = H5Tcopy(H5T_STD_U64LE);
-    file->types[PD_H5_BF16] = make_half(7, 127);
-    file->types[PD_H5_F16] = make_half(10, 15);
+    file->types[PD_H5_BF16] = make_small(2, 7, 127);
+    file->types[PD_H5_F16] = make_small(2, 10, 15);
+    file->types[PD_H5_F8_E5M2] = make_small(1, 2, 15);
+    file->types[PD_H5_I8] = H5Tcopy(H5T_STD_I8LE);
+    file->types[PD_H5_I16] = H5Tcopy(H5T_STD_I16LE);
+    file->types[PD_H5_I32] = H5Tcopy(H5T_STD_I32LE);
+    file->types[PD_H5_I64] = H5Tcopy(H5T_STD_I64LE);
+    file->types[PD_H5_U8] = H5Tcopy(H5T_STD_U8LE);
+    file->types[PD_H5_U16] = H5Tcopy(H5T_STD_U16LE);
+    file->types[PD_H5_U32] = H5Tcopy(H5T_STD_U32LE);
+    file->types[PD_H5_BOOL] = make_bool();
+    file->types[PD_H5_C64] = make_complex(file->types[PD_H5_F32], 4);
+    file->types[PD_H5_C128] = make_complex(file->types[PD_H5_F64], 8);
     file->types[PD_H5_TEXT] = make_text();
     for (int t = 0; t < PD_H5_TYPE_COUNT; t++)
         if (file->types[t] < 0) return library_fail(err, "make a type", "");
@@ -273,7 +324,7 @@ static void close_handles(struct pd_h5_file *file)
 /* Paged allocation, not H5Pset_alignment, which would put object headers into the gaps between data. */
 static hid_t create_file(struct pd_h5_file *file, hid_t creation, hid_t access)
 {
-    struct driver_info info = {&file->room};
+    struct driver_info info = {&file->image};
     bool ok = creation >= 0 && access >= 0 && H5Pset_driver(access, driver_id, &info) >= 0 &&
               H5Pset_libver_bounds(access, H5F_LIBVER_V110, H5F_LIBVER_V110) >= 0 &&
               H5Pset_obj_track_times(creation, false) >= 0 && H5Pset_file_space_page_size(creation, PD_H5_PAGE_BYTES) >= 0 &&
@@ -330,7 +381,7 @@ void pd_h5_free(struct pd_h5_file *file)
         H5garbage_collect(); /* free lists: an index takes 16 KiB an object */
     }
     pthread_mutex_unlock(&library_mutex);
-    pd_h5_pages_deinit(&file->room.pages);
+    pd_h5_pages_deinit(&file->image.pages);
     free(file);
 }
 
@@ -343,8 +394,8 @@ pd_status pd_h5_finish(struct pd_h5_file *file, struct pd_h5_pages *ret_pages, s
         leave_library(st);
     }
     if (!st) {
-        *ret_pages = file->room.pages;
-        file->room.pages = (struct pd_h5_pages){0};
+        *ret_pages = file->image.pages;
+        file->image.pages = (struct pd_h5_pages){0};
     }
     pd_h5_free(file);
     return st;
@@ -427,9 +478,9 @@ static bool name_chunks(struct pd_h5_file *file, hid_t dataset, uint32_t ndim, c
     hsize_t at[PD_TENSOR_DIMS_MAX] = {0};
     bool ok = true;
     for (const struct pd_h5_chunk *chunk = chunks; ok; chunk++) {
-        file->room.chunk = chunk;
+        file->image.chunk = chunk;
         ok = H5Dwrite_chunk(dataset, H5P_DEFAULT, chunk->filter_mask, at, chunk->bytes, nothing) >= 0;
-        file->room.chunk = NULL;
+        file->image.chunk = NULL;
         uint32_t d = ndim;
         while (d > 0 && (at[d - 1] += chunk_shape[d - 1]) >= shape[d - 1])
             at[--d] = 0;
@@ -516,28 +567,30 @@ static bool add_source(hid_t creation, hid_t whole, uint32_t ndim, const struct 
     return ok;
 }
 
-static pd_status create_virtual(struct pd_h5_file *file, const char *path, hid_t creation, hid_t whole, uint32_t ndim,
-                                const struct pd_h5_source *sources, uint64_t source_count, struct pd_error *err)
+static pd_status create_virtual(struct pd_h5_file *file, const char *path, enum pd_h5_type type, hid_t creation, hid_t whole,
+                                uint32_t ndim, const struct pd_h5_source *sources, uint64_t source_count,
+                                struct pd_error *err)
 {
     const float fill = NAN;
+    const bool is_float = type == PD_H5_F32 || type == PD_H5_F64; /* the library's own fill value is 0 */
     bool ok = creation >= 0 && whole >= 0 && H5Pset_obj_track_times(creation, false) >= 0 &&
-              H5Pset_fill_value(creation, H5T_NATIVE_FLOAT, &fill) >= 0;
+              (!is_float || H5Pset_fill_value(creation, H5T_NATIVE_FLOAT, &fill) >= 0);
     for (uint64_t s = 0; ok && s < source_count; s++)
         ok = add_source(creation, whole, ndim, &sources[s]);
     ok = ok && H5Sselect_all(whole) >= 0;
-    hid_t dataset =
-        !ok ? H5I_INVALID_HID
-            : H5Dcreate2(file->file, path, file->types[PD_H5_F32], whole, file->link_creation, creation, H5P_DEFAULT);
+    hid_t dataset = !ok ? H5I_INVALID_HID
+                        : H5Dcreate2(file->file, path, file->types[type], whole, file->link_creation, creation, H5P_DEFAULT);
     if (dataset < 0 || H5Dclose(dataset) < 0) return library_fail(err, "create virtual dataset", path);
     return PD_OK;
 }
 
-pd_status pd_h5_virtual(struct pd_h5_file *file, const char *path, uint32_t ndim, const uint64_t *shape,
-                        const struct pd_h5_source *sources, uint64_t source_count, struct pd_error *err)
+pd_status pd_h5_virtual(struct pd_h5_file *file, const char *path, enum pd_h5_type type, uint32_t ndim,
+                        const uint64_t *shape, const struct pd_h5_source *sources, uint64_t source_count,
+                        struct pd_error *err)
 {
     PD_TRY(enter_library(err));
     hid_t creation = H5Pcreate(H5P_DATASET_CREATE), whole = make_space(ndim, shape);
-    pd_status st = create_virtual(file, path, creation, whole, ndim, sources, source_count, err);
+    pd_status st = create_virtual(file, path, type, creation, whole, ndim, sources, source_count, err);
     if (creation >= 0) H5Pclose(creation);
     if (whole >= 0) H5Sclose(whole);
     return leave_library(st);
@@ -574,7 +627,7 @@ pd_status pd_h5_box_path(const struct pd_tensor *tensor, enum pd_kind kind, cons
 {
     PD_TRY(pd_h5_tensor_path(tensor, kind, ret_path, err));
     size_t used = strlen(ret_path);
-    for (uint32_t d = 0; d < tensor->ndim; d++)
+    for (uint32_t d = 0; d < pd_tensor_file_dims(tensor); d++)
         used += (size_t)snprintf(ret_path + used, PD_H5_PATH_MAX - used, "%c%llu:%llu", d ? ',' : '[',
                                  (unsigned long long)box->start[d], (unsigned long long)(box->start[d] + box->count[d]));
     PD_CHECK(used + 2 <= PD_H5_PATH_MAX);

@@ -12,7 +12,30 @@
 #include "ckpt/hdf5/object_index.h"
 #include "ckpt/tensor/tensor.h"
 
-enum pd_h5_type { PD_H5_F32, PD_H5_BF16, PD_H5_F16, PD_H5_F64, PD_H5_U64, PD_H5_TEXT /* one byte */, PD_H5_TYPE_COUNT };
+enum pd_h5_type {
+    PD_H5_F32,
+    PD_H5_BF16,
+    PD_H5_F16,
+    PD_H5_F64,
+    PD_H5_U64,
+    PD_H5_TEXT, /* one byte */
+    PD_H5_F8_E5M2,
+    PD_H5_I8,
+    PD_H5_I16,
+    PD_H5_I32,
+    PD_H5_I64,
+    PD_H5_U8,
+    PD_H5_U16,
+    PD_H5_U32,
+    PD_H5_BOOL, /* an enumeration of a byte, FALSE and TRUE, as h5py writes it */
+    PD_H5_C64,  /* a compound of r and i, as h5py writes it */
+    PD_H5_C128,
+    PD_H5_TYPE_COUNT
+};
+/* As it lies in a file. HDF5 has no floats like fp8_e4m3, whose largest exponent is of numbers: those are bytes. */
+enum pd_h5_type pd_h5_type_of(enum pd_dtype dtype);
+/* As people see whole tensors: fp32 for what it holds exactly, else as it is. */
+enum pd_h5_type pd_h5_view_type_of(enum pd_dtype dtype);
 
 struct pd_h5_field { /* a field of a record; fields are 8 bytes each, in this order, without gaps */
     const char *name;
@@ -51,9 +74,10 @@ PD_MUST_USE pd_status pd_h5_chunked(struct pd_h5_file *file, const char *path, e
 /* `rows` records as a one-dimensional dataset of a compound type. */
 PD_MUST_USE pd_status pd_h5_records(struct pd_h5_file *file, const char *path, const struct pd_h5_field *fields,
                                     uint32_t field_count, uint64_t rows, uint64_t *ret_offset, struct pd_error *err);
-/* fp32 with fill value NaN. */
-PD_MUST_USE pd_status pd_h5_virtual(struct pd_h5_file *file, const char *path, uint32_t ndim, const uint64_t *shape,
-                                    const struct pd_h5_source *sources, uint64_t source_count, struct pd_error *err);
+/* Fill value: NaN of floats, else 0. */
+PD_MUST_USE pd_status pd_h5_virtual(struct pd_h5_file *file, const char *path, enum pd_h5_type type, uint32_t ndim,
+                                    const uint64_t *shape, const struct pd_h5_source *sources, uint64_t source_count,
+                                    struct pd_error *err);
 /* Closes the file and gives *ret_pages to the caller. `file` is freed even on failure. */
 PD_MUST_USE pd_status pd_h5_finish(struct pd_h5_file *file, struct pd_h5_pages *ret_pages, struct pd_error *err);
 

@@ -54,8 +54,8 @@ static pd_status insert_page(struct pd_h5_pages *pages, uint64_t number, unsigne
 
 static uint64_t piece_bytes(uint64_t offset, uint64_t left)
 {
-    uint64_t room = PD_H5_PAGE_BYTES - offset % PD_H5_PAGE_BYTES;
-    return left < room ? left : room;
+    uint64_t space = PD_H5_PAGE_BYTES - offset % PD_H5_PAGE_BYTES;
+    return left < space ? left : space;
 }
 
 pd_status pd_h5_pages_write(struct pd_h5_pages *pages, uint64_t offset, const void *data, uint64_t bytes,

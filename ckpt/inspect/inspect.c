@@ -11,9 +11,25 @@
 
 /* ---- shards ---- */
 
-pd_status pd_inspect_acquire(struct pd_inspect *in, uint32_t shard, struct pd_shard **ret_shard, struct pd_error *err)
+/* Finds a place in the ring, and closes the shard there. */
+static uint32_t *free_place(struct pd_inspect *in)
 {
-    PD_CHECK(shard < in->commit.shard_count);
+    for (uint32_t i = 0; i < PD_INSPECT_OPEN_MAX; i++) {
+        uint32_t *place = &in->open_order[in->open_next];
+        in->open_next = (in->open_next + 1) % PD_INSPECT_OPEN_MAX;
+        if (*place != UINT32_MAX && in->pins[*place]) continue;
+        if (*place != UINT32_MAX) {
+            pd_shard_close(in->shards[*place]);
+            in->shards[*place] = NULL;
+        }
+        *place = UINT32_MAX;
+        return place;
+    }
+    return NULL;
+}
+
+static pd_status acquire(struct pd_inspect *in, uint32_t shard, struct pd_shard **ret_shard, struct pd_error *err)
+{
     if (!in->shards[shard]) {
         struct pd_shard *opened = NULL;
         char path[4096];
@@ -21,17 +37,34 @@ pd_status pd_inspect_acquire(struct pd_inspect *in, uint32_t shard, struct pd_sh
         int length = snprintf(path, sizeof path, "%s/%s", in->directory, name.text);
         if (length < 0 || (size_t)length >= sizeof path) PD_FAIL(err, PD_INVALID, "%s: the path is too long", in->directory);
         PD_TRY(pd_shard_open(in->vfs, path, &in->commit.state.identity, &in->commit.shards[shard], &opened, err));
-        uint32_t *place = &in->open_order[in->open_next];
-        in->open_next = (in->open_next + 1) % PD_INSPECT_OPEN_MAX;
-        if (*place != UINT32_MAX) {
-            pd_shard_close(in->shards[*place]);
-            in->shards[*place] = NULL;
+        uint32_t *place = free_place(in);
+        if (!place) {
+            pd_shard_close(opened);
+            PD_FAIL(err, PD_BUSY, "%s: %u shards are being read at once, and that is the most", path, PD_INSPECT_OPEN_MAX);
         }
         *place = shard;
         in->shards[shard] = opened;
     }
+    in->pins[shard]++;
     *ret_shard = in->shards[shard];
     return PD_OK;
+}
+
+pd_status pd_inspect_acquire(struct pd_inspect *in, uint32_t shard, struct pd_shard **ret_shard, struct pd_error *err)
+{
+    PD_CHECK(shard < in->commit.shard_count);
+    pthread_mutex_lock(&in->mutex);
+    const pd_status st = acquire(in, shard, ret_shard, err);
+    pthread_mutex_unlock(&in->mutex);
+    return st;
+}
+
+void pd_inspect_release(struct pd_inspect *in, uint32_t shard)
+{
+    pthread_mutex_lock(&in->mutex);
+    PD_CHECK(in->pins[shard]);
+    in->pins[shard]--;
+    pthread_mutex_unlock(&in->mutex);
 }
 
 /* ---- tensors ---- */
@@ -64,6 +97,18 @@ static pd_status grow_tensors(struct pd_inspect *in, struct pd_error *err)
     return PD_OK;
 }
 
+/* A listed shard has the types of the kinds that it holds. False: two shards have different ones. */
+static bool merge_kinds(struct pd_tensor *known, const struct pd_tensor *tensor)
+{
+    const uint32_t param = 1u << PD_PARAM, both = known->kinds & tensor->kinds;
+    if ((both & param && known->dtype != tensor->dtype) || known->is_bytes != tensor->is_bytes) return false;
+    if (known->kinds > param && tensor->kinds > param && known->moments != tensor->moments) return false;
+    if (tensor->kinds & param) known->dtype = tensor->dtype;
+    if (tensor->kinds > param) known->moments = tensor->moments;
+    known->kinds |= tensor->kinds;
+    return true;
+}
+
 static pd_status inspect_add_tensor(struct pd_inspect *in, const struct pd_tensor *tensor, uint32_t *ret_number,
                                     struct pd_error *err)
 {
@@ -73,10 +118,13 @@ static pd_status inspect_add_tensor(struct pd_inspect *in, const struct pd_tenso
         in->tensors.tensors[in->tensors.count++] = *tensor;
         *slot = in->tensors.count;
     }
-    const struct pd_tensor *known = &in->tensors.tensors[*slot - 1];
-    if (known->ndim != tensor->ndim || known->dtype != tensor->dtype || known->moments != tensor->moments ||
-        memcmp(known->shape, tensor->shape, sizeof known->shape) != 0)
-        PD_FAIL(err, PD_CORRUPT, "tensor %s has another shape here than in the shards before", tensor->name);
+    struct pd_tensor *known = &in->tensors.tensors[*slot - 1];
+    bool is_same = known->ndim == tensor->ndim && !memcmp(known->shape, tensor->shape, sizeof known->shape);
+    if (in->tensors.is_listed)
+        is_same = is_same && merge_kinds(known, tensor);
+    else
+        is_same = is_same && known->dtype == tensor->dtype && known->moments == tensor->moments;
+    if (!is_same) PD_FAIL(err, PD_CORRUPT, "tensor %s has another shape here than in the shards before", tensor->name);
     *ret_number = *slot - 1;
     return PD_OK;
 }
@@ -94,6 +142,9 @@ static pd_status inspect_add_box(struct pd_inspect *in, const struct pd_inspect_
 static pd_status add_shard(struct pd_inspect *in, uint32_t number, const struct pd_shard *shard, struct pd_error *err)
 {
     const struct pd_tensor_table *table = pd_shard_tensors(shard);
+    if (table->is_listed != in->tensors.is_listed)
+        PD_FAIL(err, PD_CORRUPT, "%s %s its boxes, and the commit record says otherwise", pd_shard_name(number).text,
+                table->is_listed ? "lists" : "does not list");
     uint32_t *global = malloc(((size_t)table->count + 1) * sizeof *global);
     pd_status st = PD_ALLOCATED(global, err, "no memory for %u tensors", table->count);
     for (uint32_t t = 0; !st && t < table->count; t++)
@@ -127,15 +178,19 @@ static int compare_boxes(const void *left, const void *right)
 
 static pd_status survey(struct pd_inspect *in, struct pd_error *err)
 {
+    in->tensors.is_listed = in->commit.state.layout.is_listed;
     in->shards = calloc(in->commit.shard_count, sizeof *in->shards);
+    in->pins = calloc(in->commit.shard_count, sizeof *in->pins);
     in->buffers = aligned_alloc(PD_VFS_ALIGN, PD_INSPECT_BUFFER_BYTES);
-    if (!in->shards || !in->buffers) PD_FAIL(err, PD_NO_MEMORY, "no memory to look at %u shards", in->commit.shard_count);
+    if (!in->shards || !in->pins || !in->buffers)
+        PD_FAIL(err, PD_NO_MEMORY, "no memory to look at %u shards", in->commit.shard_count);
     for (uint32_t s = 0; s < in->commit.shard_count; s++) {
         struct pd_shard *shard = NULL;
         struct pd_error failure = {0};
         in->data_bytes += in->commit.shards[s].data_bytes;
         pd_status st = pd_inspect_acquire(in, s, &shard, &failure);
         if (!st) st = add_shard(in, s, shard, &failure);
+        if (shard) pd_inspect_release(in, s);
         if (st == PD_NO_MEMORY) return pd_error_pass(err, st, &failure);
         if (!st || in->incomplete) continue;
         in->incomplete = st;
@@ -178,6 +233,7 @@ pd_status pd_inspect_open(struct pd_vfs *vfs, const char *path, struct pd_inspec
     if (!in) PD_FAIL(err, PD_NO_MEMORY, "no memory to open %s", path);
     in->vfs = vfs;
     memset(in->open_order, 0xff, sizeof in->open_order);
+    pthread_mutex_init(&in->mutex, NULL);
     pd_status st = find_record(in, path, err);
     if (!st) st = survey(in, err);
     if (st)
@@ -193,6 +249,8 @@ void pd_inspect_close(struct pd_inspect *in)
     for (uint32_t s = 0; in->shards && s < in->commit.shard_count; s++)
         pd_shard_close(in->shards[s]);
     free(in->shards);
+    free(in->pins);
+    pthread_mutex_destroy(&in->mutex);
     pd_commit_deinit(&in->commit);
     pd_tensor_table_deinit(&in->tensors);
     free(in->name_slots);

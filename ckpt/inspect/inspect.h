@@ -6,6 +6,7 @@
  */
 #pragma once
 
+#include "ckpt/base/stop.h"
 #include "ckpt/store/commit.h"
 
 struct pd_inspect;
@@ -60,9 +61,10 @@ void pd_damage_list_deinit(struct pd_damage_list *list);
 PD_MUST_USE pd_status pd_inspect_check_index(struct pd_inspect *inspect, struct pd_error *err);
 
 /* Checks every byte of every shard, and that the boxes cover every tensor exactly once. Continues after damage; keeps at
- * most 1000 items. The status is about the check itself: a badly damaged checkpoint gives PD_OK with a long list. */
+ * most 1000 items. The status is about the check itself: a badly damaged checkpoint gives PD_OK with a long list.
+ *   errors  PD_STOPPED */
 PD_MUST_USE pd_status pd_inspect_verify(struct pd_inspect *inspect, pd_inspect_progress progress, void *context,
-                                        struct pd_damage_list *ret_list, struct pd_error *err);
+                                        pd_should_stop should_stop, struct pd_damage_list *ret_list, struct pd_error *err);
 
 /* One number for "same state": XXH3 over (name, kind, digest) sorted by name and kind. digests[tensor * PD_KIND_COUNT +
  * kind]. Ranks with boxes in memory get the same by summing pd_tensor_digest over ranks.

@@ -21,6 +21,7 @@ struct verifying {
     uint64_t done_bytes;
     pd_inspect_progress progress;
     void *context;
+    pd_should_stop should_stop;
 };
 
 void pd_damage_list_deinit(struct pd_damage_list *list)
@@ -68,6 +69,7 @@ static pd_status visit_block(void *context, uint32_t box, uint64_t block, const 
     v->list.bytes_checked += bytes;
     v->list.blocks_checked++;
     if (v->progress && v->list.blocks_checked % 64 == 0) v->progress(v->context, v->list.bytes_checked, v->in->data_bytes);
+    if (v->list.blocks_checked % 64 == 0) PD_TRY(pd_stop_check(v->should_stop, "inspect.verify.block", err));
     if (!verified) return PD_OK;
     const struct pd_shard_box *where = &pd_shard_boxes(v->open)[box];
     const struct pd_damage damage = {.status = verified, .kind = where->kind, .block = block};
@@ -86,7 +88,8 @@ static pd_status verify_shard(struct verifying *v, struct pd_error *err)
         v->open = shard;
         st = pd_shard_scan(shard, v->in->buffers, PD_INSPECT_BUFFER_BYTES, &visitor, &cause);
     }
-    if (st == PD_NO_MEMORY) return pd_error_pass(err, st, &cause);
+    if (shard) pd_inspect_release(v->in, v->shard);
+    if (st == PD_NO_MEMORY || st == PD_STOPPED) return pd_error_pass(err, st, &cause);
     if (!st) return PD_OK;
     return add_damage(v, (struct pd_damage){.status = st}, pd_shard_name(v->shard).text, NULL, err, "%s", cause.message);
 }
@@ -135,14 +138,15 @@ static pd_status check_coverage(struct verifying *v, struct pd_error *err)
                           (unsigned long long)recorded));
     for (uint32_t t = 0; t < v->in->tensors.count; t++)
         for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-            PD_TRY(check_tensor(v, t, (enum pd_kind)kind, err));
+            if (pd_tensor_has_kind(&v->in->tensors.tensors[t], (enum pd_kind)kind))
+                PD_TRY(check_tensor(v, t, (enum pd_kind)kind, err));
     return PD_OK;
 }
 
 pd_status pd_inspect_verify(struct pd_inspect *inspect, pd_inspect_progress progress, void *context,
-                            struct pd_damage_list *ret_list, struct pd_error *err)
+                            pd_should_stop should_stop, struct pd_damage_list *ret_list, struct pd_error *err)
 {
-    struct verifying v = {.in = inspect, .progress = progress, .context = context};
+    struct verifying v = {.in = inspect, .progress = progress, .context = context, .should_stop = should_stop};
     pd_status st = PD_OK;
     for (; !st && v.shard < inspect->commit.shard_count; v.shard++)
         st = verify_shard(&v, err);
@@ -176,13 +180,15 @@ pd_status pd_inspect_check_index(struct pd_inspect *inspect, struct pd_error *er
 {
     char path[4096];
     struct pd_file *file;
-    uint64_t digest = 0;
-    if (!inspect->commit.state.index_digest) return PD_OK;
+    const uint64_t expected = inspect->commit.state.index_digest;
+    uint64_t digest = ~expected;
+    if (!expected) return PD_OK;
     snprintf(path, sizeof path, "%.4000s/index.h5", inspect->directory);
     PD_TRY(pd_file_open(inspect->vfs, path, PD_OPEN_READ, &file, err));
-    const pd_status st = digest_file(inspect, file, &digest, err);
+    pd_status st = PD_OK;
+    for (int attempt = 0; !st && digest != expected && attempt < 2; attempt++)
+        st = digest_file(inspect, file, &digest, err);
     pd_file_close_readonly(file);
-    if (st == PD_OK && digest != inspect->commit.state.index_digest)
-        PD_FAIL(err, PD_CORRUPT, "%s does not match the digest in commit.h5", path);
+    if (st == PD_OK && digest != expected) PD_FAIL(err, PD_CORRUPT, "%s does not match the digest in commit.h5", path);
     return st;
 }

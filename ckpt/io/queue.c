@@ -69,7 +69,7 @@ void pd_queue_finish(struct pd_queue *queue, struct pd_transfer *transfer, int r
     append_done(queue, transfer);
 }
 
-/* Reasons not to send a transfer at all; the same as those of the synchronous calls. */
+/* Reasons not to send a transfer at all; the synchronous calls have the same ones. */
 static int check_transfer(const struct pd_queue *queue, const struct pd_transfer *transfer)
 {
     const struct pd_file *file = transfer->file;
@@ -83,8 +83,8 @@ static int check_transfer(const struct pd_queue *queue, const struct pd_transfer
 /* Submits as many valid transfers as fit, in one call. */
 static int submit_some(struct pd_queue *queue, struct pd_transfer *const *transfers, uint32_t count, uint32_t *ret_taken)
 {
-    uint32_t room = queue->depth - queue->in_flight, batch = 0;
-    while (batch < count && batch < room) {
+    uint32_t space = queue->depth - queue->in_flight, batch = 0;
+    while (batch < count && batch < space) {
         struct pd_transfer *transfer = transfers[batch];
         transfer->internal.queue = queue;
         transfer->internal.moved = 0;

@@ -2,6 +2,7 @@
  * wakes alone. Workers call the VFS's read and write slots, so this engine works over any table. */
 #include "ckpt/io/threads.h"
 
+#include "ckpt/base/checked.h"
 #include "ckpt/base/thread.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -23,8 +24,8 @@ struct pd_io_threads {
 struct thread_queue {
     struct pd_io_threads *threads;
     struct pd_transfer *held, *held_tail; /* of the owner alone: submitted, not yet in the engine's list */
-    uint64_t held_bytes;
-    pthread_mutex_t mutex; /* guards the list */
+    uint64_t held_bytes, moving_bytes;    /* moving: in the engine's list, or taken, or not reaped */
+    pthread_mutex_t mutex;                /* guards the list */
     pthread_cond_t finished;
     struct pd_transfer *head, *tail; /* finished, not reaped */
 };
@@ -48,6 +49,13 @@ static struct pd_transfer *list_take(struct pd_transfer **head, struct pd_transf
     return transfer;
 }
 
+/* A chain that contains a read ends at a multiple of bytes_max at the latest: where objects are stored in parts of so many
+ * bytes, a request that touches two of them costs the server twice the work. */
+static uint64_t chain_limit(const struct pd_io_join *join, const struct pd_transfer *read)
+{
+    return pd_round_up(read->offset + read->bytes, join->bytes_max);
+}
+
 /* Moves reads that continue where `chain` ends, from any queue, from the list to the end of the chain. A read may begin
  * before that end, since neighbours share a page. The shared bytes are copied from the read that reached farthest so far,
  * and internal.moved counts them. */
@@ -55,10 +63,11 @@ static void take_adjacent(struct pd_io_threads *threads, struct pd_transfer *cha
 {
     struct pd_transfer *last = chain, *farthest = chain, *before = NULL, *t = threads->head;
     uint64_t end = chain->offset + chain->bytes;
+    const uint64_t limit = chain_limit(threads->join, chain);
     for (uint32_t count = 1; t && count < PD_IO_JOIN_PIECES_MAX;) {
         const uint64_t t_end = t->offset + t->bytes, both_end = t_end > end ? t_end : end;
-        const bool goes_on = !t->is_write && t->file == chain->file && t->offset >= farthest->offset && t->offset <= end &&
-                             both_end - chain->offset <= threads->join->bytes_max;
+        const bool goes_on =
+            !t->is_write && t->file == chain->file && t->offset >= farthest->offset && t->offset <= end && both_end <= limit;
         if (!goes_on) {
             before = t;
             t = t->internal.next;
@@ -188,16 +197,38 @@ static int start_workers(struct pd_io_threads *threads)
     return started ? 0 : result;
 }
 
+/* The last chain of the held reads, if later reads may complete it and four full requests are moving meanwhile; else NULL. */
+static const struct pd_transfer *chain_to_keep(const struct thread_queue *mine)
+{
+    const struct pd_io_join *join = mine->threads->join;
+    const struct pd_transfer *first = mine->held;
+    uint64_t end = 0, limit = 0, bytes = 0;
+    for (const struct pd_transfer *t = first; t; t = t->internal.next) {
+        const uint64_t t_end = t->offset + t->bytes;
+        if (t->file != first->file || t->offset > end || t_end > limit) {
+            first = t;
+            limit = chain_limit(join, t);
+            end = bytes = 0;
+        }
+        end = pd_max_u64(end, t_end);
+        bytes += t->bytes;
+    }
+    return end < limit && mine->moving_bytes + mine->held_bytes - bytes >= 4 * join->bytes_max ? first : NULL;
+}
+
 static void release_held(struct thread_queue *mine)
 {
     struct pd_io_threads *threads = mine->threads;
+    const struct pd_transfer *kept = threads->join ? chain_to_keep(mine) : NULL;
     pthread_mutex_lock(&threads->mutex);
-    for (struct pd_transfer *transfer; (transfer = list_take(&mine->held, &mine->held_tail));) {
+    while (mine->held != kept) {
+        struct pd_transfer *transfer = list_take(&mine->held, &mine->held_tail);
+        mine->held_bytes -= transfer->bytes;
+        mine->moving_bytes += transfer->bytes;
         list_append(&threads->head, &threads->tail, transfer);
         pthread_cond_signal(&threads->wake);
     }
     pthread_mutex_unlock(&threads->mutex);
-    mine->held_bytes = 0;
 }
 
 static bool lies_before(const struct pd_transfer *a, const struct pd_transfer *b)
@@ -217,7 +248,6 @@ static void hold(struct thread_queue *mine, struct pd_transfer *t)
     t->internal.next = *link;
     *link = t;
     if (!t->internal.next) mine->held_tail = t;
-    mine->held_bytes += t->bytes;
 }
 
 /* If reads are joined, hold them back: idle workers would take each one alone. Release them when the owner waits, or at four
@@ -231,6 +261,7 @@ static int queue_submit(struct pd_queue *queue, struct pd_transfer *const *trans
             hold(mine, transfers[i]);
         else
             list_append(&mine->held, &mine->held_tail, transfers[i]);
+        mine->held_bytes += transfers[i]->bytes;
     }
     if (!join || mine->held_bytes >= 4 * join->bytes_max) release_held(mine);
     return 0;
@@ -243,8 +274,10 @@ static int queue_reap(struct pd_queue *queue, bool wait)
     pthread_mutex_lock(&mine->mutex);
     while (wait && !mine->head)
         pthread_cond_wait(&mine->finished, &mine->mutex);
-    for (struct pd_transfer *transfer; (transfer = list_take(&mine->head, &mine->tail));)
+    for (struct pd_transfer *transfer; (transfer = list_take(&mine->head, &mine->tail));) {
+        mine->moving_bytes -= transfer->bytes;
         pd_queue_finish(queue, transfer, transfer->sys_errno);
+    }
     pthread_mutex_unlock(&mine->mutex);
     return 0;
 }

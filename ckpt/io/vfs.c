@@ -175,7 +175,7 @@ pd_status pd_file_open(struct pd_vfs *vfs, const char *path, unsigned flags, str
         free(copy);
         PD_FAIL_ERRNO(err, ENOMEM, "open %s", path);
     }
-    *file = (struct pd_file){.vfs = vfs, .path = copy, .flags = flags, .fd = -1};
+    *file = (struct pd_file){.vfs = vfs, .path = copy, .flags = flags, .fd = -1, .direct = flags & PD_OPEN_DIRECT};
     bool refused = false;
     int result;
     PD_ON_STORAGE(result = open_slot(file, &refused));
@@ -187,8 +187,10 @@ pd_status pd_file_open(struct pd_vfs *vfs, const char *path, unsigned flags, str
         pd_error_set(err, st, PD_WHERE, result, "open %s%s", path, flags & PD_OPEN_CREATE ? " for writing" : "");
         return pd_vfs_explain(vfs, st, err);
     }
-    atomic_store(&file->direct, (flags & PD_OPEN_DIRECT) && !refused);
-    if (refused) log_buffered(file, "open");
+    if (refused) {
+        atomic_store(&file->direct, false);
+        log_buffered(file, "open");
+    }
     *ret_file = file;
     return PD_OK;
 }

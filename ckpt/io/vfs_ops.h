@@ -6,7 +6,7 @@
  *   invariants  1. tables are constant and complete; there is no NULL slot
  *               2. read and write may move less than asked; 0 moved means end of file (read) or no progress (write)
  *               3. queue_submit is given at most `depth - in_flight` transfers, all of them valid and aligned
- *   threads     every slot of the VFS may be called from any thread; those of a queue by its owner only
+ *   threads     any thread may call every slot of the VFS; only its owner may call the slots of a queue
  */
 #pragma once
 
@@ -24,7 +24,7 @@ struct pd_file {
     struct pd_vfs *vfs;
     char *path;
     unsigned flags;
-    _Atomic bool direct;      /* false once the file system has refused it */
+    _Atomic bool direct;      /* false once the file system has refused it, or if the open slot says so */
     _Atomic bool sync_failed; /* do not trust anything written to it */
     int fd;                   /* of the real VFSs, -1 elsewhere */
     void *context;            /* of the implementation */
@@ -64,7 +64,7 @@ struct pd_queue {
 
 struct pd_vfs_ops {
     const char *name;
-    int (*open)(struct pd_file *file, unsigned flags); /* VFS and path are set; fills fd or context */
+    int (*open)(struct pd_file *file, unsigned flags); /* VFS, path and direct are set; fills fd or context */
     int (*close)(struct pd_file *file);
     int (*read)(struct pd_file *file, uint64_t offset, void *data, uint64_t bytes, uint64_t *ret_moved);
     int (*write)(struct pd_file *file, uint64_t offset, const void *data, uint64_t bytes, uint64_t *ret_moved);

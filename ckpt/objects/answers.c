@@ -3,6 +3,8 @@
 
 #include "ckpt/base/parse.h"
 
+#include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 /* Returns false if `text` does not fit. */
@@ -45,26 +47,26 @@ static pd_status listing_element(void *context, const char *path, const char *te
     if (strncmp(path, root, sizeof root - 1) != 0) return PD_OK;
     r->is_listing = true;
     path += sizeof root - 1;
-    bool has_room = true;
+    bool fits = true;
     if (strcmp(path, "/IsTruncated") == 0) {
         r->is_truncated = strcmp(text, "true") == 0;
     } else if (strcmp(path, "/NextContinuationToken") == 0) {
-        has_room = answer_copy(r->next, sizeof r->next, text);
+        fits = answer_copy(r->next, sizeof r->next, text);
     } else if (strcmp(path, "/Contents/Key") == 0) {
-        has_room = answer_copy(r->key, sizeof r->key, text);
+        fits = answer_copy(r->key, sizeof r->key, text);
     } else if (strcmp(path, "/Contents/Size") == 0) {
-        has_room = pd_parse_u64(text, &r->bytes);
+        fits = pd_parse_u64(text, &r->bytes);
     } else if (strcmp(path, "/Contents") == 0) {
         PD_TRY(r->listed(r->context, r->key, r->bytes, false, err));
         r->key[0] = '\0';
         r->bytes = 0;
     } else if (strcmp(path, "/CommonPrefixes/Prefix") == 0) {
-        has_room = answer_copy(r->key, sizeof r->key, text);
+        fits = answer_copy(r->key, sizeof r->key, text);
         const size_t length = strlen(r->key);
         if (length && r->key[length - 1] == '/') r->key[length - 1] = '\0';
-        if (has_room) PD_TRY(r->listed(r->context, r->key, 0, true, err));
+        if (fits) PD_TRY(r->listed(r->context, r->key, 0, true, err));
     }
-    if (!has_room) PD_FAIL(err, PD_CORRUPT, "the server sent a listing with an invalid %s", path + 1);
+    if (!fits) PD_FAIL(err, PD_CORRUPT, "the server sent a listing with an invalid %s", path + 1);
     return PD_OK;
 }
 
@@ -127,17 +129,46 @@ pd_status pd_answer_uploads_parse(const char *text, size_t bytes, pd_bucket_uplo
     return PD_OK;
 }
 
+struct deleted_reader {
+    bool is_answer;
+    char key[PD_OBJECT_KEY_MAX + 1], code[64], message[256];
+};
+
+static pd_status deleted_element(void *context, const char *path, const char *text, struct pd_error *err)
+{
+    static const char root[] = "DeleteResult";
+    struct deleted_reader *r = context;
+    if (strncmp(path, root, sizeof root - 1) != 0) return PD_OK;
+    r->is_answer = true;
+    path += sizeof root - 1;
+    if (strcmp(path, "/Error/Key") == 0) snprintf(r->key, sizeof r->key, "%s", text);
+    if (strcmp(path, "/Error/Code") == 0) snprintf(r->code, sizeof r->code, "%s", text);
+    if (strcmp(path, "/Error/Message") == 0) snprintf(r->message, sizeof r->message, "%s", text);
+    if (strcmp(path, "/Error") != 0 || strcmp(r->code, "NoSuchKey") == 0) return PD_OK;
+    pd_error_set(err, PD_IO, PD_WHERE, 0, "%s was not deleted: %s%s%.200s", r->key, r->code, r->message[0] ? ": " : "",
+                 r->message);
+    if (strcmp(r->code, "AccessDenied") == 0) pd_error_set_errno(err, EACCES);
+    return PD_IO;
+}
+
+pd_status pd_answer_deleted_parse(const char *text, size_t bytes, struct pd_error *err)
+{
+    struct deleted_reader r = {.is_answer = false};
+    PD_TRY(pd_xml_parse("the answer to a deletion", text, bytes, deleted_element, &r, err));
+    if (!r.is_answer) PD_FAIL(err, PD_CORRUPT, "the answer to a deletion does not say what was deleted");
+    return PD_OK;
+}
+
 struct id_reader {
     char *id;
-    bool has_room;
+    bool fits;
 };
 
 static pd_status id_element(void *context, const char *path, const char *text, struct pd_error *err)
 {
     struct id_reader *r = context;
     (void)err;
-    if (strcmp(path, "InitiateMultipartUploadResult/UploadId") == 0)
-        r->has_room = answer_copy(r->id, PD_UPLOAD_ID_MAX, text);
+    if (strcmp(path, "InitiateMultipartUploadResult/UploadId") == 0) r->fits = answer_copy(r->id, PD_UPLOAD_ID_MAX, text);
     return PD_OK;
 }
 
@@ -146,7 +177,7 @@ pd_status pd_answer_upload_id_parse(const char *text, size_t bytes, char ret_id[
     char id[PD_UPLOAD_ID_MAX] = "";
     struct id_reader r = {id, false};
     PD_TRY(pd_xml_parse("the answer", text, bytes, id_element, &r, err));
-    if (!r.has_room || !id[0]) PD_FAIL(err, PD_CORRUPT, "the server began an upload, but its answer has no UploadId");
+    if (!r.fits || !id[0]) PD_FAIL(err, PD_CORRUPT, "the server began an upload, but its answer has no UploadId");
     memcpy(ret_id, id, sizeof id);
     return PD_OK;
 }

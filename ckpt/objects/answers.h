@@ -19,6 +19,8 @@ PD_MUST_USE pd_status pd_answer_listing_parse(const char *text, size_t bytes, pd
 PD_MUST_USE pd_status pd_answer_uploads_parse(const char *text, size_t bytes, pd_bucket_uploading uploading, void *context,
                                               char ret_next_key[PD_OBJECT_KEY_MAX + 1], char ret_next_id[PD_UPLOAD_ID_MAX],
                                               struct pd_error *err);
+/* Parses the answer to DeleteObjects.   errors  PD_IO: a key was not deleted; sys_errno EACCES: no permission */
+PD_MUST_USE pd_status pd_answer_deleted_parse(const char *text, size_t bytes, struct pd_error *err);
 /* <InitiateMultipartUploadResult> */
 PD_MUST_USE pd_status pd_answer_upload_id_parse(const char *text, size_t bytes, char ret_id[PD_UPLOAD_ID_MAX],
                                                 struct pd_error *err);

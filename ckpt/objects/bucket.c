@@ -4,6 +4,7 @@
 #include "ckpt/objects/url.h"
 
 #include "ckpt/base/clock.h"
+#include "ckpt/base/digest.h"
 #include "ckpt/base/random_bits.h"
 
 #include <errno.h>
@@ -12,7 +13,6 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
-#include <zlib.h>
 
 #define TRIES 8u
 #define PAUSE_NS_FIRST UINT64_C(100000000)
@@ -368,10 +368,17 @@ pd_status pd_bucket_head(struct pd_bucket *b, const char *key, struct pd_object 
     struct bucket_call call = {.method = "HEAD", .action = "s3:GetObject", .key = key};
     struct pd_http_response response;
     struct pd_error own = {0};
+    if (b->dialect == &pd_sign_aws) call_header(&call, "x-amz-checksum-mode", "ENABLED");
     const pd_status st = bucket_run(b, &call, &response, NULL, &own);
     if (st) return head_refused(b, key, st, &own, err);
     const bool has_length = response.has_length;
     ret->bytes = response.length;
+    ret->sum = response.sum;
+    /* The ETag of an object uploaded in parts ends in their count. Some servers then send the checksum of their checksums
+     * without saying so. A CRC-64/NVME is always of the whole. */
+    const bool has_parts = strchr(response.etag, '-') && b->dialect == &pd_sign_aws;
+    if (has_parts && !response.sum_is_full_object && response.sum.kind != PD_OBJECT_SUM_CRC64NVME)
+        ret->sum.kind = PD_OBJECT_SUM_NONE;
     memcpy(ret->etag, response.etag, sizeof ret->etag);
     pd_http_response_deinit(&response);
     if (!has_length) PD_FAIL(err, PD_CORRUPT, "s3://%s/%s: %s sent no Content-Length", b->name, key, b->endpoint);
@@ -448,7 +455,7 @@ static void base64(const unsigned char *bytes, size_t count, char *ret)
 }
 
 /* The server compares the received bytes with this checksum. Google has no CRC-32. */
-static void call_checksum(const struct pd_bucket *b, struct bucket_call *call, char ret[32])
+static void call_checksum(const struct pd_bucket *b, struct bucket_call *call, uint32_t crc, char ret[32])
 {
     unsigned char digest[16];
     if (b->dialect == &pd_sign_google) {
@@ -457,7 +464,6 @@ static void call_checksum(const struct pd_bucket *b, struct bucket_call *call, c
         call_header(call, "content-md5", ret);
         return;
     }
-    const uLong crc = crc32_z(crc32_z(0, NULL, 0), call->body, call->body_bytes);
     for (int i = 0; i < 4; i++)
         digest[i] = (unsigned char)(crc >> (24 - 8 * i));
     base64(digest, 4, ret);
@@ -469,7 +475,7 @@ pd_status pd_bucket_put(struct pd_bucket *b, const char *key, const void *data, 
 {
     struct bucket_call call = {.method = "PUT", .action = "s3:PutObject", .key = key, .body = data, .body_bytes = bytes};
     char checksum[32];
-    call_checksum(b, &call, checksum);
+    call_checksum(b, &call, pd_crc32(0, data, bytes), checksum);
     if (only_if_absent) call_header(&call, b->dialect->absent_header, b->dialect->absent_value);
     const pd_status st = bucket_do(b, &call, err);
     return st == PD_BUSY && only_if_absent ? pd_error_change(err, PD_EXISTS) : st;
@@ -481,6 +487,56 @@ pd_status pd_bucket_delete(struct pd_bucket *b, const char *key, struct pd_error
     struct pd_error own = {0};
     const pd_status st = bucket_do(b, &call, &own);
     return st == PD_NOT_FOUND ? PD_OK : pd_error_pass(err, st, &own);
+}
+
+static void put_escaped(FILE *out, const char *text)
+{
+    for (; *text; text++) {
+        if (*text == '&' || *text == '<' || *text == '>')
+            fprintf(out, "&#%d;", *text);
+        else
+            fputc(*text, out);
+    }
+}
+
+static pd_status delete_at_once(struct pd_bucket *b, const char *const *keys, uint32_t count, struct pd_error *err)
+{
+    char *body = NULL, checksum[32];
+    size_t bytes = 0;
+    FILE *out = open_memstream(&body, &bytes);
+    PD_TRY(PD_ALLOCATED(out, err, "deleting objects in s3://%s", b->name));
+    fputs("<Delete xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Quiet>true</Quiet>", out);
+    for (uint32_t i = 0; i < count; i++) {
+        fputs("<Object><Key>", out);
+        put_escaped(out, keys[i]);
+        fputs("</Key></Object>", out);
+    }
+    fputs("</Delete>", out);
+    if (fclose(out)) {
+        free(body);
+        PD_FAIL(err, PD_NO_MEMORY, "deleting objects in s3://%s", b->name);
+    }
+    struct bucket_call call = {.method = "POST", .action = "s3:DeleteObject", .key = "", .body = body, .body_bytes = bytes};
+    struct pd_http_response response;
+    call_query(&call, "delete", "");
+    call_checksum(b, &call, pd_crc32(0, body, bytes), checksum);
+    pd_status st = bucket_run(b, &call, &response, NULL, err);
+    free(body);
+    PD_TRY(st);
+    st = pd_answer_deleted_parse(response.text ? response.text : "", response.text_bytes, err);
+    pd_http_response_deinit(&response);
+    return st ? pd_error_context(err, st, "s3://%s", b->name) : PD_OK;
+}
+
+pd_status pd_bucket_delete_many(struct pd_bucket *b, const char *const *keys, uint32_t count, struct pd_error *err)
+{
+    PD_CHECK(count <= PD_BUCKET_DELETE_MAX);
+    struct pd_error own = {0};
+    const pd_status st = count > 1 ? delete_at_once(b, keys, count, &own) : PD_UNSUPPORTED;
+    if (!st || st == PD_STOPPED || st == PD_NO_MEMORY) return pd_error_pass(err, st, &own);
+    for (uint32_t i = 0; i < count; i++)
+        PD_TRY(pd_bucket_delete(b, keys[i], err));
+    return PD_OK;
 }
 
 pd_status pd_bucket_upload_begin(struct pd_bucket *b, const char *key, char ret_id[PD_UPLOAD_ID_MAX], struct pd_error *err)
@@ -496,14 +552,14 @@ pd_status pd_bucket_upload_begin(struct pd_bucket *b, const char *key, char ret_
 }
 
 pd_status pd_bucket_upload_part(struct pd_bucket *b, const char *key, const char *id, uint32_t number, const void *data,
-                                uint64_t bytes, struct pd_uploaded_part *ret, struct pd_error *err)
+                                uint64_t bytes, uint32_t crc, struct pd_uploaded_part *ret, struct pd_error *err)
 {
     struct bucket_call call = {.method = "PUT", .action = "s3:PutObject", .key = key, .body = data, .body_bytes = bytes};
     char checksum[32], part[16];
     snprintf(part, sizeof part, "%" PRIu32, number);
     call_query(&call, "partNumber", part);
     call_query(&call, "uploadId", id);
-    call_checksum(b, &call, checksum);
+    call_checksum(b, &call, crc, checksum);
     struct pd_http_response response;
     PD_TRY(bucket_run(b, &call, &response, NULL, err));
     memcpy(ret->etag, response.etag, sizeof ret->etag);

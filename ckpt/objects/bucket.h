@@ -27,6 +27,7 @@ void pd_bucket_url(const struct pd_bucket *bucket, const char *key, char ret_url
 struct pd_object {
     uint64_t bytes;
     char etag[PD_HTTP_ETAG_MAX]; /* as the server writes it, quotes included */
+    struct pd_object_sum sum;    /* kind PD_OBJECT_SUM_NONE: the server keeps none of the whole object */
 };
 PD_MUST_USE pd_status pd_bucket_head(struct pd_bucket *bucket, const char *key, struct pd_object *ret, struct pd_error *err);
 /* Fills all of `into` from `offset` on.   etag   PD_CORRUPT if the object has a different ETag; NULL: accept any */
@@ -40,6 +41,12 @@ PD_MUST_USE pd_status pd_bucket_put(struct pd_bucket *bucket, const char *key, c
                                     bool only_if_absent, struct pd_error *err);
 PD_MUST_USE pd_status pd_bucket_delete(struct pd_bucket *bucket, const char *key,
                                        struct pd_error *err); /* PD_OK if it did not exist */
+
+/* Deletes up to 1,000 keys with one request (DeleteObjects), or one by one if the server refuses such requests. Keys may be
+ * absent. After a failure some may be left. */
+#define PD_BUCKET_DELETE_MAX 1000u
+PD_MUST_USE pd_status pd_bucket_delete_many(struct pd_bucket *bucket, const char *const *keys, uint32_t count,
+                                            struct pd_error *err);
 
 /* Lists the keys that begin with `prefix`, in key order.
  *   is_flat   false: keys that share the part up to the next slash are reported once, as a directory, without the slash
@@ -57,9 +64,10 @@ struct pd_uploaded_part {
 };
 PD_MUST_USE pd_status pd_bucket_upload_begin(struct pd_bucket *bucket, const char *key, char ret_id[PD_UPLOAD_ID_MAX],
                                              struct pd_error *err);
-/*   number   from 1; parts may be sent in any order, from any thread */
+/*   number   from 1; parts may be sent in any order, from any thread
+ *   crc      pd_crc32 of the data, computed while it was in the cache */
 PD_MUST_USE pd_status pd_bucket_upload_part(struct pd_bucket *bucket, const char *key, const char *id, uint32_t number,
-                                            const void *data, uint64_t bytes, struct pd_uploaded_part *ret,
+                                            const void *data, uint64_t bytes, uint32_t crc, struct pd_uploaded_part *ret,
                                             struct pd_error *err);
 PD_MUST_USE pd_status pd_bucket_upload_complete(struct pd_bucket *bucket, const char *key, const char *id,
                                                 const struct pd_uploaded_part *parts, uint32_t count, struct pd_error *err);

@@ -9,6 +9,7 @@
 #include "ckpt/base/log.h"
 #include "ckpt/base/random_bits.h"
 #include "ckpt/io/vfs_ops.h"
+#include "ckpt/shard/pieces.h"
 #include "ckpt/store/catalog.h"
 
 #include <inttypes.h>
@@ -29,6 +30,7 @@ struct pd_bucket_store {
     struct pd_upload upload;
     uint64_t fence; /* 0: none taken */
     /* Used on the root rank only. */
+    bool has_beside;
     struct store_catalog catalog;
     char doubts[DOUBTS_MAX][PD_STORE_NAME_MAX]; /* (doubt_count) record was sent, no answer came */
     uint32_t doubt_count;
@@ -183,10 +185,14 @@ static bool is_among(char (*names)[PD_STORE_NAME_MAX], uint32_t count, const cha
 static pd_status remove_one(struct pd_bucket_store *s, const struct contents *c, const char *name, uint32_t first,
                             uint32_t last, struct pd_error *err)
 {
+    const char *keys[PD_BUCKET_DELETE_MAX];
+    uint32_t count = 0;
     pd_status st = pd_bucket_delete(s->bucket, key_of(s, name, "commit.h5").text, err);
     for (uint32_t i = first; !st && i < last; i++) {
-        const char *file = strrchr(c->keys.names[i], '/') + 1;
-        if (pd_store_owns_file(file)) st = pd_bucket_delete(s->bucket, c->keys.names[i], err);
+        if (pd_store_owns_file(strrchr(c->keys.names[i], '/') + 1)) keys[count++] = c->keys.names[i];
+        if (count < PD_BUCKET_DELETE_MAX && i + 1 < last) continue;
+        st = pd_bucket_delete_many(s->bucket, keys, count, err);
+        count = 0;
     }
     return st ? pd_error_context(err, as_storage(st, err), "removing %s", name) : PD_OK;
 }
@@ -276,6 +282,8 @@ static pd_status open_here(struct pd_bucket_store *s, const char *url, struct pd
     s->upload.bytes_per_second = s->options.bytes_per_second;
     s->upload.stop = s->options.stop;
     s->upload.bytes_sent = s->options.sent;
+    s->upload.wait = s->options.wait;
+    s->upload.wait_context = s->options.wait_context;
     return PD_OK;
 }
 
@@ -295,6 +303,22 @@ static pd_status begin_launch(struct pd_bucket_store *s, struct pd_error *err)
     return PD_OK;
 }
 
+/* Every rank: its host may have other credentials than the root's, and would not notice before its first upload. Our fence
+ * exists, so a server that lets us put answers PD_EXISTS. If a newer launch has removed it, the object is a lower fence than
+ * the newest, which the next launch removes. */
+static pd_status try_put(struct pd_bucket_store *s, struct pd_error *err)
+{
+    char name[PD_STORE_NAME_MAX], host[65] = "";
+    struct pd_error own = {0};
+    if (!s->fence || !s->group->rank) return PD_OK;
+    snprintf(name, sizeof name, "fence-%" PRIu64, s->fence);
+    const pd_status st = pd_bucket_put(s->bucket, key_of(s, name, "").text, "", 0, true, &own);
+    if (!st || st == PD_EXISTS) return PD_OK;
+    (void)!gethostname(host, sizeof host - 1);
+    (void)pd_error_pass(err, as_storage(st, &own), &own);
+    return pd_error_context(err, as_storage(st, &own), "host %s", host);
+}
+
 pd_status pd_bucket_store_open(const char *url, const struct pd_bucket_store_options *options, struct pd_group *group,
                                struct pd_bucket_store **ret_store, struct pd_error *err)
 {
@@ -309,6 +333,7 @@ pd_status pd_bucket_store_open(const char *url, const struct pd_bucket_store_opt
     st = pd_group_agree(group, st, err);
     if (!st) st = pd_group_agree(group, group->rank ? PD_OK : as_storage(begin_launch(s, err), err), err);
     if (!st) st = pd_group_broadcast(group, 0, &s->fence, sizeof s->fence, err);
+    if (!st) st = pd_group_agree(group, try_put(s, err), err);
     if (st) {
         pd_bucket_store_close(s);
         return pd_error_context(err, st, "checkpoints in %s", url);
@@ -367,10 +392,12 @@ static pd_status send_shard(struct pd_bucket_store *s, struct pd_vfs *vfs, const
     const struct pd_store_name file = pd_shard_name(number);
     snprintf(path, sizeof path, "%.4000s/%s", source, file.text);
     PD_TRY(pd_shard_open(vfs, path, &commit->state.identity, &commit->shards[number], &shard, err));
-    const pd_status st = pd_shard_verify(shard, s->options.memory, s->options.memory_bytes, err);
+    pd_status st = pd_shard_verify_made(shard, s->options.memory, s->options.memory_bytes, err);
+    s->upload.shard = shard;
+    if (!st) st = pd_upload_file(&s->upload, path, key_of(s, name, file.text).text, err);
+    s->upload.shard = NULL;
     pd_shard_close(shard);
-    PD_TRY(st);
-    return pd_upload_file(&s->upload, path, key_of(s, name, file.text).text, err);
+    return st;
 }
 
 static pd_status send_all(struct pd_bucket_store *s, struct pd_vfs *vfs, const char *source, const char *name,
@@ -451,6 +478,21 @@ static void add_item(struct pd_bucket_store *s, const char *name, const struct p
     if (!store_items_find(&s->catalog.committed, name)) store_items_add(&s->catalog.committed, &item);
 }
 
+/* A failure does not fail the save: the next one tries again. */
+static void put_beside(struct pd_bucket_store *s, struct pd_vfs *vfs)
+{
+    struct pd_stat stat;
+    struct pd_error err;
+    const char *path = s->options.beside;
+    if (!path || s->has_beside || pd_vfs_stat(vfs, path, &stat, &err)) return;
+    struct pd_upload upload = s->upload;
+    upload.bytes_sent = NULL; /* counts checkpoints */
+    if (pd_upload_file(&upload, path, key_of(s, strrchr(path, '/') + 1, "").text, &err))
+        pd_log_warn(BUCKET_STORE_MODULE, "%s is not copied to s3://%s/%s: %s", path, s->url.bucket, s->url.key, err.message);
+    else
+        s->has_beside = true;
+}
+
 pd_status pd_bucket_store_save(struct pd_bucket_store *s, struct pd_vfs *vfs, const char *source,
                                const struct pd_commit *commit, char *ret_name, struct pd_error *err)
 {
@@ -470,6 +512,7 @@ pd_status pd_bucket_store_save(struct pd_bucket_store *s, struct pd_vfs *vfs, co
     }
     PD_TRY(st);
     if (is_root) add_item(s, name.text, commit);
+    if (is_root) put_beside(s, vfs);
     memcpy(ret_name, name.text, sizeof name.text);
     return PD_OK;
 }

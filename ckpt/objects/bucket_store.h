@@ -3,6 +3,7 @@
  *   <prefix>/fence-N                       one per launch, put with If-None-Match; a launch deletes older fences
  *   <prefix>/step-S-F/shard-00000.h5, ...  each rank verifies its own shard, then puts it
  *   <prefix>/step-S-F/commit.h5            put last, with If-None-Match: this commits the checkpoint
+ *   <prefix>/tokenizer.json                a copy for readers, put once per launch, after its first checkpoint
  *
  *   invariants  1. F is the fence of the launch that saves, so two launches never put the same name
  *               2. the record is put when every shard is there and our fence is the highest. The save succeeds only if our
@@ -24,15 +25,19 @@ struct pd_bucket_store;
 struct pd_bucket_store_options {
     uint32_t keep_last; /* as in pd_store_options */
     uint64_t keep_every;
-    bool only_removes;         /* take no fence: for pruning while a launch may be running */
-    void *memory;              /* send buffer, aligned to PD_VFS_ALIGN; borrowed until close; NULL if only_removes */
-    uint64_t memory_bytes;     /* at least PD_BUCKET_STORE_MEMORY_LEAST */
-    uint64_t bytes_per_second; /* upload limit of this rank; 0: none */
-    _Atomic uint64_t *sent;    /* uploads add their file bytes; borrowed until close; may be NULL */
-    const _Atomic bool *stop;  /* setting it ends running calls; borrowed until close; may be NULL */
+    const char *beside;    /* file to put beside the checkpoints under its own name; it may be absent; borrowed; or NULL */
+    bool only_removes;     /* take no fence: for pruning while a launch may be running */
+    void *memory;          /* send buffer, aligned to PD_VFS_ALIGN; borrowed until close; NULL if only_removes */
+    uint64_t memory_bytes; /* at least PD_BUCKET_STORE_MEMORY_LEAST */
+    uint64_t bytes_per_second;   /* upload limit of this rank; 0: none */
+    _Atomic uint64_t *sent;      /* uploads add their file bytes; borrowed until close; may be NULL */
+    const _Atomic bool *stop;    /* setting it ends running calls; borrowed until close; may be NULL */
+    void (*wait)(void *context); /* as in pd_upload */
+    void *wait_context;
 };
 
-/* Collective. Probes the server, takes the next fence, aborts uploads and removes shards that dead launches left.
+/* Collective. Probes the server from every rank, takes the next fence, aborts uploads and removes shards that dead launches
+ * left.
  *   errors  PD_UNSUPPORTED: the server has no working conditional PUT; PD_INVALID: no such bucket, no credentials; PD_IO */
 PD_MUST_USE pd_status pd_bucket_store_open(const char *url, const struct pd_bucket_store_options *options,
                                            struct pd_group *group, struct pd_bucket_store **ret_store, struct pd_error *err);

@@ -5,6 +5,7 @@
 #include <curl/curl.h>
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -68,10 +69,10 @@ static void http_handle_release(struct pd_http *http, CURL *handle)
 {
     curl_easy_reset(handle);
     pthread_mutex_lock(&http->mutex);
-    const bool has_room = http->idle_count < HTTP_IDLE_MAX;
-    if (has_room) http->idle[http->idle_count++] = handle;
+    const bool is_kept = http->idle_count < HTTP_IDLE_MAX;
+    if (is_kept) http->idle[http->idle_count++] = handle;
     pthread_mutex_unlock(&http->mutex);
-    if (!has_room) curl_easy_cleanup(handle);
+    if (!is_kept) curl_easy_cleanup(handle);
 }
 
 static size_t http_send(char *buffer, size_t size, size_t count, void *context)
@@ -125,7 +126,7 @@ static size_t http_receive(char *data, size_t size, size_t count, void *context)
             return 0;
         }
         const struct iovec *piece = &request->into[t->into_at];
-        const uint64_t room = piece->iov_len - t->into_offset, bytes = room < left ? room : left;
+        const uint64_t space = piece->iov_len - t->into_offset, bytes = space < left ? space : left;
         memcpy((char *)piece->iov_base + t->into_offset, data, bytes);
         data += bytes;
         left -= bytes;
@@ -153,6 +154,27 @@ static bool http_header(const char *line, size_t bytes, const char *name, char *
     return true;
 }
 
+static bool http_sum(const char *line, size_t bytes, struct pd_object_sum *ret)
+{
+    static const struct {
+        const char *name, *prefix;
+        enum pd_object_sum_kind kind;
+    } sums[] = {{"x-amz-checksum-crc32", "", PD_OBJECT_SUM_CRC32},
+                {"x-amz-checksum-crc32c", "", PD_OBJECT_SUM_CRC32C},
+                {"x-amz-checksum-crc64nvme", "", PD_OBJECT_SUM_CRC64NVME},
+                {"x-goog-hash", "crc32c=", PD_OBJECT_SUM_CRC32C}}; /* crc32c=n03x6A==,md5=Ojk9c3dhfxgoKVVHYwFbHQ== */
+    char value[128];
+    for (size_t i = 0; i < sizeof sums / sizeof *sums; i++) {
+        if (!http_header(line, bytes, sums[i].name, value, sizeof value)) continue;
+        const size_t skip = strlen(sums[i].prefix);
+        if (strncmp(value, sums[i].prefix, skip) != 0) return true;
+        value[skip + strcspn(value + skip, ",")] = '\0';
+        (void)pd_object_sum_parse(sums[i].kind, value + skip, ret);
+        return true;
+    }
+    return false;
+}
+
 /* Content-Range: bytes 0-99/1000 */
 static void http_range(const char *value, struct pd_http_response *r)
 {
@@ -177,10 +199,13 @@ static size_t http_receive_header(char *line, size_t size, size_t count, void *c
         *r = (struct pd_http_response){.range_begin = UINT64_MAX, .text = r->text, .text_bytes = r->text_bytes};
         r->code = space ? (int)strtol(space, NULL, 10) : 0;
     } else if (http_header(line, bytes, "etag", r->etag, sizeof r->etag) ||
-               http_header(line, bytes, "x-amz-bucket-region", r->region, sizeof r->region)) {
+               http_header(line, bytes, "x-amz-bucket-region", r->region, sizeof r->region) ||
+               http_sum(line, bytes, &r->sum)) {
         return bytes;
     } else if (http_header(line, bytes, "content-length", value, sizeof value)) {
         r->has_length = pd_parse_u64(value, &r->length);
+    } else if (http_header(line, bytes, "x-amz-checksum-type", value, sizeof value)) {
+        r->sum_is_full_object = strcmp(value, "FULL_OBJECT") == 0;
     } else if (http_header(line, bytes, "content-range", value, sizeof value)) {
         http_range(value, r);
     } else if (http_header(line, bytes, "date", value, sizeof value)) {
@@ -293,6 +318,28 @@ static pd_status http_failure(const struct http_transfer *t, CURLcode code, cons
     return st;
 }
 
+/* A connection that the server closed raises SIGPIPE in this thread, whose program need not know of connections. */
+static void hold_sigpipe(sigset_t *ret_before, bool *ret_was_pending)
+{
+    sigset_t mask, pending;
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGPIPE);
+    sigpending(&pending);
+    *ret_was_pending = sigismember(&pending, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &mask, ret_before);
+}
+
+static void let_sigpipe(const sigset_t *before, bool was_pending)
+{
+    static const struct timespec at_once = {0, 0};
+    sigset_t mask;
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGPIPE);
+    while (!was_pending && sigtimedwait(&mask, NULL, &at_once) < 0 && errno == EINTR)
+        continue;
+    pthread_sigmask(SIG_SETMASK, before, NULL);
+}
+
 pd_status pd_http_run(struct pd_http *http, const struct pd_http_request *request, struct pd_http_response *ret,
                       struct pd_error *err)
 {
@@ -304,8 +351,12 @@ pd_status pd_http_run(struct pd_http *http, const struct pd_http_request *reques
     struct curl_slist *headers = handle ? http_header_list(request->headers, &is_whole) : NULL;
     CURLcode code = CURLE_OUT_OF_MEMORY;
     if (is_whole) {
+        sigset_t before;
+        bool was_pending;
         http_set(handle, &t, headers, text);
+        hold_sigpipe(&before, &was_pending);
         code = curl_easy_perform(handle);
+        let_sigpipe(&before, was_pending);
     }
     if (handle) http_handle_release(http, handle);
     curl_slist_free_all(headers);

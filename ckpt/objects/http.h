@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ckpt/base/status.h"
+#include "ckpt/objects/object_sum.h"
 #include <stdint.h>
 #include <sys/uio.h>
 
@@ -33,6 +34,8 @@ struct pd_http_response {
     uint64_t date_s;       /* from Date, seconds since 1970; 0: absent */
     uint32_t retry_after_s;
     char etag[PD_HTTP_ETAG_MAX], region[64]; /* region: x-amz-bucket-region */
+    struct pd_object_sum sum;                /* of the whole object; x-amz-checksum-*, x-goog-hash */
+    bool sum_is_full_object;                 /* x-amz-checksum-type: FULL_OBJECT */
     char *text;                              /* ends with a zero byte; NULL: no body */
     size_t text_bytes;
 };

@@ -1,16 +1,21 @@
 #include "ckpt/objects/upload.h"
 
 #include "ckpt/base/clock.h"
+#include "ckpt/base/digest.h"
 #include "ckpt/base/thread.h"
+#include "ckpt/shard/pieces.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define SENDERS 8u
 #define PART_BYTES_LEAST (UINT64_C(8) << 20)
+#define PIECE_BYTES (UINT64_C(128) << 10) /* read at once: stays in the cache for its checksum */
 
 struct upload_file {
     struct pd_upload *upload;
@@ -33,6 +38,19 @@ struct upload_sender {
     struct pd_error err;
 };
 
+static pd_status read_part(struct upload_file *f, uint64_t offset, void *buffer, uint64_t bytes, uint32_t *ret_crc,
+                           struct pd_error *err)
+{
+    *ret_crc = 0;
+    for (uint64_t at = 0; at < bytes; at += PIECE_BYTES) {
+        const uint64_t piece = bytes - at < PIECE_BYTES ? bytes - at : PIECE_BYTES, begin = offset + at;
+        PD_TRY(pd_file_read(f->file, begin, (char *)buffer + at, piece, err));
+        if (f->upload->shard) PD_TRY(pd_shard_verify_part(f->upload->shard, offset, buffer, begin, begin + piece, err));
+        *ret_crc = pd_crc32(*ret_crc, (char *)buffer + at, piece);
+    }
+    return PD_OK;
+}
+
 static pd_status send_part(struct upload_file *f, uint32_t part, void *buffer, struct pd_error *err)
 {
     const uint64_t offset = part * f->part_bytes, left = f->bytes - offset,
@@ -40,8 +58,14 @@ static pd_status send_part(struct upload_file *f, uint32_t part, void *buffer, s
     const uint64_t before = atomic_fetch_add(&f->begun, bytes);
     (void)pd_clock_pace(f->begin_ns, before, f->upload->bytes_per_second,
                         f->upload->stop ? f->upload->stop : &f->has_failed);
-    PD_TRY(pd_file_read(f->file, offset, buffer, bytes, err));
-    PD_TRY(pd_bucket_upload_part(f->upload->bucket, f->key, f->id, part + 1, buffer, bytes, &f->parts[part], err));
+    uint32_t crc = 0;
+    pd_status st = read_part(f, offset, buffer, bytes, &crc, err);
+    if (st == PD_CORRUPT) st = read_part(f, offset, buffer, bytes, &crc, err); /* damage only if it is there twice */
+    PD_TRY(st);
+    if (f->part_count <= 1)
+        PD_TRY(pd_bucket_put(f->upload->bucket, f->key, buffer, bytes, false, err));
+    else
+        PD_TRY(pd_bucket_upload_part(f->upload->bucket, f->key, f->id, part + 1, buffer, bytes, crc, &f->parts[part], err));
     if (f->upload->bytes_sent) atomic_fetch_add(f->upload->bytes_sent, bytes);
     return PD_OK;
 }
@@ -56,6 +80,17 @@ static void *sender_run(void *context)
         if (s->status) atomic_store(&f->has_failed, true);
     }
     return NULL;
+}
+
+static void join_sender(const struct upload_file *f, const struct upload_sender *s)
+{
+    struct timespec until;
+    do {
+        if (f->upload->wait) f->upload->wait(f->upload->wait_context);
+        (void)clock_gettime(CLOCK_MONOTONIC, &until);
+        until.tv_nsec += 100000000;
+        until.tv_sec += until.tv_nsec / 1000000000, until.tv_nsec %= 1000000000;
+    } while (pthread_clockjoin_np(s->thread, NULL, CLOCK_MONOTONIC, &until) == ETIMEDOUT);
 }
 
 static pd_status send_parts(struct upload_file *f, struct pd_error *err)
@@ -73,7 +108,7 @@ static pd_status send_parts(struct upload_file *f, struct pd_error *err)
     }
     if (!started) st = pd_error_thread(err, PD_WHERE, number, "to upload checkpoints");
     for (uint32_t i = 0; i < started; i++) {
-        pthread_join(senders[i].thread, NULL);
+        join_sender(f, &senders[i]);
         if (!st) st = pd_error_pass(err, senders[i].status, &senders[i].err);
     }
     free(senders);
@@ -94,14 +129,6 @@ static pd_status upload_in_parts(struct upload_file *f, struct pd_error *err)
     return st;
 }
 
-static pd_status upload_at_once(struct upload_file *f, struct pd_error *err)
-{
-    if (f->bytes) PD_TRY(pd_file_read(f->file, 0, f->upload->memory, f->bytes, err));
-    PD_TRY(pd_bucket_put(f->upload->bucket, f->key, f->upload->memory, f->bytes, false, err));
-    if (f->upload->bytes_sent) atomic_fetch_add(f->upload->bytes_sent, f->bytes);
-    return PD_OK;
-}
-
 pd_status pd_upload_file(struct pd_upload *upload, const char *path, const char *key, struct pd_error *err)
 {
     struct upload_file f = {.upload = upload, .key = key, .begin_ns = pd_clock_monotonic_ns(NULL)};
@@ -120,7 +147,7 @@ pd_status pd_upload_file(struct pd_upload *upload, const char *path, const char 
                           " bytes, and an object has at most %u: set a larger upload_memory",
                           path, count, f.part_bytes, PD_UPLOAD_PARTS_MAX);
     f.part_count = (uint32_t)count;
-    if (!st) st = count > 1 ? upload_in_parts(&f, err) : upload_at_once(&f, err);
+    if (!st) st = count > 1 ? upload_in_parts(&f, err) : send_part(&f, 0, upload->memory, err);
     if (!st)
         (void)pd_clock_pace(f.begin_ns, f.bytes, upload->bytes_per_second, upload->stop); /* wait for the last part too */
     pd_file_close_readonly(f.file);

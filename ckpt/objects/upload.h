@@ -3,6 +3,7 @@
 
 #include "ckpt/io/vfs.h"
 #include "ckpt/objects/bucket.h"
+#include "ckpt/shard/shard.h"
 
 #define PD_UPLOAD_MEMORY_BYTES (UINT64_C(64) << 20) /* a good size */
 
@@ -14,6 +15,9 @@ struct pd_upload {
     uint64_t bytes_per_second;    /* limit; 0: none */
     const _Atomic bool *stop;     /* ends the rate limit's wait; may be NULL; the bucket's own stop ends requests */
     _Atomic uint64_t *bytes_sent; /* total over all files; may be NULL */
+    void (*wait)(void *context);  /* called in the caller's thread some ten times a second while parts are sent; or NULL */
+    void *wait_context;
+    const struct pd_shard *shard; /* the file as a shard, whose blocks are verified as they are read; may be NULL */
 };
 
 /* After PD_OK the whole object is there; after a failure nothing is. A failed upload is aborted. If the server does not

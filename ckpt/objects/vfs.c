@@ -29,12 +29,19 @@ struct objects_seen {
     struct pd_stat *stats;   /* (names.count) */
 };
 
+/* The directory that was found last, which callers often look for again. */
+struct objects_found {
+    char bucket[PD_BUCKET_NAME_MAX + 1], key[PD_OBJECT_KEY_MAX + 1];
+    uint64_t at_ns; /* 0: none */
+};
+
 struct objects {
     struct pd_io_threads *threads;
     pthread_mutex_t mutex;          /* guards the fields below */
     struct objects_bucket *buckets; /* (bucket_count), open until the VFS is freed */
     uint32_t bucket_count;
     struct objects_seen seen; /* the last listing */
+    struct objects_found found;
 };
 
 struct objects_file {
@@ -103,6 +110,12 @@ static bool seen_find(struct objects *objects, const struct pd_object_url *url, 
         is_found = strcmp(seen->names.names[i], url->key + prefix) == 0;
         if (is_found) *ret = seen->stats[i];
     }
+    const struct objects_found *found = &objects->found;
+    if (!is_found && found->at_ns && strcmp(found->key, url->key) == 0 && strcmp(found->bucket, url->bucket) == 0 &&
+        pd_clock_monotonic_ns(NULL) - found->at_ns < LISTED_NS) {
+        is_found = true;
+        *ret = stat_of(0, true);
+    }
     pthread_mutex_unlock(&objects->mutex);
     return is_found;
 }
@@ -159,6 +172,14 @@ static pd_status objects_look(struct pd_vfs *vfs, const char *path, struct pd_st
     PD_TRY(pd_bucket_list(file.bucket, prefix, false, objects_any, &is_directory, err));
     if (!is_directory && file.url.key[0]) return pd_error_pass(err, st, &own);
     *ret = stat_of(0, true);
+    if (!is_directory) return PD_OK; /* the whole bucket, which may be empty */
+    struct objects *objects = vfs->context;
+    struct objects_found found = {.at_ns = pd_clock_monotonic_ns(NULL)};
+    memcpy(found.bucket, file.url.bucket, sizeof found.bucket);
+    memcpy(found.key, file.url.key, sizeof found.key);
+    pthread_mutex_lock(&objects->mutex);
+    objects->found = found;
+    pthread_mutex_unlock(&objects->mutex);
     return PD_OK;
 }
 
@@ -172,10 +193,12 @@ static int objects_open(struct pd_file *file, unsigned flags)
     if (!made) return ENOMEM;
     pd_status st = objects_find(file->vfs, file->path, &made->url, &made->bucket, &err);
     if (!st) st = pd_bucket_head(made->bucket, made->url.key, &made->object, &err);
-    if (!st)
+    if (!st) {
         file->context = made;
-    else
+        atomic_store(&file->direct, false); /* any address will do */
+    } else {
         free(made);
+    }
     return objects_failed(file->vfs, st, &err);
 }
 

@@ -111,8 +111,8 @@ pd_status pd_shard_chunks_add(struct pd_shard_chunks *chunks, struct pd_h5_file 
         chunks->entries[c] = (struct pd_h5_chunk){PD_H5_FAR_AWAY + chunks->device_bytes, bytes, 0};
     struct chunked_box *mine = &chunks->boxes[chunks->box_count];
     *mine = (struct chunked_box){.count = count, .first_chunk = chunks->count};
-    PD_TRY(pd_h5_chunked(file, path, type, tensor->ndim, b->box.count, shape, chunks->codec.level, chunks->entries,
-                         &mine->header, err));
+    PD_TRY(pd_h5_chunked(file, path, type, pd_tensor_file_dims(tensor), b->box.count, shape, chunks->codec.level,
+                         chunks->entries, &mine->header, err));
     chunks->box_count++;
     chunks->count += count;
     return PD_OK;

@@ -88,6 +88,7 @@ static pd_status run_batch(struct compressing *c)
     for (uint32_t j = 0; j < c->job_count; j++) {
         if (c->jobs[j].status) PD_FAIL(c->err, c->jobs[j].status, "no memory to compress");
         PD_TRY(write_job(c, &c->jobs[j]));
+        PD_TRY(pd_shard_stream_wrote(c->stream, c->jobs[j].bytes, c->err));
     }
     c->job_count = 0;
     return PD_OK;

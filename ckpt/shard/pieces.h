@@ -16,11 +16,16 @@ struct pd_shard_piece {
 };
 
 bool pd_shard_is_at_end(const struct pd_shard *shard, const struct pd_shard_cursor *cursor);
-/* Returns a piece of at most `room` bytes; only the last may be more than a block shorter. 0 bytes: there is none left. */
-struct pd_shard_piece pd_shard_cut_piece(const struct pd_shard *shard, struct pd_shard_cursor *cursor, uint64_t room);
+/* Returns a piece of at most `bytes_max` bytes; only the last may be more than a block shorter. 0 bytes: there is none left. */
+struct pd_shard_piece pd_shard_cut_piece(const struct pd_shard *shard, struct pd_shard_cursor *cursor, uint64_t bytes_max);
 /* Verifies the blocks in it that belong to boxes of a page or more. Rereads a mismatching block once, into `data`. */
 PD_MUST_USE pd_status pd_shard_verify_piece(struct pd_shard *shard, const struct pd_shard_piece *piece, void *data,
                                             struct pd_error *err);
-/* Verifies what pieces do not cover, in the opened copy: boxes under a page, and all chunks. */
+/* `data` holds bytes of the file from `offset` on, up to `end`. Verifies the blocks of boxes of a page or more that end in
+ * (begin, end]; reads one whose start is not in `data`. PD_CORRUPT: read the data once more before calling it damage.
+ *   threads  any number on one shard */
+PD_MUST_USE pd_status pd_shard_verify_part(const struct pd_shard *shard, uint64_t offset, const void *data, uint64_t begin,
+                                           uint64_t end, struct pd_error *err);
+/* Verifies what pieces and parts do not cover, in the opened copy: boxes under a page, and all chunks. */
 PD_MUST_USE pd_status pd_shard_verify_made(struct pd_shard *made, void *buffers, uint64_t buffer_bytes,
                                            struct pd_error *err);

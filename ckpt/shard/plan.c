@@ -24,6 +24,7 @@ static pd_status collect_tensors(struct pd_shard_writer *w, struct pd_error *err
     uint32_t *number = malloc(((size_t)w->model->count + 1) * sizeof *number);
     w->tensors.tensors = calloc((size_t)w->model->count + 1, sizeof *w->tensors.tensors);
     w->name_digests = calloc((size_t)w->model->count + 1, sizeof *w->name_digests);
+    w->tensors.is_listed = w->model->is_listed;
     if (!number || !w->tensors.tensors || !w->name_digests) {
         free(number);
         PD_FAIL(err, PD_NO_MEMORY, "no memory for a shard's table of tensors");
@@ -38,7 +39,9 @@ static pd_status collect_tensors(struct pd_shard_writer *w, struct pd_error *err
             *mine = w->tensors.count;
             w->tensors.tensors[w->tensors.count++] = w->model->tensors[w->boxes[b].tensor];
             w->name_digests[*mine] = pd_shard_name_digest(&w->tensors.tensors[*mine]);
+            if (w->model->is_listed) w->tensors.tensors[*mine].kinds = 0;
         }
+        if (w->model->is_listed) w->tensors.tensors[*mine].kinds |= 1u << w->boxes[b].kind;
         w->local[b] = w->boxes[b];
         w->local[b].tensor = *mine;
     }
@@ -48,8 +51,6 @@ static pd_status collect_tensors(struct pd_shard_writer *w, struct pd_error *err
 
 static pd_status plan_add_box(struct pd_shard_writer *w, struct pd_h5_file *file, uint32_t b, struct pd_error *err)
 {
-    static const enum pd_h5_type types[PD_DTYPE_COUNT] = {
-        [PD_F32] = PD_H5_F32, [PD_BF16] = PD_H5_BF16, [PD_F16] = PD_H5_F16};
     const struct pd_tensor *tensor = &w->tensors.tensors[w->local[b].tensor];
     struct pd_shard_place *place = &w->places[b];
     char path[PD_H5_PATH_MAX];
@@ -58,9 +59,10 @@ static pd_status plan_add_box(struct pd_shard_writer *w, struct pd_h5_file *file
     place->bytes = pd_box_elements(&w->local[b].box) * pd_dtype_bytes(dtype);
     place->first_block = w->block_count;
     if (w->chunks && place->bytes >= PD_SHARD_PAGE_BYTES)
-        PD_TRY(pd_shard_chunks_add(w->chunks, file, path, types[dtype], tensor, &w->local[b], place, err));
+        PD_TRY(pd_shard_chunks_add(w->chunks, file, path, pd_h5_type_of(dtype), tensor, &w->local[b], place, err));
     else
-        PD_TRY(pd_h5_dataset(file, path, types[dtype], tensor->ndim, w->local[b].box.count, &place->offset, err));
+        PD_TRY(pd_h5_dataset(file, path, pd_h5_type_of(dtype), pd_tensor_file_dims(tensor), w->local[b].box.count,
+                             &place->offset, err));
     w->block_count += pd_shard_blocks_of(place->bytes);
     return PD_OK;
 }
@@ -69,6 +71,10 @@ static struct pd_shard_counts counts_of(const struct pd_shard_writer *w)
 {
     struct pd_shard_counts counts = {PD_SHARD_FORMAT_VERSION, w->tensors.count, w->box_count, w->block_count, 0, 0, 0};
     if (w->chunks) pd_shard_chunks_count(w->chunks, &counts);
+    if (w->model->is_listed) {
+        counts.version += PD_SHARD_FORMAT_LISTED - PD_SHARD_FORMAT_VERSION;
+        return counts;
+    }
     for (uint32_t t = 0; t < w->tensors.count; t++)
         if (w->tensors.tensors[t].moments != PD_F32) {
             counts.version += PD_SHARD_FORMAT_MOMENTS;

@@ -77,6 +77,11 @@ uint64_t pd_shard_writer_file_bytes(const struct pd_shard_writer *writer); /* mo
  * then change it, while tables are written and the file is synced. Not called if the write fails earlier. NULL: none. */
 void pd_shard_writer_on_copied(struct pd_shard_writer *writer, void (*on_copied)(void *context), void *context);
 
+/* Sets a callback for pd_shard_write, which calls it in its own thread some times, with how many bytes of the boxes are
+ * done. Any other status than PD_OK ends the write with it. NULL: none. */
+void pd_shard_writer_on_written(struct pd_shard_writer *writer,
+                                pd_status (*on_written)(void *context, uint64_t bytes, struct pd_error *err), void *context);
+
 /* Writes data, then tables, then fdatasync. data[i]: dense elements of box i, host memory, borrowed, unchanged until
  * copied. Creates the file at `path`, or overwrites an existing one of any size in place (a recycled file).
  *   errors   PD_NO_SPACE, PD_IO: the file is worthless and must be unlinked, never reused */

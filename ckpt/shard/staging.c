@@ -45,8 +45,8 @@ static pd_status staging_flush(struct pd_shard_staging *s, struct pd_error *err)
     return slot ? staging_send(s, slot, slot->buffer, s->offset, s->bytes, err) : PD_OK;
 }
 
-pd_status pd_shard_staging_room(struct pd_shard_staging *s, uint64_t offset, uint64_t wanted, unsigned char **ret_room,
-                                uint64_t *ret_bytes, struct pd_error *err)
+pd_status pd_shard_staging_reserve(struct pd_shard_staging *s, uint64_t offset, uint64_t wanted, unsigned char **ret_space,
+                                   uint64_t *ret_bytes, struct pd_error *err)
 {
     const bool follows = s->current && s->offset + s->bytes == offset && s->bytes < s->slot_bytes;
     if (!follows) {
@@ -55,9 +55,9 @@ pd_status pd_shard_staging_room(struct pd_shard_staging *s, uint64_t offset, uin
         s->offset = offset;
         s->bytes = 0;
     }
-    const uint64_t room = s->slot_bytes - s->bytes;
-    *ret_room = s->current->buffer + s->bytes;
-    *ret_bytes = wanted < room ? wanted : room;
+    const uint64_t space = s->slot_bytes - s->bytes;
+    *ret_space = s->current->buffer + s->bytes;
+    *ret_bytes = wanted < space ? wanted : space;
     s->bytes += *ret_bytes;
     return PD_OK;
 }
@@ -66,13 +66,13 @@ pd_status pd_shard_staging_put(struct pd_shard_staging *s, uint64_t offset, cons
                                struct pd_error *err)
 {
     for (uint64_t done = 0; done < bytes;) {
-        unsigned char *room = NULL;
+        unsigned char *space = NULL;
         uint64_t piece = 0;
-        PD_TRY(pd_shard_staging_room(s, offset + done, bytes - done, &room, &piece, err));
+        PD_TRY(pd_shard_staging_reserve(s, offset + done, bytes - done, &space, &piece, err));
         if (data)
-            pd_stream_copy(room, (const char *)data + done, piece);
+            pd_stream_copy(space, (const char *)data + done, piece);
         else
-            memset(room, 0, piece);
+            memset(space, 0, piece);
         done += piece;
     }
     return PD_OK;

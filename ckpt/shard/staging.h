@@ -26,8 +26,8 @@ void pd_shard_staging_init(struct pd_shard_staging *staging, struct pd_file *fil
                            uint64_t buffer_bytes, uint64_t slot_bytes);
 bool pd_shard_staging_is_in_memory(const struct pd_shard_staging *staging);
 /* Returns a buffer for at most `wanted` bytes of the file from `offset` on. Fill it before the next call. */
-PD_MUST_USE pd_status pd_shard_staging_room(struct pd_shard_staging *staging, uint64_t offset, uint64_t wanted,
-                                            unsigned char **ret_room, uint64_t *ret_bytes, struct pd_error *err);
+PD_MUST_USE pd_status pd_shard_staging_reserve(struct pd_shard_staging *staging, uint64_t offset, uint64_t wanted,
+                                               unsigned char **ret_space, uint64_t *ret_bytes, struct pd_error *err);
 /* Copies `data`; NULL: zeros. */
 PD_MUST_USE pd_status pd_shard_staging_put(struct pd_shard_staging *staging, uint64_t offset, const void *data,
                                            uint64_t bytes, struct pd_error *err);

@@ -4,6 +4,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#define TELL_BYTES (UINT64_C(8) << 20)
+
 #define SLOT_BYTES_MAX PD_SHARD_BUFFERS_MIN
 #define SLOT_BYTES_MIN (1u << 20)
 
@@ -157,6 +159,14 @@ uint64_t pd_shard_writer_box_offset(const struct pd_shard_writer *writer, uint32
 
 /* ---- blocks ---- */
 
+pd_status pd_shard_stream_wrote(struct pd_shard_stream *s, uint64_t bytes, struct pd_error *err)
+{
+    s->written += bytes;
+    if (!s->w->on_written || s->written - s->told < TELL_BYTES) return PD_OK;
+    s->told = s->written;
+    return s->w->on_written(s->w->written_context, s->written, err);
+}
+
 uint64_t pd_shard_stream_box_seed(const struct pd_shard_stream *stream, uint32_t box)
 {
     const struct pd_shard_box *b = &stream->w->local[box];
@@ -229,8 +239,8 @@ static void overlay_small(const struct pd_shard_stream *stream, uint64_t offset,
         const struct pd_shard_place *place = &w->places[box];
         if (place->offset >= offset + PD_H5_PAGE_BYTES) return;
         const uint64_t skip = place->offset < offset ? offset - place->offset : 0, first = place->offset + skip - offset;
-        const uint64_t bytes = place->bytes - skip, room = PD_H5_PAGE_BYTES - first;
-        memcpy(page + first, (const char *)stream->data[box] + skip, bytes < room ? bytes : room);
+        const uint64_t bytes = place->bytes - skip, space = PD_H5_PAGE_BYTES - first;
+        memcpy(page + first, (const char *)stream->data[box] + skip, bytes < space ? bytes : space);
     }
 }
 
@@ -240,13 +250,13 @@ pd_status pd_shard_stream_rest(struct pd_shard_stream *stream, const struct pd_s
     for (uint64_t at = 0; at < segment->bytes; at += PD_H5_PAGE_BYTES) {
         const uint64_t offset = segment->offset + at;
         const unsigned char *page = pd_h5_pages_find(&stream->w->pages, offset / PD_H5_PAGE_BYTES);
-        unsigned char *room = NULL;
+        unsigned char *space = NULL;
         uint64_t bytes = 0;
-        PD_TRY(pd_shard_staging_room(&stream->staging, offset, PD_H5_PAGE_BYTES, &room, &bytes, err));
+        PD_TRY(pd_shard_staging_reserve(&stream->staging, offset, PD_H5_PAGE_BYTES, &space, &bytes, err));
         PD_CHECK(bytes == PD_H5_PAGE_BYTES); /* slots are whole pages */
-        memcpy(room, page ? page : zeros, PD_H5_PAGE_BYTES);
-        pd_digest_stream_add(&stream->rest, room, PD_H5_PAGE_BYTES);
-        overlay_small(stream, offset, room);
+        memcpy(space, page ? page : zeros, PD_H5_PAGE_BYTES);
+        pd_digest_stream_add(&stream->rest, space, PD_H5_PAGE_BYTES);
+        overlay_small(stream, offset, space);
     }
     return PD_OK;
 }

@@ -25,6 +25,7 @@ struct pd_shard_stream {
     const unsigned char **kept;      /* (box_count) inside `kept_bytes`; NULL if the caller has the data */
     unsigned char *kept_bytes;       /* boxes under a page, back to back */
     struct pd_digest_stream rest;    /* digest of metadata and shared pages, small boxes read as zeros */
+    uint64_t written, told;          /* bytes of boxes so far; at the last call of on_written */
     bool is_rest_written;            /* by code that walked the file in order */
     struct pd_shard_staging staging; /* one user at a time: the writer of boxes, until its finish; then the rest */
 };
@@ -34,6 +35,8 @@ struct pd_shard_stream {
 PD_MUST_USE pd_status pd_shard_stream_open(struct pd_shard_writer *writer, const char *path,
                                            const struct pd_identity *identity, uint32_t writer_rank, const void *const *data,
                                            bool is_in_memory, struct pd_shard_stream **ret_stream, struct pd_error *err);
+/* Counts bytes of boxes that are done, and calls the writer's on_written now and then.   errors  of on_written */
+PD_MUST_USE pd_status pd_shard_stream_wrote(struct pd_shard_stream *stream, uint64_t bytes, struct pd_error *err);
 /* Stages through all of the writer's buffers, or through slots in a part of them. */
 PD_MUST_USE pd_status pd_shard_stream_stage(struct pd_shard_stream *stream, bool is_in_memory, struct pd_error *err);
 PD_MUST_USE pd_status pd_shard_stream_stage_in(struct pd_shard_stream *stream, void *part, uint64_t bytes,

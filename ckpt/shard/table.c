@@ -222,10 +222,24 @@ static void place_parts(struct pd_shard_head *head)
     head->chunks_at = head->grids_at + head->box_count * sizeof(struct pd_shard_grid);
 }
 
-static void fill_tensor(struct pd_shard_tensor_row *row, const struct pd_tensor *tensor)
+/* Of a listed shard: what it holds of the tensor, and nothing of what it does not. */
+static void fill_listed(struct pd_shard_tensor_row *row, const struct pd_tensor *tensor)
+{
+    row->ndim = tensor->ndim;
+    row->dtype = pd_tensor_has_kind(tensor, PD_PARAM) ? (uint32_t)tensor->dtype : 0;
+    row->unit = tensor->kinds;
+    row->decay = tensor->is_bytes ? PD_SHARD_TENSOR_BYTES : 0;
+    row->moments = tensor->kinds > 1u << PD_PARAM ? (uint32_t)tensor->moments : 0;
+}
+
+static void fill_tensor(struct pd_shard_tensor_row *row, const struct pd_tensor *tensor, bool is_listed)
 {
     memcpy(row->name, tensor->name, strnlen(tensor->name, sizeof row->name - 1));
     memcpy(row->shape, tensor->shape, sizeof row->shape);
+    if (is_listed) {
+        fill_listed(row, tensor);
+        return;
+    }
     row->tp_unit = tensor->tp_unit;
     row->ndim = tensor->ndim;
     row->dtype = (uint32_t)tensor->dtype;
@@ -253,7 +267,7 @@ void pd_shard_table_fill(void *table, uint64_t table_bytes, const struct pd_shar
     place_parts(head);
     struct pd_shard_tensor_row *tensor_rows = (void *)((char *)table + head->tensors_at);
     for (uint32_t t = 0; t < tensors->count; t++)
-        fill_tensor(&tensor_rows[t], &tensors->tensors[t]);
+        fill_tensor(&tensor_rows[t], &tensors->tensors[t], tensors->is_listed);
     struct pd_shard_grid *grids = head->grids_at ? (void *)((char *)table + head->grids_at) : NULL;
     struct pd_shard_box_row *box_rows = (void *)((char *)table + head->boxes_at);
     for (uint32_t b = 0; b < counts->boxes; b++) {
@@ -285,23 +299,51 @@ void pd_shard_trailer_fill(struct pd_shard_trailer *ret_trailer, const void *tab
 
 /* ---- parsing ---- */
 
+static bool shape_makes_sense(const struct pd_shard_tensor_row *row)
+{
+    uint64_t elements = 1;
+    bool ok = memchr(row->name, 0, sizeof row->name) && row->name[0] && row->ndim <= PD_TENSOR_DIMS_MAX;
+    for (uint32_t d = 0; ok && d < PD_TENSOR_DIMS_MAX; d++)
+        ok = pd_checked_mul_u64(elements, row->shape[d], &elements) && (d < row->ndim || row->shape[d] == 1);
+    return ok && elements <= UINT64_MAX / 8;
+}
+
+static pd_status parse_listed(const struct pd_shard_tensor_row *row, struct pd_tensor *ret_tensor, struct pd_error *err)
+{
+    const uint32_t kinds = row->unit, moment_kinds = kinds & ~(1u << PD_PARAM);
+    const bool has_param = kinds & 1u << PD_PARAM, is_bytes = row->decay & PD_SHARD_TENSOR_BYTES;
+    if (!shape_makes_sense(row) || row->tp_unit || row->tp_dim || !kinds || kinds >> PD_KIND_COUNT ||
+        row->dtype >= PD_DTYPE_COUNT || row->moments >= PD_DTYPE_COUNT || (!has_param && row->dtype) ||
+        (!moment_kinds && row->moments) || row->decay > PD_SHARD_TENSOR_BYTES ||
+        (is_bytes && (row->dtype != PD_U8 || row->ndim != 1 || moment_kinds)))
+        PD_FAIL(err, PD_CORRUPT, "a tensor's row is invalid");
+    *ret_tensor = (struct pd_tensor){.ndim = row->ndim,
+                                     .dtype = (enum pd_dtype)row->dtype,
+                                     .moments = (enum pd_dtype)row->moments,
+                                     .tp_dim = -1,
+                                     .tp_unit = 1,
+                                     .kinds = kinds,
+                                     .is_bytes = is_bytes};
+    memcpy(ret_tensor->name, row->name, sizeof ret_tensor->name);
+    memcpy(ret_tensor->shape, row->shape, sizeof ret_tensor->shape);
+    return PD_OK;
+}
+
 static pd_status parse_tensor(const struct pd_shard_tensor_row *row, uint64_t version, struct pd_tensor *ret_tensor,
                               struct pd_error *err)
 {
     const uint32_t moments = version > PD_SHARD_FORMAT_MOMENTS ? row->moments : PD_F32;
-    bool ok = memchr(row->name, 0, sizeof row->name) && row->name[0] && row->ndim >= 1 && row->ndim <= PD_TENSOR_DIMS_MAX &&
-              row->dtype < PD_DTYPE_COUNT && moments < PD_DTYPE_COUNT && row->tp_dim >= -1 &&
-              row->tp_dim < PD_TENSOR_DIMS_MAX && row->decay <= 1;
-    uint64_t elements = 1;
-    for (uint32_t d = 0; ok && d < PD_TENSOR_DIMS_MAX; d++)
-        ok = pd_checked_mul_u64(elements, row->shape[d], &elements) && (d < row->ndim || row->shape[d] == 1);
-    if (!ok || elements > UINT64_MAX / 8) PD_FAIL(err, PD_CORRUPT, "a tensor's row is invalid");
+    if (version >= PD_SHARD_FORMAT_LISTED) return parse_listed(row, ret_tensor, err);
+    if (!shape_makes_sense(row) || row->ndim < 1 || row->dtype >= PD_DTYPE_RUN_COUNT || moments >= PD_DTYPE_RUN_COUNT ||
+        row->tp_dim < -1 || row->tp_dim >= PD_TENSOR_DIMS_MAX || row->decay > 1)
+        PD_FAIL(err, PD_CORRUPT, "a tensor's row is invalid");
     *ret_tensor = (struct pd_tensor){.ndim = row->ndim,
                                      .dtype = (enum pd_dtype)row->dtype,
                                      .moments = (enum pd_dtype)moments,
                                      .tp_dim = row->tp_dim,
                                      .tp_unit = row->tp_unit,
                                      .unit = row->unit,
+                                     .expert = pd_tensor_expert_of(row->name),
                                      .decay = row->decay != 0};
     memcpy(ret_tensor->name, row->name, sizeof ret_tensor->name);
     memcpy(ret_tensor->shape, row->shape, sizeof ret_tensor->shape);
@@ -319,7 +361,8 @@ static pd_status parse_box(const struct pd_shard_box_row *row, const struct pd_t
                            uint64_t expected_block, struct pd_shard_box *ret_box, struct pd_shard_place *ret_place,
                            struct pd_error *err)
 {
-    if (row->tensor >= tensors->count || row->kind >= PD_KIND_COUNT || !box_fits(row, &tensors->tensors[row->tensor]))
+    if (row->tensor >= tensors->count || row->kind >= PD_KIND_COUNT || !box_fits(row, &tensors->tensors[row->tensor]) ||
+        !pd_tensor_has_kind(&tensors->tensors[row->tensor], (enum pd_kind)row->kind))
         PD_FAIL(err, PD_CORRUPT, "a box's row refers to something that does not exist");
     struct pd_shard_box box = {.tensor = row->tensor, .kind = (enum pd_kind)row->kind};
     memcpy(box.box.start, row->start, sizeof row->start);
@@ -412,6 +455,7 @@ pd_status pd_shard_table_parse(const void *table, uint64_t table_bytes, uint64_t
     if (!fits) PD_FAIL(err, PD_CORRUPT, "the sizes in the head of the table contradict each other");
     struct pd_shard_contents c = {.box_count = (uint32_t)head->box_count};
     c.tensors.count = (uint32_t)head->tensor_count;
+    c.tensors.is_listed = head->version >= PD_SHARD_FORMAT_LISTED;
     c.tensors.tensors = calloc(head->tensor_count + 1, sizeof *c.tensors.tensors);
     c.boxes = calloc(head->box_count + 1, sizeof *c.boxes);
     c.places = calloc(head->box_count + 1, sizeof *c.places);

@@ -14,7 +14,8 @@
 #define PD_SHARD_FORMAT_VERSION 1u /* every box in one piece */
 #define PD_SHARD_FORMAT_CHUNKED 2u /* boxes of a page or more in chunks, compressed or not */
 #define PD_SHARD_FORMAT_MOMENTS 2u /* added if moments are not fp32: 3 and 4 */
-#define PD_SHARD_FORMAT_LATEST 4u
+#define PD_SHARD_FORMAT_LISTED 5u  /* tensors of any type, with the kinds that the shard has; 6: in chunks */
+#define PD_SHARD_FORMAT_LATEST 6u
 static inline bool pd_shard_version_has_chunks(uint64_t version)
 {
     return version % PD_SHARD_FORMAT_MOMENTS == 0;
@@ -39,11 +40,12 @@ struct pd_shard_head {
 struct pd_shard_tensor_row {
     char name[PD_TENSOR_NAME_MAX];
     uint64_t shape[PD_TENSOR_DIMS_MAX];
-    uint64_t tp_unit;
+    uint64_t tp_unit; /* zero where listed */
     uint32_t ndim, dtype;
-    int32_t tp_dim;
-    uint32_t unit, decay, moments; /* zero in versions 1 and 2 */
+    int32_t tp_dim;                /* 0 where listed */
+    uint32_t unit, decay, moments; /* moments: zero in versions 1 and 2. Where listed: unit is kinds, decay is flags */
 };
+#define PD_SHARD_TENSOR_BYTES 1u /* a flag: the bytes are no numbers */
 struct pd_shard_box_row {
     uint64_t start[PD_TENSOR_DIMS_MAX], count[PD_TENSOR_DIMS_MAX];
     uint64_t offset, bytes, first_block;

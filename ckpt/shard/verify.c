@@ -94,7 +94,7 @@ static pd_status add_rest(struct pd_shard *shard, struct rest_batch *b, uint64_t
                           struct pd_error *err)
 {
     for (uint64_t done = 0; done < bytes;) {
-        const uint64_t left = bytes - done, room = PD_SHARD_BOUNCE_BYTES - b->bytes, piece = left < room ? left : room;
+        const uint64_t left = bytes - done, space = PD_SHARD_BOUNCE_BYTES - b->bytes, piece = left < space ? left : space;
         b->transfers[b->count++] = (struct pd_transfer){.file = shard->file,
                                                         .data = shard->bounce + b->bytes,
                                                         .offset = offset + done,

@@ -20,6 +20,7 @@ static pd_status write_zero_copy(struct pd_shard_stream *s, uint32_t box, uint64
         const uint64_t bytes = whole - at < ZERO_COPY_BYTES_MAX ? whole - at : ZERO_COPY_BYTES_MAX;
         PD_TRY(pd_shard_staging_write(&s->staging, place->offset + at, data + at, bytes, err));
         pd_shard_stream_hash(s, box, seed, at, at + bytes, data + at);
+        PD_TRY(pd_shard_stream_wrote(s, bytes, err));
     }
     *ret_done = whole;
     return PD_OK;
@@ -33,6 +34,7 @@ static pd_status write_in_memory(struct pd_shard_stream *s, uint32_t box, uint64
         const uint64_t bytes = place->bytes - at < IN_MEMORY_BYTES ? place->bytes - at : IN_MEMORY_BYTES;
         pd_shard_stream_hash(s, box, seed, at, at + bytes, data + at);
         PD_TRY(pd_shard_staging_write(&s->staging, place->offset + at, data + at, bytes, err));
+        PD_TRY(pd_shard_stream_wrote(s, bytes, err));
     }
     *ret_done = place->bytes;
     return PD_OK;
@@ -53,6 +55,7 @@ static pd_status write_box(struct pd_shard_stream *s, const struct pd_shard_segm
         const uint64_t left = place->bytes - done, bytes = left < PD_SHARD_BLOCK_BYTES ? left : PD_SHARD_BLOCK_BYTES;
         pd_shard_stream_hash(s, box, seed, done, done + bytes, data + done);
         PD_TRY(pd_shard_staging_put(&s->staging, place->offset + done, data + done, bytes, err));
+        PD_TRY(pd_shard_stream_wrote(s, bytes, err));
         done += bytes;
     }
     return pd_shard_staging_put(&s->staging, place->offset + done, NULL, segment->bytes - done, err);
@@ -82,6 +85,13 @@ void pd_shard_writer_on_copied(struct pd_shard_writer *writer, void (*on_copied)
 {
     writer->on_copied = on_copied;
     writer->copied_context = context;
+}
+
+void pd_shard_writer_on_written(struct pd_shard_writer *writer, pd_status (*on_written)(void *, uint64_t, struct pd_error *),
+                                void *context)
+{
+    writer->on_written = on_written;
+    writer->written_context = context;
 }
 
 pd_status pd_shard_write(struct pd_shard_writer *writer, const char *path, const struct pd_identity *identity,

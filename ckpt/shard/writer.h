@@ -31,4 +31,6 @@ struct pd_shard_writer {
     pid_t queue_thread;               /* kernel thread id */
     void (*on_copied)(void *context); /* or NULL */
     void *copied_context;
+    pd_status (*on_written)(void *context, uint64_t bytes, struct pd_error *err); /* or NULL */
+    void *written_context;
 };

@@ -20,7 +20,9 @@
 #define COMMIT_MAGIC UINT64_C(0x54494d4d4f434450) /* "PDCOMMIT" */
 #define COMMIT_FORMAT 1u
 #define COMMIT_FORMAT_MOMENTS 3u                        /* moments are not fp32 */
-#define COMMIT_FORMAT_LATEST 4u                         /* 2 and 4 were 1 and 3 with shards on several drives */
+#define COMMIT_FORMAT_LISTED 5u                         /* the layout is listed */
+#define COMMIT_FORMAT_SIZES 7u                          /* sizes of gradients */
+#define COMMIT_FORMAT_LATEST 7u                         /* 2 and 4 were 1 and 3 with shards on several drives */
 #define COMMIT_STRUCTURE_BYTES_MAX (UINT64_C(64) << 10) /* most bytes of everything but rows of shards and texts */
 #define COMMIT_BOUND "at most 64 MiB can be written and read"
 
@@ -71,7 +73,9 @@ struct trailer {
     uint64_t index_digest;
     uint64_t agreed_step;
     uint64_t moments; /* zero in version 1 */
-    uint64_t reserved[480];
+    uint64_t ep;      /* zero: 1 */
+    int8_t gradient_sizes[64];
+    uint64_t reserved[471];
     uint64_t body_digest; /* seed PD_SHARD_SEED, of all pages before this one */
     uint64_t self_digest; /* seed 0, of all of this page before it: the same place in every version */
 };
@@ -142,6 +146,9 @@ static pd_status add_text(struct pd_h5_file *file, const char *path, const char 
 
 static uint64_t version_of(const struct pd_run_state *s)
 {
+    static const int8_t none[sizeof s->gradient_sizes];
+    if (s->layout.is_listed) return COMMIT_FORMAT_LISTED;
+    if (memcmp(s->gradient_sizes, none, sizeof none) != 0) return COMMIT_FORMAT_SIZES;
     return s->moments == PD_F32 ? COMMIT_FORMAT : COMMIT_FORMAT_MOMENTS;
 }
 
@@ -204,7 +211,9 @@ pd_status pd_commit_encode(const struct pd_commit *commit, void **ret_data, uint
                         .guard = commit->state.guard,
                         .agreed_step = commit->state.agreed_step,
                         .moments = commit->state.moments,
+                        .ep = commit->state.layout.ep > 1 ? commit->state.layout.ep : 0,
                         .index_digest = commit->state.index_digest};
+    memcpy(t.gradient_sizes, commit->state.gradient_sizes, sizeof t.gradient_sizes);
     struct pd_h5_file *file = NULL;
     struct pd_h5_pages pages = {0};
     PD_TRY(pd_h5_new(&file, err));
@@ -249,7 +258,7 @@ static pd_status check_trailer(const unsigned char *data, uint64_t bytes, struct
         PD_FAIL(err, PD_UNSUPPORTED,
                 "its shards lie on several drives (checkpoint.stripes), which this perdure no longer reads: export or "
                 "reshard it with the version that wrote it, and use one RAID-0 of mdadm for several drives");
-    if (t.version < COMMIT_FORMAT_MOMENTS) t.moments = PD_F32;
+    if (t.version < COMMIT_FORMAT_MOMENTS || t.version == COMMIT_FORMAT_LISTED) t.moments = PD_F32;
     if (t.file_bytes != bytes)
         PD_FAIL(err, PD_CORRUPT, "it has %" PRIu64 " bytes where its trailer says %" PRIu64, bytes, t.file_bytes);
     if (pd_digest64(data, bytes - sizeof t, PD_SHARD_SEED) != t.body_digest)
@@ -303,11 +312,15 @@ static pd_status take_body(const unsigned char *data, const struct trailer *t, s
 {
     PD_TRY(unpack(state_fields, COUNT(state_fields), data + t->state.offset, &c->state, err));
     PD_TRY(take_layout(data, t, &c->state.layout, err));
+    if (t->ep > UINT32_MAX) PD_FAIL(err, PD_CORRUPT, "its layout has ep %" PRIu64, t->ep);
+    c->state.layout.is_listed = t->version == COMMIT_FORMAT_LISTED;
+    c->state.layout.ep = t->ep ? (uint32_t)t->ep : 1;
     c->state.tokenizer_digest = t->tokenizer_digest;
     c->state.guard = t->guard;
     c->state.agreed_step = t->agreed_step;
     c->state.moments = (enum pd_dtype)t->moments;
     c->state.index_digest = t->index_digest;
+    memcpy(c->state.gradient_sizes, t->gradient_sizes, sizeof t->gradient_sizes);
     memcpy(c->state.created_by, data + t->created_by.offset, t->created_by.bytes);
     c->state.created_by[sizeof c->state.created_by - 1] = '\0';
     PD_TRY(commit_take_text(data, t->config, &c->state.config, err));

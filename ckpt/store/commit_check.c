@@ -9,6 +9,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <string.h>
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 #define WORLD_MAX (UINT64_C(1) << 20)
@@ -52,6 +53,9 @@ pd_status pd_layout_check(const struct pd_layout *layout, struct pd_error *err)
     if (layout->zero_shard < 1 || layout->zero_shard > layout->dp * layout->sp)
         PD_FAIL(err, PD_INVALID, "layout: zero_shard is %u and must be between 1 and dp*sp = %u", layout->zero_shard,
                 layout->dp * layout->sp);
+    if (layout->ep > 1 && (layout->ep > PD_LAYOUT_EP_MAX || layout->zero_shard % layout->ep))
+        PD_FAIL(err, PD_INVALID, "layout: ep is %u; it can be at most %u, and must divide zero_shard, which is %u",
+                layout->ep, PD_LAYOUT_EP_MAX, layout->zero_shard);
     if (layout->zero_stage > 3)
         PD_FAIL(err, PD_INVALID, "layout: zero_stage is %u and must be between 0 and 3", layout->zero_stage);
     if (layout->interleave < 1 || layout->stage_count > PD_LAYOUT_STAGES_MAX ||
@@ -62,6 +66,41 @@ pd_status pd_layout_check(const struct pd_layout *layout, struct pd_error *err)
         if (s == 0 ? layout->first_unit[0] != 0 : layout->first_unit[s] <= layout->first_unit[s - 1])
             PD_FAIL(err, PD_INVALID, "layout: stage %u starts at unit %u; stages start at 0 and ascend", s,
                     layout->first_unit[s]);
+    return PD_OK;
+}
+
+void pd_layout_init_listed(struct pd_layout *ret_layout, uint32_t shards)
+{
+    *ret_layout = (struct pd_layout){.dp = shards,
+                                     .tp = 1,
+                                     .pp = 1,
+                                     .sp = 1,
+                                     .ep = 1,
+                                     .virtual_tp = 1,
+                                     .virtual_sp = 1,
+                                     .zero_shard = 1,
+                                     .interleave = 1,
+                                     .stage_count = 1,
+                                     .is_listed = true};
+}
+
+pd_status pd_commit_check_is_run(const struct pd_commit *commit, struct pd_error *err)
+{
+    if (!commit->state.layout.is_listed) return PD_OK;
+    PD_FAIL(err, PD_UNSUPPORTED,
+            "its tensors were listed by a program (%s), and it has no configuration of a run; perdure ckpt import makes a "
+            "checkpoint of a run of it, and ckpt show, stats, diff, verify and export read it as it is",
+            commit->state.created_by);
+}
+
+/* Nothing of a listed layout is arithmetic, so that nobody may take a number of it for one. */
+static pd_status check_listed(const struct pd_run_state *s, struct pd_error *err)
+{
+    struct pd_layout listed;
+    pd_layout_init_listed(&listed, s->layout.dp);
+    if (memcmp(&listed, &s->layout, sizeof listed) != 0)
+        PD_FAIL(err, PD_INVALID, "layout: it is listed, and has other degrees than its %u shards", s->layout.dp);
+    if (s->moments != PD_F32) PD_FAIL(err, PD_INVALID, "layout: it is listed, so each tensor has its own type of moments");
     return PD_OK;
 }
 
@@ -95,6 +134,10 @@ static pd_status check_state(const struct pd_run_state *s, struct pd_error *err)
         PD_FAIL(err, PD_INVALID, "its loss_scale is %g and must be from 2^-24 to 2^24", s->loss_scale);
     if (!isfinite(g->mean) || !isfinite(g->variance) || g->variance < 0)
         PD_FAIL(err, PD_INVALID, "the losses it remembers have mean %g and variance %g", g->mean, g->variance);
+    for (size_t i = 0; i < COUNT(s->gradient_sizes); i++)
+        if (s->gradient_sizes[i] < -64 || s->gradient_sizes[i] > 63)
+            PD_FAIL(err, PD_INVALID, "its size of gradients of class %zu is 2^%d and must be from 2^-64 to 2^63", i,
+                    s->gradient_sizes[i]);
     if (s->moments != PD_F32 && s->moments != PD_BF16)
         PD_FAIL(err, PD_INVALID, "its moments are of type %u and can be fp32 or bf16", (unsigned)s->moments);
     return PD_OK;
@@ -131,6 +174,7 @@ pd_status pd_commit_check(const struct pd_commit *commit, struct pd_error *err)
     if (shards != commit->shard_count)
         PD_FAIL(err, PD_INVALID, "it lists %u shards where its layout has %" PRIu64, commit->shard_count, shards);
     PD_TRY(check_state(&commit->state, err));
+    if (l->is_listed) PD_TRY(check_listed(&commit->state, err));
     uint64_t total[2] = {0};
     for (uint32_t s = 0; s < commit->shard_count; s++)
         PD_TRY(check_shard(commit, s, total, err));

@@ -22,17 +22,17 @@ uint32_t pd_store_generations_needed(const struct pd_store_options *options, boo
 
 /* ---- slots: a bit each ---- */
 
-static bool claim(struct store_pool *pool, uint32_t slot)
+static bool generation_take_slot(struct store_pool *pool, uint32_t slot)
 {
     const uint64_t bit = UINT64_C(1) << slot % 64;
     pthread_mutex_lock(&pool->mutex);
-    const bool is_claimed = !((pool->slots_in_use[slot / 64] | pool->slots_lost[slot / 64]) & bit);
-    if (is_claimed) pool->slots_in_use[slot / 64] |= bit;
+    const bool is_taken = !((pool->slots_in_use[slot / 64] | pool->slots_lost[slot / 64]) & bit);
+    if (is_taken) pool->slots_in_use[slot / 64] |= bit;
     pthread_mutex_unlock(&pool->mutex);
-    return is_claimed;
+    return is_taken;
 }
 
-static void end_claim(struct store_pool *pool, uint32_t slot, bool is_lost)
+static void generation_release_slot(struct store_pool *pool, uint32_t slot, bool is_lost)
 {
     const uint64_t bit = UINT64_C(1) << slot % 64;
     pthread_mutex_lock(&pool->mutex);
@@ -66,7 +66,7 @@ static pd_status take_file(struct store_pool *pool, const char *path, struct pd_
 pd_status store_slot_take(struct store_pool *pool, uint32_t *ret_slot, struct store_text *ret_path, struct pd_error *err)
 {
     for (uint32_t slot = 0; slot < PD_STORE_GENERATIONS_MAX; slot++) {
-        if (!claim(pool, slot)) continue;
+        if (!generation_take_slot(pool, slot)) continue;
         *ret_path = slot_path(pool, slot);
         pd_status st = take_file(pool, ret_path->text, err);
         if (st == PD_OK) {
@@ -74,7 +74,7 @@ pd_status store_slot_take(struct store_pool *pool, uint32_t *ret_slot, struct st
             return PD_OK;
         }
         const bool is_there = st == PD_EXISTS && store_exists(pool->dir, ret_path->text);
-        end_claim(pool, slot, is_there);
+        generation_release_slot(pool, slot, is_there);
         if (!is_there) return st == PD_EXISTS ? pd_error_change(err, PD_IO) : st;
     }
     PD_FAIL(err, PD_BUG, "all %u generations are in use", PD_STORE_GENERATIONS_MAX);
@@ -88,7 +88,7 @@ void store_slot_release(struct store_pool *pool, uint32_t slot, bool is_bad)
     PD_CHECK(store_slot_is_in_use(pool, slot));
     if (is_bad || !store_free_put(pool, pool->dir->group->rank, path.text))
         st = pd_vfs_unlink(pool->dir->vfs, path.text, NULL);
-    end_claim(pool, slot, st != PD_OK && st != PD_NOT_FOUND);
+    generation_release_slot(pool, slot, st != PD_OK && st != PD_NOT_FOUND);
 }
 
 /* ---- a generation becomes a shard ---- */

@@ -51,7 +51,8 @@ static pd_status index_add_tensor(struct builder *b, uint64_t first, uint64_t en
         b->mapped[p - first] = (struct pd_h5_source){source->file_name, b->paths[p - first], *box};
     }
     PD_TRY(pd_h5_tensor_path(tensor, kind, path, err));
-    return pd_h5_virtual(b->file, path, tensor->ndim, tensor->shape, b->mapped, end - first, err);
+    return pd_h5_virtual(b->file, path, pd_h5_view_type_of(pd_tensor_dtype(tensor, kind)), pd_tensor_file_dims(tensor),
+                         tensor->shape, b->mapped, end - first, err);
 }
 
 static pd_status add_all(struct builder *b, struct pd_error *err)

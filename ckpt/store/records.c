@@ -7,16 +7,11 @@
 #include <stdio.h>
 #include <string.h>
 
-static bool has_record(const struct store_state *state)
-{
-    return state->kind == STORE_COMMITTED || state->kind == STORE_PARTIAL;
-}
-
 static bool has_several_runs(const struct store_scan *scan)
 {
     const struct store_state *first = NULL;
     for (uint32_t i = 0; i < scan->state_count; i++) {
-        if (!has_record(&scan->states[i])) continue;
+        if (!store_state_has_record(&scan->states[i])) continue;
         if (!first) first = &scan->states[i];
         if (memcmp(first->run_id, scan->states[i].run_id, sizeof first->run_id) != 0) return true;
     }
@@ -40,7 +35,7 @@ pd_status store_scan_check_records(struct store_dir *dir, struct store_scan *sca
     for (uint32_t i = 0; i < scan->state_count; i++) {
         struct store_state *state = &scan->states[i];
         uint64_t differs = 0;
-        if (!has_record(state)) continue;
+        if (!store_state_has_record(state)) continue;
         PD_TRY(store_gather_most(dir, dir->leads_share && has_other_shards(dir, scan, state), &differs, err));
         if (!differs) continue;
         state->kind = STORE_DAMAGED;

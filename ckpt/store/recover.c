@@ -26,11 +26,6 @@ static bool is_same_run(const struct store_state *a, const struct store_state *b
     return memcmp(a->run_id, b->run_id, sizeof a->run_id) == 0;
 }
 
-static bool has_record(const struct store_state *state)
-{
-    return state->kind == STORE_COMMITTED || state->kind == STORE_PARTIAL;
-}
-
 /* For readers: if two runs have as many checkpoints, the newest decides. */
 static bool is_newer(const struct store_state *a, const struct store_state *b)
 {
@@ -42,7 +37,7 @@ static uint32_t count_of_run(const struct store_scan *scan, const struct store_s
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < scan->state_count; i++)
-        count += has_record(&scan->states[i]) && is_same_run(&scan->states[i], of);
+        count += store_state_has_record(&scan->states[i]) && is_same_run(&scan->states[i], of);
     return count;
 }
 
@@ -53,14 +48,14 @@ static pd_status find_ours(struct recovery *r, struct pd_error *err)
     uint32_t most = 0;
     for (uint32_t i = 0; i < r->scan->state_count; i++) {
         const struct store_state *state = &r->scan->states[i];
-        const uint32_t count = has_record(state) ? count_of_run(r->scan, state) : 0;
+        const uint32_t count = store_state_has_record(state) ? count_of_run(r->scan, state) : 0;
         if (count < most || count == 0 || (count == most && !is_newer(state, r->ours))) continue;
         r->ours = state;
         most = count;
     }
     for (uint32_t i = 0; r->options->writable && i < r->scan->state_count; i++) {
         const struct store_state *state = &r->scan->states[i];
-        if (!has_record(state) || is_same_run(state, r->ours) || count_of_run(r->scan, state) < most) continue;
+        if (!store_state_has_record(state) || is_same_run(state, r->ours) || count_of_run(r->scan, state) < most) continue;
         PD_FAIL(err, PD_INVALID,
                 "%s and %s are checkpoints of two runs, with equally many of each: move the other run's checkpoints away",
                 store_state_name(state, false).text, store_state_name(r->ours, false).text);
@@ -70,7 +65,7 @@ static pd_status find_ours(struct recovery *r, struct pd_error *err)
 
 static bool is_of_another_run(const struct recovery *r, const struct store_state *state)
 {
-    return r->ours && has_record(state) && !is_same_run(state, r->ours);
+    return r->ours && store_state_has_record(state) && !is_same_run(state, r->ours);
 }
 
 static struct pd_store_unusable unusable_of(const struct store_state *state, enum pd_store_flaw flaw)

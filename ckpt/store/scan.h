@@ -31,6 +31,10 @@ struct store_state { /* one (step, fence), the same on every rank */
     char misnamed[PD_STORE_NAME_MAX]; /* the wrong name of a directory with its record, or empty */
     char cause[324];                  /* what is wrong with its shards, or empty */
 };
+static inline bool store_state_has_record(const struct store_state *state)
+{
+    return state->kind == STORE_COMMITTED || state->kind == STORE_PARTIAL;
+}
 
 enum store_record { STORE_RECORD_ABSENT, STORE_RECORD_VALID, STORE_RECORD_INVALID, STORE_RECORD_UNREADABLE };
 

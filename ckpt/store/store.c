@@ -344,7 +344,7 @@ static pd_status store_check_space(const struct store_dir *dir, const struct spa
     const char *plural = need->copies == 1 ? "" : "s";
     char already[64] = "";
     if (need->there)
-        snprintf(already, sizeof already, ", %s of them is there already", pd_bytes_text((double)need->there).text);
+        snprintf(already, sizeof already, ", %s of them exist already", pd_bytes_text((double)need->there).text);
     if (need->needed > space.available_bytes)
         PD_FAIL(err, PD_NO_SPACE,
                 "%s (%s) has %s free and needs %s: %u %s%s of %s must fit at once%s; "
@@ -459,7 +459,7 @@ pd_status pd_store_generations_reserve(struct pd_store *store, uint64_t file_byt
     if (count >= needed) return PD_OK;
     pd_status st = store_pool_reserve(&files->pool, needed - count, file_bytes, err);
     if (st == PD_OK) return PD_OK;
-    return pd_error_context(err, st, "room for %.1f MiB of state, again and again", (double)file_bytes / (1 << 20));
+    return pd_error_context(err, st, "preallocating files of %.1f MiB for the state", (double)file_bytes / (1 << 20));
 }
 
 /* Explains a missing pool: another launch has taken over, or its file system is gone. */

@@ -103,17 +103,17 @@ pd_status pd_zstd_compress(struct pd_zstd *zstd, int level, void *dst, uint64_t 
 {
     if (!zstd->out) zstd->out = ZSTD_createCCtx();
     if (!zstd->out) PD_FAIL(err, PD_NO_MEMORY, "no memory to compress");
-    ZSTD_outBuffer room = {dst, capacity, 0};
+    ZSTD_outBuffer output = {dst, capacity, 0};
     ZSTD_CCtx_reset(zstd->out, ZSTD_reset_session_only);
     ZSTD_CCtx_setParameter(zstd->out, ZSTD_c_compressionLevel, level);
     ZSTD_CCtx_setParameter(zstd->out, ZSTD_c_minMatch, MATCH_BYTES_MIN);
     ZSTD_CCtx_setPledgedSrcSize(zstd->out, bytes);
-    const size_t failed = compress_planes(zstd->out, &room, src, bytes, plane_bytes);
+    const size_t failed = compress_planes(zstd->out, &output, src, bytes, plane_bytes);
     const ZSTD_ErrorCode code = ZSTD_getErrorCode(failed);
     if (failed && code != ZSTD_error_dstSize_tooSmall)
         PD_FAIL(err, code == ZSTD_error_memory_allocation ? PD_NO_MEMORY : PD_BUG, "zstd, level %d: %s", level,
                 ZSTD_getErrorName(failed));
-    *ret_bytes = failed ? 0 : room.pos;
+    *ret_bytes = failed ? 0 : output.pos;
     return PD_OK;
 }
 

@@ -5,17 +5,27 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const struct {
+    const char *name;
+    uint32_t bytes;
+} dtypes[PD_DTYPE_COUNT] = {
+    [PD_F32] = {"fp32", 4},         [PD_BF16] = {"bf16", 2},        [PD_F16] = {"fp16", 2},  [PD_F64] = {"fp64", 8},
+    [PD_F8_E4M3] = {"fp8_e4m3", 1}, [PD_F8_E5M2] = {"fp8_e5m2", 1}, [PD_I8] = {"int8", 1},   [PD_I16] = {"int16", 2},
+    [PD_I32] = {"int32", 4},        [PD_I64] = {"int64", 8},        [PD_U8] = {"uint8", 1},  [PD_U16] = {"uint16", 2},
+    [PD_U32] = {"uint32", 4},       [PD_U64] = {"uint64", 8},       [PD_BOOL] = {"bool", 1}, [PD_C64] = {"complex64", 8},
+    [PD_C128] = {"complex128", 16},
+};
+
 const char *pd_dtype_name(enum pd_dtype dtype)
 {
-    static const char *const names[PD_DTYPE_COUNT] = {"fp32", "bf16", "fp16"};
     PD_CHECK((unsigned)dtype < PD_DTYPE_COUNT);
-    return names[dtype];
+    return dtypes[dtype].name;
 }
 
 uint32_t pd_dtype_bytes(enum pd_dtype dtype)
 {
     PD_CHECK((unsigned)dtype < PD_DTYPE_COUNT);
-    return dtype == PD_F32 ? 4 : 2;
+    return dtypes[dtype].bytes;
 }
 
 const struct pd_kind_row pd_kinds[PD_KIND_COUNT] = {
@@ -38,6 +48,16 @@ enum pd_dtype pd_tensor_dtype(const struct pd_tensor *tensor, enum pd_kind kind)
 uint32_t pd_tensor_element_bytes(const struct pd_tensor *tensor, enum pd_kind kind)
 {
     return pd_dtype_bytes(pd_tensor_dtype(tensor, kind));
+}
+
+uint32_t pd_tensor_file_dims(const struct pd_tensor *tensor)
+{
+    return tensor->ndim ? tensor->ndim : 1;
+}
+
+bool pd_tensor_has_kind(const struct pd_tensor *tensor, enum pd_kind kind)
+{
+    return !tensor->kinds || tensor->kinds >> kind & 1;
 }
 
 uint32_t pd_kinds_bytes(enum pd_dtype moments)
@@ -129,6 +149,18 @@ void pd_tensor_table_deinit(struct pd_tensor_table *table)
     if (!table) return;
     free(table->tensors);
     *table = (struct pd_tensor_table){0};
+}
+
+uint32_t pd_tensor_expert_of(const char *name)
+{
+    const char *at = strstr(name, ".experts.");
+    uint32_t number = 0;
+    if (!at) return 0;
+    at += strlen(".experts.");
+    if (*at < '0' || *at > '9') return 0;
+    for (; *at >= '0' && *at <= '9' && number < UINT32_MAX / 16; at++)
+        number = 10 * number + (uint32_t)(*at - '0');
+    return *at == '.' ? number + 1 : 0;
 }
 
 int64_t pd_tensor_table_find(const struct pd_tensor_table *table, const char *name)

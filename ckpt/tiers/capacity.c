@@ -82,7 +82,7 @@ static pd_status check_tier(struct tier *tier, uint64_t shard_bytes, uint64_t me
     return pd_group_agree(tier->group, check_memory_here(tier, needed, memory_to_come, err), err);
 }
 
-pd_status pd_tiers_check_room(struct pd_tiers *t, uint64_t shard_bytes, uint64_t memory_to_come, struct pd_error *err)
+pd_status pd_tiers_check_space(struct pd_tiers *t, uint64_t shard_bytes, uint64_t memory_to_come, struct pd_error *err)
 {
     uint32_t fitting = 0;
     PD_CHECK(!t->is_started);

@@ -1,4 +1,5 @@
 /* The end of a run: brings the last step to every tier and to other hosts. */
+#include "ckpt/base/backoff.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/heartbeat.h"
 #include "ckpt/base/log.h"
@@ -8,6 +9,7 @@
 #include <string.h>
 
 #define POLL_SECONDS 0.05
+#define RETRY_NS_MAX UINT64_C(15000000000)
 
 struct leaving {
     const struct pd_tiers_save *last;
@@ -15,6 +17,10 @@ struct leaving {
     uint64_t since_ns; /* when a tier that survives a reboot got it; 0: none has it */
     bool was_asked[PD_TIERS_MAX];
     bool were_hosts_asked;
+    /* Of the root's clock, as all ranks know it. */
+    uint64_t give_up_ns;
+    uint64_t retry_ns[PD_TIERS_MAX]; /* 0: its last copy has not failed */
+    bool has_said_retry[PD_TIERS_MAX];
 };
 
 static bool has_last(const struct tier *tier, const struct leaving *l)
@@ -127,16 +133,48 @@ static pd_status ensure(struct pd_tiers *t, struct tier *tier, uint32_t from, co
     return tiers_is_fatal(st) ? st : PD_OK;
 }
 
-/* *ret_any: started something. Each tier is tried once. */
-static pd_status ensure_all(struct pd_tiers *t, struct leaving *l, bool *ret_any, struct pd_error *err)
+/* When leaving, every second counts, unless no other tier outlives the machine. */
+static bool is_safe_elsewhere(const struct pd_tiers *t, const struct leaving *l)
 {
+    for (uint32_t i = 0; i < t->count; i++)
+        if (!t->tiers[i].in_memory && has_last(&t->tiers[i], l)) return true;
+    return false;
+}
+
+/* A bucket may come back. *ret_waits: it is not time yet. */
+static bool is_asked_again(struct pd_tiers *t, struct tier *tier, struct leaving *l, bool *ret_waits)
+{
+    uint64_t *retry_ns = &l->retry_ns[tier->number];
+    if (!tier->is_remote || t->now_ns >= l->give_up_ns || (l->seconds >= 0 && is_safe_elsewhere(t, l))) return false;
+    if (!*retry_ns) {
+        const uint64_t backoff_ns = pd_backoff_ns(tier->schedule.failures);
+        *retry_ns = t->now_ns + (backoff_ns < RETRY_NS_MAX ? backoff_ns : RETRY_NS_MAX);
+        if (!l->has_said_retry[tier->number] && t->group->rank == 0)
+            pd_log_warn(TIERS_MODULE, "%s does not have the last step, %" PRIu64 ": trying again for %.0f s", tier->dir,
+                        l->last->state->identity.step, (double)(l->give_up_ns - t->now_ns) * 1e-9);
+        l->has_said_retry[tier->number] = true;
+    }
+    *ret_waits = t->now_ns < *retry_ns;
+    if (!*ret_waits) *retry_ns = 0;
+    return !*ret_waits;
+}
+
+/* *ret_any: started something. Each tier is tried once, a bucket until give_up_ns. *ret_waits: one is tried again soon. */
+static pd_status ensure_all(struct pd_tiers *t, struct leaving *l, bool *ret_any, bool *ret_waits, struct pd_error *err)
+{
+    *ret_waits = false;
     *ret_any = !l->were_hosts_asked && lacks_replica(t, l);
     if (*ret_any) copy_last(t, t->replicator, 0, l);
     l->were_hosts_asked = l->were_hosts_asked || *ret_any;
     for (uint32_t i = 0; i < t->count; i++) {
         struct tier *tier = &t->tiers[i];
         const uint32_t from = find_last(t, l);
-        if (tier->is_left_out || l->was_asked[i] || has_last(tier, l)) continue;
+        if (tier->is_left_out || has_last(tier, l)) continue;
+        bool waits = false;
+        if (l->was_asked[i] && !is_asked_again(t, tier, l, &waits)) {
+            *ret_waits |= waits;
+            continue;
+        }
         if (l->seconds >= 0 && from < t->count && i < from) continue; /* leaving: skip faster tiers */
         l->was_asked[i] = *ret_any = true;
         PD_TRY(ensure(t, tier, from, l, err));
@@ -196,10 +234,12 @@ pd_status pd_tiers_finish(struct pd_tiers *t, const struct pd_tiers_save *last, 
     struct leaving l = {.last = last, .seconds = leave_seconds};
     if (t->count == 1 && !t->replicator) return PD_OK; /* saved, so it is there */
     if (leave_seconds >= 0) give_up_copies(t, last->state->identity.step);
-    for (bool any = true; any;) {
+    for (bool any = true, waits = false; any || waits;) {
+        if (waits) pd_clock_sleep_ns((uint64_t)(POLL_SECONDS * 1e9));
         wait_for_copies(t, &l);
         PD_TRY(tiers_sync(t, err));
-        PD_TRY(ensure_all(t, &l, &any, err));
+        if (!l.give_up_ns) l.give_up_ns = t->now_ns + (uint64_t)(t->options.give_up_seconds * 1e9);
+        PD_TRY(ensure_all(t, &l, &any, &waits, err));
     }
     PD_TRY(prune_first(t, err));
     return judge(t, &l, err);

@@ -17,6 +17,7 @@ static pd_status open_bucket(struct tier *tier, struct pd_error *err)
 {
     const struct pd_bucket_store_options options = {.keep_last = tier->options.keep_last,
                                                     .keep_every = tier->options.keep_every,
+                                                    .beside = tier->tiers->options.beside,
                                                     .memory = tier->staging,
                                                     .memory_bytes = tier->staging_bytes,
                                                     .bytes_per_second = tier->bytes_per_second,

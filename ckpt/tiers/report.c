@@ -112,6 +112,8 @@ static void add_upload(const struct tier_outcome *o, struct pd_tier_report *ret_
 {
     const double seconds = pd_clock_seconds_since(o->upload.begin_ns);
     ret_report->uploading_step = o->upload.step;
+    if (!o->upload.step && ret_report->seconds > 0)
+        ret_report->bytes_per_second = (double)ret_report->upload_bytes / ret_report->seconds;
     if (!o->upload.step || !o->upload.bytes_here || seconds <= 0) return;
     const double progress = (double)atomic_load(&o->sent) / (double)o->upload.bytes_here;
     ret_report->progress = progress < 1 ? progress : 1; /* index.h5 is not in the total */
@@ -142,6 +144,7 @@ void pd_tiers_report(struct pd_tiers *t, uint32_t number, struct pd_tier_report 
     pthread_mutex_unlock(&tier->outcome.mutex);
     ret_report->dir = tier->dir;
     ret_report->in_memory = tier->in_memory;
+    ret_report->is_remote = tier->is_remote;
     ret_report->is_left_out = tier->is_left_out;
     if (number == 0 && t->replicator) add_replicas(t->replicator, ret_report);
 }

@@ -14,7 +14,7 @@ static pd_status check_first(const struct pd_tiers *t, struct pd_error *err)
     const struct tier *first = &t->tiers[0];
     if (!t->options.needs_first || first->is_writable) return PD_OK;
     PD_FAIL(err, PD_IO,
-            "%s: %s; what is offloaded lies in the first of checkpoint.tiers: make it writable, or name another directory "
+            "%s: %s; offloaded state lies in the first of checkpoint.tiers: make it writable, or name another directory "
             "first",
             first->dir, first->outcome.report.cause);
 }

@@ -43,10 +43,12 @@ struct pd_tiers_options {
     const struct pd_clock *clock;          /* used by the root to time retries; NULL: the system's; borrowed */
     uint64_t quarantine_bytes_max;
     uint32_t busy_wait_ms;
-    bool generations;  /* first tier only; as in pd_store_options */
-    bool needs_first;  /* the run keeps files in the first tier's pool, which must be writable */
-    bool is_host_away; /* checkpoints of the run may be on a host that takes no part */
-    bool read_only;    /* only list and load: change nothing on disk */
+    double give_up_seconds; /* pd_tiers_finish retries a bucket for so long */
+    const char *beside; /* copied into buckets beside the checkpoints, as in pd_bucket_store_options; borrowed until close */
+    bool generations;   /* first tier only; as in pd_store_options */
+    bool needs_first;   /* the run keeps files in the first tier's pool, which must be writable */
+    bool is_host_away;  /* checkpoints of the run may be on a host that takes no part */
+    bool read_only;     /* only list and load: change nothing on disk */
 };
 
 struct pd_tiers;
@@ -85,8 +87,8 @@ uint32_t pd_tiers_checkpoints(const struct pd_tier_options *tiers, uint32_t coun
  * and the memory cgroups, along with `memory_to_come` more bytes of this rank. If it does not, we warn and leave it out of
  * saves, since a full tmpfs gets the job killed. A disk without space is logged and retried when due.
  *   errors  PD_NO_SPACE: no tier has space */
-PD_MUST_USE pd_status pd_tiers_check_room(struct pd_tiers *tiers, uint64_t shard_bytes, uint64_t memory_to_come,
-                                          struct pd_error *err);
+PD_MUST_USE pd_status pd_tiers_check_space(struct pd_tiers *tiers, uint64_t shard_bytes, uint64_t memory_to_come,
+                                           struct pd_error *err);
 /* As pd_store_set_index, for all tiers; before pd_tiers_start. */
 void pd_tiers_set_index(struct pd_tiers *tiers, const void *data, uint64_t bytes);
 /* Starts a thread for each tier but the first. */
@@ -120,7 +122,7 @@ PD_MUST_USE pd_status pd_tiers_save(struct pd_tiers *tiers, const struct pd_tier
 
 /* Call it at the end of the run. Brings the step of `last`, which is saved in one tier or still in memory, to every tier
  * that is not left out, and waits. `leave_seconds` 0 or more: gives up older copies, and waits only so long once a tier that
- * survives a reboot has the step. Negative: no limit.
+ * survives a reboot has the step. Negative: no limit. If an upload fails, retries it for give_up_seconds.
  *   errors  of the first tier that survives a reboot and lacks the step; the message says where it is safe, other failures
  *           are logged. With leave_seconds only if no tier that survives a reboot has it */
 PD_MUST_USE pd_status pd_tiers_finish(struct pd_tiers *tiers, const struct pd_tiers_save *last, double leave_seconds,
@@ -129,14 +131,14 @@ PD_MUST_USE pd_status pd_tiers_finish(struct pd_tiers *tiers, const struct pd_ti
 /* State of a tier and its background copies, for metrics and logs. */
 struct pd_tier_report {
     const char *dir;
-    bool in_memory, is_left_out;
+    bool in_memory, is_left_out, is_remote;
     uint64_t newest_step;     /* committed there; 0: none */
     double seconds;           /* how long that took; 0: an earlier launch did it */
     double age_seconds;       /* since then */
     uint64_t upload_bytes;    /* of the newest step, in a bucket */
     uint64_t uploading_step;  /* being uploaded to a bucket; 0: none */
     double progress;          /* of that upload, 0 to 1, estimated from this rank's bytes */
-    double bytes_per_second;  /* of all ranks, estimated from this one */
+    double bytes_per_second;  /* of all ranks, estimated from this one; if none is running, of the newest step's upload */
     uint32_t failures;        /* in a row */
     uint64_t skipped;         /* due steps that newer ones replaced */
     char cause[256];          /* of the last failure */

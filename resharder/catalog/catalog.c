@@ -93,8 +93,8 @@ static pd_status check_shape(const struct pd_foreign_tensor *tensor, struct pd_e
         PD_FAIL(err, PD_CORRUPT, "the shape of tensor %s has more than 2^64 elements", tensor->name);
     const uint64_t inner = tensor->ndim ? tensor->shape[tensor->ndim - 1] : 1;
     if (inner % element->block_elements)
-        PD_FAIL(err, PD_CORRUPT, "tensor %s is %s, whose blocks are of %u elements, and has rows of %" PRIu64, tensor->name,
-                element->name, element->block_elements, inner);
+        PD_FAIL(err, PD_CORRUPT, "tensor %s is %s, in blocks of %u elements, which do not divide its rows of %" PRIu64,
+                tensor->name, element->name, element->block_elements, inner);
     return PD_OK;
 }
 
@@ -440,7 +440,7 @@ static pd_status sort_names(struct pd_catalog *catalog, struct pd_error *err)
     for (uint32_t i = 1; i < catalog->tensor_count; i++) {
         const struct pd_foreign_tensor *tensor = &catalog->tensors[catalog->by_name[i]];
         if (catalog_compare_names(tensor, &catalog->tensors[catalog->by_name[i - 1]]) == 0)
-            PD_FAIL(err, PD_CORRUPT, "tensor %s (%s) is there twice", tensor->name, pd_kind_name(tensor->kind));
+            PD_FAIL(err, PD_CORRUPT, "tensor %s (%s) occurs twice", tensor->name, pd_kind_name(tensor->kind));
     }
     return PD_OK;
 }

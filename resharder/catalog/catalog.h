@@ -31,6 +31,7 @@ struct pd_foreign_tensor {
     char *name;        /* as in the format, without the part that gives the kind; owned */
     enum pd_kind kind; /* PD_PARAM for anything but a moment */
     enum pd_element element;
+    bool is_bytes;                       /* bytes that are no numbers */
     uint32_t ndim;                       /* 0: a scalar */
     uint64_t shape[PD_FOREIGN_DIMS_MAX]; /* unused dimensions are 1 */
     uint64_t piece_begin, piece_count;   /* index range in the catalog's pieces, set by pd_catalog_finish */
@@ -61,7 +62,8 @@ struct pd_catalog_adam {
     double rate, beta1, beta2, epsilon, decay;
 };
 
-/* For a format whose bytes are verified or transformed on reading. Pieces are numbered as in the finished catalog. */
+/* For a format whose bytes are verified or transformed on reading. Pieces are numbered as in the finished catalog.
+ *   threads  any */
 struct pd_catalog_source {
     void *context; /* freed with the catalog */
     /* True if the piece's bytes are in its file as they are: read them there, then call check. */
@@ -80,7 +82,7 @@ struct pd_catalog {
     uint32_t file_count;
     struct pd_foreign_tensor *tensors; /* (tensor_count) in the order of the format; unique by (name, kind) */
     uint32_t tensor_count;
-    struct pd_piece *pieces; /* (piece_count); after finish those of a tensor are adjacent, ascending by start */
+    struct pd_piece *pieces; /* (piece_count); after finish the pieces of a tensor are adjacent, ascending by start */
     uint64_t piece_count;
     struct pd_catalog_text *texts; /* (text_count) */
     uint32_t text_count;

@@ -74,6 +74,9 @@ PLAIN_TO_F32(i32, int32_t, (float)x)
 PLAIN_TO_F32(i16, int16_t, (float)x)
 PLAIN_TO_F32(i8, int8_t, (float)x)
 PLAIN_TO_F32(u8, uint8_t, (float)x)
+PLAIN_TO_F32(u16, uint16_t, (float)x)
+PLAIN_TO_F32(u32, uint32_t, (float)x)
+PLAIN_TO_F32(u64, uint64_t, (float)x)
 PLAIN_TO_F32(bool, uint8_t, x != 0 ? 1.0f : 0.0f)
 
 static void f32_to_f32(const void *stored, uint64_t count, float *values)
@@ -241,6 +244,18 @@ static void f8_e5m2_to_f32(const void *stored, uint64_t count, float *values)
         values[i] = half_to_f32((uint16_t)(b[i] << 8));
 }
 
+static void c64_to_f32(const void *stored, uint64_t count, float *values)
+{
+    for (uint64_t i = 0; i < count; i++)
+        memcpy(&values[i], (const unsigned char *)stored + 8 * i, sizeof *values);
+}
+
+static void c128_to_f32(const void *stored, uint64_t count, float *values)
+{
+    for (uint64_t i = 0; i < count; i++)
+        f64_to_f32((const unsigned char *)stored + 16 * i, 1, &values[i]);
+}
+
 const struct pd_element_row pd_elements[PD_ELEMENT_COUNT] = {
     [PD_ELEMENT_F64] = {"fp64", 1, 8, true, f64_to_f32, f64_from_f32},
     [PD_ELEMENT_F32] = {"fp32", 1, 4, true, f32_to_f32, f32_from_f32},
@@ -251,7 +266,12 @@ const struct pd_element_row pd_elements[PD_ELEMENT_COUNT] = {
     [PD_ELEMENT_I16] = {"int16", 1, 2, false, i16_to_f32, never_from_f32},
     [PD_ELEMENT_I8] = {"int8", 1, 1, false, i8_to_f32, never_from_f32},
     [PD_ELEMENT_U8] = {"uint8", 1, 1, false, u8_to_f32, never_from_f32},
+    [PD_ELEMENT_U16] = {"uint16", 1, 2, false, u16_to_f32, never_from_f32},
+    [PD_ELEMENT_U32] = {"uint32", 1, 4, false, u32_to_f32, never_from_f32},
+    [PD_ELEMENT_U64] = {"uint64", 1, 8, false, u64_to_f32, never_from_f32},
     [PD_ELEMENT_BOOL] = {"bool", 1, 1, false, bool_to_f32, never_from_f32},
+    [PD_ELEMENT_C64] = {"complex64", 1, 8, false, c64_to_f32, never_from_f32},
+    [PD_ELEMENT_C128] = {"complex128", 1, 16, false, c128_to_f32, never_from_f32},
     [PD_ELEMENT_F8_E4M3] = {"fp8_e4m3", 1, 1, true, f8_e4m3_to_f32, never_from_f32},
     [PD_ELEMENT_F8_E5M2] = {"fp8_e5m2", 1, 1, true, f8_e5m2_to_f32, never_from_f32},
     [PD_ELEMENT_Q8_0] = {"q8_0", Q, 34, true, q8_0_to_f32, q8_0_from_f32},
@@ -262,3 +282,16 @@ const struct pd_element_row pd_elements[PD_ELEMENT_COUNT] = {
     [PD_ELEMENT_Q4_K] = {"q4_k", K, 144, true, q4_k_to_f32, never_from_f32},
     [PD_ELEMENT_Q6_K] = {"q6_k", K, 210, true, q6_k_to_f32, never_from_f32},
 };
+
+enum pd_element pd_element_of(enum pd_dtype dtype)
+{
+    static const enum pd_element elements[PD_DTYPE_COUNT] = {
+        [PD_F32] = PD_ELEMENT_F32, [PD_BF16] = PD_ELEMENT_BF16,       [PD_F16] = PD_ELEMENT_F16,
+        [PD_F64] = PD_ELEMENT_F64, [PD_F8_E4M3] = PD_ELEMENT_F8_E4M3, [PD_F8_E5M2] = PD_ELEMENT_F8_E5M2,
+        [PD_I8] = PD_ELEMENT_I8,   [PD_I16] = PD_ELEMENT_I16,         [PD_I32] = PD_ELEMENT_I32,
+        [PD_I64] = PD_ELEMENT_I64, [PD_U8] = PD_ELEMENT_U8,           [PD_U16] = PD_ELEMENT_U16,
+        [PD_U32] = PD_ELEMENT_U32, [PD_U64] = PD_ELEMENT_U64,         [PD_BOOL] = PD_ELEMENT_BOOL,
+        [PD_C64] = PD_ELEMENT_C64, [PD_C128] = PD_ELEMENT_C128,
+    };
+    return elements[dtype];
+}

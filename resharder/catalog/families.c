@@ -97,18 +97,18 @@ static const struct pd_dialect llmc = {.name = "llmc",
 
 /* ---- keys of configurations ---- */
 
-static const struct pd_number_keys keys[PD_NUMBER_COUNT] = {
-    [PD_NUMBER_VOCAB] = {"vocab_size", NULL, "vocab_size", true},
-    [PD_NUMBER_CONTEXT] = {"max_position_embeddings", "context_length", "max_position_embeddings", false},
-    [PD_NUMBER_LAYERS] = {"num_hidden_layers", "block_count", "num_layers", true},
-    [PD_NUMBER_HIDDEN] = {"hidden_size", "embedding_length", "hidden_size", true},
-    [PD_NUMBER_HEADS] = {"num_attention_heads", "attention.head_count", "num_attention_heads", true},
-    [PD_NUMBER_KV_HEADS] = {"num_key_value_heads", "attention.head_count_kv", "num_query_groups", false},
-    [PD_NUMBER_HEAD_SIZE] = {"head_dim", "attention.key_length", "kv_channels", false},
-    [PD_NUMBER_FFN] = {"intermediate_size", "feed_forward_length", "ffn_hidden_size", true},
-    [PD_NUMBER_EPSILON] = {"rms_norm_eps", "attention.layer_norm_rms_epsilon", "norm_epsilon", false},
-    [PD_NUMBER_THETA] = {"rope_theta", "rope.freq_base", "rotary_base", false},
-};
+#define BASIC_KEYS                                                                                         \
+    [PD_NUMBER_VOCAB] = {"vocab_size", NULL, "vocab_size", true},                                          \
+    [PD_NUMBER_CONTEXT] = {"max_position_embeddings", "context_length", "max_position_embeddings", false}, \
+    [PD_NUMBER_LAYERS] = {"num_hidden_layers", "block_count", "num_layers", true},                         \
+    [PD_NUMBER_HIDDEN] = {"hidden_size", "embedding_length", "hidden_size", true},                         \
+    [PD_NUMBER_HEADS] = {"num_attention_heads", "attention.head_count", "num_attention_heads", true},      \
+    [PD_NUMBER_KV_HEADS] = {"num_key_value_heads", "attention.head_count_kv", "num_query_groups", false},  \
+    [PD_NUMBER_HEAD_SIZE] = {"head_dim", "attention.key_length", "kv_channels", false},                    \
+    [PD_NUMBER_FFN] = {"intermediate_size", "feed_forward_length", "ffn_hidden_size", true},               \
+    [PD_NUMBER_EPSILON] = {"rms_norm_eps", "attention.layer_norm_rms_epsilon", "norm_epsilon", false},     \
+    [PD_NUMBER_THETA] = {"rope_theta", "rope.freq_base", "rotary_base", false}
+static const struct pd_number_keys keys[PD_NUMBER_COUNT] = {BASIC_KEYS};
 
 static const struct pd_number_keys gpt2_keys[PD_NUMBER_COUNT] = {
     [PD_NUMBER_VOCAB] = {"vocab_size", NULL, "vocab_size", true},
@@ -120,10 +120,31 @@ static const struct pd_number_keys gpt2_keys[PD_NUMBER_COUNT] = {
     [PD_NUMBER_EPSILON] = {"layer_norm_epsilon", "attention.layer_norm_epsilon", "norm_epsilon", false},
 };
 
-#define ROPE_KEYS                                                                                                \
-    .keys = keys, .activation_key = "hidden_act",                                                                \
-    .other_keys = " rope_scaling rope_parameters original_max_position_embeddings attention_bias sliding_window" \
-                  " use_sliding_window max_window_layers layer_types "
+#define ROPE_KEYS .keys = keys, .activation_key = "hidden_act", .other_keys = ROPE_OTHERS
+#define ROPE_OTHERS                                                                                \
+    " rope_scaling rope_parameters original_max_position_embeddings attention_bias sliding_window" \
+    " use_sliding_window max_window_layers layer_types "
+#define EXPERT_OTHERS "norm_topk_prob router_aux_loss_coef num_local_experts "
+
+#define EXPERT_KEYS(COUNT, FFN)                                                                    \
+    {                                                                                              \
+        BASIC_KEYS, [PD_NUMBER_EXPERTS] = {COUNT, NULL, NULL, true},                               \
+                    [PD_NUMBER_EXPERTS_PER_TOKEN] = {"num_experts_per_tok", NULL, NULL, true}, FFN \
+    }
+#define OWN_FFN [PD_NUMBER_EXPERT_FFN] = {"moe_intermediate_size", NULL, NULL, true}
+static const struct pd_number_keys mixtral_keys[PD_NUMBER_COUNT] = EXPERT_KEYS("num_local_experts", );
+static const struct pd_number_keys olmoe_keys[PD_NUMBER_COUNT] = EXPERT_KEYS("num_experts", );
+static const struct pd_number_keys qwen3_moe_keys[PD_NUMBER_COUNT] = EXPERT_KEYS("num_experts", OWN_FFN);
+static const struct pd_number_keys glm4_moe_keys[PD_NUMBER_COUNT] = {
+    BASIC_KEYS,
+    OWN_FFN,
+    [PD_NUMBER_EXPERTS] = {"n_routed_experts", NULL, NULL, true},
+    [PD_NUMBER_EXPERTS_PER_TOKEN] = {"num_experts_per_tok", NULL, NULL, true},
+    [PD_NUMBER_SHARED_EXPERTS] = {"n_shared_experts", NULL, NULL, true},
+    [PD_NUMBER_DENSE_BLOCKS] = {"first_k_dense_replace", NULL, NULL, true},
+    [PD_NUMBER_ROUTER_GROUPS] = {"n_group", NULL, NULL, false},
+    [PD_NUMBER_ROUTER_GROUPS_KEPT] = {"topk_group", NULL, NULL, false},
+};
 
 /* ---- families ---- */
 
@@ -162,7 +183,7 @@ static const struct pd_family llama = {.norm = PD_NORM_RMS,
 static const struct pd_family qwen3 = {
     .norm = PD_NORM_RMS,
     GATED,
-    .has_head_norms = true,
+    .qk_norm = PD_QK_NORM_HEADS,
     .block = "model.layers.%u.",
     .names = {LLAMA_NAMES, [PD_ROLE_Q_NORM] = "self_attn.q_norm", [PD_ROLE_K_NORM] = "self_attn.k_norm"},
     .dialects = {&as_here, &torchtitan, &megatron, &gguf},
@@ -197,6 +218,74 @@ static const struct pd_family gpt2 = {.norm = PD_NORM_LAYER,
                                       .zero_keys = {"resid_pdrop", "embd_pdrop", "attn_pdrop"},
                                       .classes = gpt2_classes};
 
-const char *const pd_family_names[] = {"llama", "gpt2", "qwen3", NULL};
-const char pd_family_about[] = "llama (Mistral and Qwen2.5 too), gpt2 or qwen3";
-const struct pd_family *const pd_families[] = {&llama, &gpt2, &qwen3, NULL};
+/* ---- families with experts ---- */
+
+static const struct pd_model_class mixtral_classes[] = {{"MixtralForCausalLM", "mixtral", "", .epsilon = 1e-5,
+                                                         .context = 131072, .kv_heads = 8, .renormalises = true,
+                                                         .balance_loss = 0.001, .theta = 1e6, .window = UINT32_MAX},
+                                                        {0}};
+static const struct pd_model_class qwen3_moe_classes[] = {
+    {"Qwen3MoeForCausalLM", "qwen3_moe", "", .has_attention_bias = true, .epsilon = 1e-6, .context = 32768, .kv_heads = 4,
+     .balance_loss = 0.001, .has_renormalise_key = true, .window = 4096, .window_layers = 28},
+    {0}};
+static const struct pd_model_class olmoe_classes[] = {{"OlmoeForCausalLM", "olmoe", "", .has_attention_bias = true,
+                                                       .epsilon = 1e-5, .context = 4096, .balance_loss = 0.01,
+                                                       .has_renormalise_key = true},
+                                                      {0}};
+static const struct pd_model_class glm4_moe_classes[] = {
+    {"Glm4MoeForCausalLM", "glm4_moe", "", .has_qkv_bias_key = true, .epsilon = 1e-5, .context = 131072, .kv_heads = 8,
+     .renormalises = true, .has_renormalise_key = true, .rotated_part = 0.5},
+    {0}};
+
+#define EXPERT_NAMES(PREFIX, GATE, UP, DOWN)                                               \
+    [PD_ROLE_ROUTER] = PREFIX ".gate", [PD_ROLE_EXPERT_GATE] = PREFIX ".experts.%u." GATE, \
+    [PD_ROLE_EXPERT_UP] = PREFIX ".experts.%u." UP, [PD_ROLE_EXPERT_DOWN] = PREFIX ".experts.%u." DOWN
+#define QK_NORM_NAMES [PD_ROLE_Q_NORM] = "self_attn.q_norm", [PD_ROLE_K_NORM] = "self_attn.k_norm"
+#define WITH_EXPERTS GATED, .block = "model.layers.%u.", .dialects = {&as_here}, .activation_key = "hidden_act"
+
+static const struct pd_family mixtral = {.norm = PD_NORM_RMS,
+                                         WITH_EXPERTS,
+                                         .router = PD_ROUTER_SOFTMAX,
+                                         .names = {LLAMA_NAMES, EXPERT_NAMES("block_sparse_moe", "w1", "w3", "w2")},
+                                         .keys = mixtral_keys,
+                                         .other_keys = ROPE_OTHERS "router_aux_loss_coef ",
+                                         .classes = mixtral_classes};
+
+static const struct pd_family qwen3_moe = {
+    .norm = PD_NORM_RMS,
+    WITH_EXPERTS,
+    .qk_norm = PD_QK_NORM_HEADS,
+    .router = PD_ROUTER_SOFTMAX,
+    .names = {LLAMA_NAMES, QK_NORM_NAMES, EXPERT_NAMES("mlp", "gate_proj", "up_proj", "down_proj")},
+    .keys = qwen3_moe_keys,
+    .other_keys = ROPE_OTHERS EXPERT_OTHERS,
+    .classes = qwen3_moe_classes};
+
+static const struct pd_family olmoe = {
+    .norm = PD_NORM_RMS,
+    WITH_EXPERTS,
+    .qk_norm = PD_QK_NORM_ALL,
+    .router = PD_ROUTER_SOFTMAX,
+    .names = {LLAMA_NAMES, QK_NORM_NAMES, EXPERT_NAMES("mlp", "gate_proj", "up_proj", "down_proj")},
+    .keys = olmoe_keys,
+    .other_keys = ROPE_OTHERS EXPERT_OTHERS,
+    .classes = olmoe_classes};
+
+static const struct pd_family glm4_moe = {
+    .norm = PD_NORM_RMS,
+    WITH_EXPERTS,
+    .qk_norm = PD_QK_NORM_OPTIONAL,
+    .router = PD_ROUTER_SIGMOID,
+    .names =
+        {LLAMA_NAMES, QK_NORM_NAMES,
+         EXPERT_NAMES("mlp", "gate_proj", "up_proj", "down_proj"), [PD_ROLE_SHARED_GATE] = "mlp.shared_experts.gate_proj",
+         [PD_ROLE_SHARED_UP] = "mlp.shared_experts.up_proj", [PD_ROLE_SHARED_DOWN] = "mlp.shared_experts.down_proj"},
+    .selection_bias = "mlp.gate.e_score_correction_bias",
+    .keys = glm4_moe_keys,
+    .other_keys = ROPE_OTHERS EXPERT_OTHERS "routed_scaling_factor use_qk_norm partial_rotary_factor ",
+    .classes = glm4_moe_classes};
+
+const char *const pd_family_names[] = {"llama", "gpt2", "qwen3", "mixtral", "qwen3_moe", "olmoe", "glm4_moe", NULL};
+const char pd_family_about[] =
+    "llama (Mistral and Qwen2.5 too), gpt2, qwen3, or with experts mixtral, qwen3_moe, olmoe, glm4_moe";
+const struct pd_family *const pd_families[] = {&llama, &gpt2, &qwen3, &mixtral, &qwen3_moe, &olmoe, &glm4_moe, NULL};

@@ -10,8 +10,14 @@
 enum pd_norm_kind { PD_NORM_RMS, PD_NORM_LAYER };                /* layer norm has a mean, and a bias */
 enum pd_positions { PD_POSITIONS_ROPE, PD_POSITIONS_LEARNED };   /* learned: a table with a row for each position */
 enum pd_activation { PD_ACTIVATION_SWIGLU, PD_ACTIVATION_GELU }; /* of the MLP */
+/* RMS norms of q and k: of each head, one weight for all heads, before RoPE; or one norm of all heads together.
+ * OPTIONAL: of each head, if model.qk_norm says so. */
+enum pd_qk_norm { PD_QK_NORM_NONE, PD_QK_NORM_HEADS, PD_QK_NORM_OPTIONAL, PD_QK_NORM_ALL };
+/* What chooses a token's experts. SIGMOID also has a selection bias, groups, shared experts and dense first blocks. */
+enum pd_router { PD_ROUTER_NONE, PD_ROUTER_SOFTMAX, PD_ROUTER_SIGMOID };
 
-/* The role of a tensor in its model. A bias has the role of its weight. */
+/* The role of a tensor in its model. A bias has the role of its weight. Records of checkpoints have numbers by role (FORMAT.md):
+ * a new one goes to the end, and there is room for 32. */
 enum pd_role {
     PD_ROLE_TOKENS,
     PD_ROLE_POSITIONS,
@@ -26,6 +32,13 @@ enum pd_role {
     PD_ROLE_GATE,
     PD_ROLE_UP,
     PD_ROLE_DOWN,
+    PD_ROLE_ROUTER, /* its bias is the selection bias, which moves without a gradient */
+    PD_ROLE_EXPERT_GATE,
+    PD_ROLE_EXPERT_UP,
+    PD_ROLE_EXPERT_DOWN,
+    PD_ROLE_SHARED_GATE,
+    PD_ROLE_SHARED_UP,
+    PD_ROLE_SHARED_DOWN,
     PD_ROLE_FINAL_NORM,
     PD_ROLE_HEAD,
     PD_ROLE_COUNT
@@ -72,6 +85,13 @@ enum pd_number {
     PD_NUMBER_KV_HEADS,
     PD_NUMBER_HEAD_SIZE,
     PD_NUMBER_FFN,
+    PD_NUMBER_EXPERTS,
+    PD_NUMBER_EXPERTS_PER_TOKEN,
+    PD_NUMBER_EXPERT_FFN,
+    PD_NUMBER_SHARED_EXPERTS, /* may be 0, as the next */
+    PD_NUMBER_DENSE_BLOCKS,
+    PD_NUMBER_ROUTER_GROUPS,
+    PD_NUMBER_ROUTER_GROUPS_KEPT,
     PD_NUMBER_EPSILON,
     PD_NUMBER_THETA,
     PD_NUMBER_COUNT
@@ -88,11 +108,16 @@ struct pd_model_class {
     bool qkv_bias;
     bool has_meta_order;     /* uses Meta's row order in a dialect that rotates neighbours (links.h) */
     bool has_attention_bias; /* has the key attention_bias, which means q, k, v and o */
+    bool has_qkv_bias_key;   /* there it means q, k and v, so qkv_bias above is only its default */
     /* Defaults of config.json. */
     double epsilon;
     uint32_t context, kv_heads, head_size;
     bool is_tied;
-    uint32_t window;        /* sliding_window; 0: none */
+    double theta;                           /* rope_theta; 0: 10000 */
+    bool renormalises, has_renormalise_key; /* norm_topk_prob */
+    double balance_loss;                    /* router_aux_loss_coef */
+    double rotated_part;                    /* partial_rotary_factor; 0: 1 */
+    uint32_t window;                        /* sliding_window; 0: none */
     uint32_t window_layers; /* max_window_layers; 0: every block uses the window, without use_sliding_window */
 };
 
@@ -100,21 +125,27 @@ struct pd_family {
     enum pd_norm_kind norm;
     enum pd_positions positions;
     enum pd_activation activation;
-    uint32_t up_matrices;             /* 2: a gate lies before what it gates */
-    bool has_linear_biases;           /* 2: a gate comes before what it gates */
-    bool has_head_norms;              /* every linear of a block has one; if false, model.qkv_bias decides for q, k and v */
-    bool heads_make_hidden;           /* an RMS norm of each head of q and k before RoPE, one weight for all heads */
-    const char *block;                /* heads * head_size equals hidden, and each head has its own keys and values */
-    const char *names[PD_ROLE_COUNT]; /* prefix of a block's tensor names; %u: its number */
-    const struct pd_dialect *dialects[8]; /* as in transformers, without .weight or .bias; NULL: not in this family */
-    const struct pd_number_keys *keys;    /* NULL-terminated */
-    const char *activation_key;           /* of config.json */
-    const char *other_keys;               /* key in config.json */
-    const char *zero_keys[4];             /* other keys that are read, each with a blank before and after */
-    const struct pd_model_class *classes; /* numbers written as 0: dropout rates; NULL-terminated */
+    enum pd_qk_norm qk_norm;
+    enum pd_router router;            /* other than NONE: blocks from model.dense_blocks on have experts */
+    uint32_t up_matrices;             /* 2: a gate comes before what it gates */
+    bool has_linear_biases;           /* every linear of a block has one; if false, model.qkv_bias decides for q, k and v */
+    bool heads_make_hidden;           /* heads * head_size equals hidden, and each head has its own keys and values */
+    const char *block;                /* prefix of a block's tensor names; %u: its number */
+    const char *names[PD_ROLE_COUNT]; /* as in transformers, without .weight or .bias; %u: the expert. NULL: not in it */
+    const char *selection_bias;       /* with a sigmoid router */
+    const struct pd_dialect *dialects[8]; /* NULL-terminated */
+    const struct pd_number_keys *keys;
+    const char *activation_key;           /* key in config.json */
+    const char *other_keys;               /* other keys that are read, each with a blank before and after */
+    const char *zero_keys[4];             /* numbers written as 0: dropout rates; NULL-terminated */
+    const struct pd_model_class *classes; /* ends with one without a name */
 };
 
-/* ends with one without a name */
+static inline bool pd_role_is_expert(enum pd_role role)
+{
+    return role >= PD_ROLE_EXPERT_GATE && role <= PD_ROLE_EXPERT_DOWN;
+}
+
 static inline enum pd_role pd_up_role(const struct pd_family *family)
 {
     return family->up_matrices == 2 ? PD_ROLE_GATE : PD_ROLE_UP;

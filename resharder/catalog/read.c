@@ -16,9 +16,9 @@
 #include <string.h>
 
 #define WINDOW_BYTES (UINT64_C(1) << 20)
-#define WINDOW_ROOM (WINDOW_BYTES + 2 * PD_VFS_ALIGN) /* data may begin and end inside a page */
-#define WINDOWS_MAX 60u                               /* fewer than open files, so one of those has nothing in flight */
-#define TURNED_ROWS 16u                               /* rows read before they become columns: a cache line of each */
+#define WINDOW_BUFFER_BYTES (WINDOW_BYTES + 2 * PD_VFS_ALIGN) /* data may begin and end inside a page */
+#define WINDOWS_MAX 60u /* fewer than open files, so one of those has nothing in flight */
+#define TURNED_ROWS 16u /* rows read before they become columns: a cache line of each */
 #define TURNED_COLUMNS 2048u
 #define TURNED_PITCH (TURNED_COLUMNS + 16u) /* so that rows do not share cache lines */
 #define TURNED_AHEAD 32u                    /* columns: prefetch distance */
@@ -28,7 +28,7 @@ struct window {
     uint64_t piece, number; /* piece UINT64_MAX: free */
     uint32_t tensor;
     struct pd_transfer_slot *slot; /* while it is coming */
-    unsigned char *room, *data;    /* (WINDOW_ROOM) buffer; address in it of the window's first byte */
+    unsigned char *buffer, *data;  /* (WINDOW_BUFFER_BYTES) buffer; address in it of the window's first byte */
     uint64_t bytes, used_at;
     uint64_t until; /* last task of the line expected to read it; 0: none */
     bool is_used;
@@ -100,12 +100,12 @@ pd_status pd_reader_open(struct pd_vfs *vfs, const struct pd_catalog *catalog, v
     if (!r) PD_FAIL(err, PD_NO_MEMORY, "no memory to read %s", catalog->format);
     r->vfs = vfs;
     r->catalog = catalog;
-    r->window_count = count_windows(r, pd_min_u64(buffer_bytes / WINDOW_ROOM, WINDOWS_MAX));
+    r->window_count = count_windows(r, pd_min_u64(buffer_bytes / WINDOW_BUFFER_BYTES, WINDOWS_MAX));
     for (uint32_t i = 0; i < r->window_count; i++)
-        r->windows[i] = (struct window){.piece = UINT64_MAX, .room = (unsigned char *)buffers + i * WINDOW_ROOM};
+        r->windows[i] = (struct window){.piece = UINT64_MAX, .buffer = (unsigned char *)buffers + i * WINDOW_BUFFER_BYTES};
     for (uint32_t i = 0; i < PD_READER_FILES_MAX; i++)
         r->files[i].file = UINT32_MAX;
-    const pd_status st = pd_queue_open(vfs, buffers, r->window_count * WINDOW_ROOM, &r->queue, err);
+    const pd_status st = pd_queue_open(vfs, buffers, r->window_count * WINDOW_BUFFER_BYTES, &r->queue, err);
     if (st) {
         free(r);
         return st;
@@ -217,7 +217,7 @@ static pd_status send_for(struct pd_reader *r, struct window *w, struct pd_error
     const uint64_t from = first / PD_VFS_ALIGN * PD_VFS_ALIGN, whole = file_bytes / PD_VFS_ALIGN * PD_VFS_ALIGN;
     const uint64_t to = pd_round_up(end, PD_VFS_ALIGN) < whole ? pd_round_up(end, PD_VFS_ALIGN) : whole;
     struct open_file *f = NULL;
-    w->data = w->room + (first - from);
+    w->data = w->buffer + (first - from);
     PD_TRY(need_file(r, piece->file, &f, err));
     r->bytes_read += end - from;
     PD_TRY(read_tail(r, w, f, to > first ? to : first, end, err));
@@ -225,7 +225,7 @@ static pd_status send_for(struct pd_reader *r, struct window *w, struct pd_error
     struct pd_transfer_slot *slot = pd_transfer_ring_take(&r->ring);
     PD_CHECK(slot);
     const struct pd_transfer transfer = {
-        .file = f->direct, .data = w->room, .offset = from, .bytes = to - from, .what = "read of a foreign tensor"};
+        .file = f->direct, .data = w->buffer, .offset = from, .bytes = to - from, .what = "read of a foreign tensor"};
     r->sent[slot->number] = w;
     w->slot = slot;
     f->coming++;
@@ -240,13 +240,13 @@ static pd_status name_tensor(const struct pd_reader *r, uint32_t tensor, pd_stat
 static pd_status begin_window(struct pd_reader *r, struct window *w, uint32_t tensor, uint64_t piece, uint64_t number,
                               struct pd_error *err)
 {
-    const uint64_t bytes = pd_piece_bytes(&r->catalog->tensors[tensor], piece_of(r, piece)), room = window_bytes(r, tensor);
+    const uint64_t bytes = pd_piece_bytes(&r->catalog->tensors[tensor], piece_of(r, piece)), size = window_bytes(r, tensor);
     const struct pd_catalog_source *source = &r->catalog->source;
     if (w == r->last) r->last = NULL;
     w->piece = piece;
     w->number = number;
     w->tensor = tensor;
-    w->bytes = bytes - number * room < room ? bytes - number * room : room;
+    w->bytes = bytes - number * size < size ? bytes - number * size : size;
     w->is_used = false;
     w->until = 0;
     w->used_at = ++r->clock;
@@ -254,9 +254,9 @@ static pd_status begin_window(struct pd_reader *r, struct window *w, uint32_t te
     if (is_plain(r, piece)) {
         st = send_for(r, w, err);
     } else {
-        w->data = w->room;
+        w->data = w->buffer;
         r->bytes_read += w->bytes;
-        st = source->read(source->context, piece, number * room, w->bytes, w->data, err);
+        st = source->read(source->context, piece, number * size, w->bytes, w->data, err);
     }
     if (st && !w->slot) w->piece = UINT64_MAX;
     return name_tensor(r, tensor, st, err);
@@ -343,9 +343,9 @@ static pd_status visit_piece(struct pd_reader *r, uint32_t tensor, uint64_t numb
 {
     const struct pd_foreign_tensor *t = &r->catalog->tensors[tensor];
     const struct pd_element_row *element = &pd_elements[t->element];
-    const uint64_t room = window_bytes(r, tensor), first = begin / element->block_elements * element->block_bytes,
+    const uint64_t size = window_bytes(r, tensor), first = begin / element->block_elements * element->block_bytes,
                    last = pd_divide_up(end, element->block_elements) * element->block_bytes;
-    for (uint64_t w = first / room; w * room < last; w++) {
+    for (uint64_t w = first / size; w * size < last; w++) {
         struct window *window = find_window(r, number, w);
         if (!window && !sends) continue;
         if (!window) {
@@ -488,13 +488,13 @@ static pd_status read_stored(struct pd_reader *r, uint32_t tensor, uint64_t piec
                              float *values, uint64_t step, struct pd_error *err)
 {
     const struct pd_element_row *element = &pd_elements[r->catalog->tensors[tensor].element];
-    const uint64_t block = element->block_elements, blocks_room = window_bytes(r, tensor) / element->block_bytes;
+    const uint64_t block = element->block_elements, window_blocks = window_bytes(r, tensor) / element->block_bytes;
     while (count) {
         const uint64_t first = at / block, skip = at % block;
         struct window *w = NULL;
-        PD_TRY(need_window(r, tensor, piece, first / blocks_room, &w, err));
-        const unsigned char *stored = w->data + first % blocks_room * element->block_bytes;
-        uint64_t left = (blocks_room - first % blocks_room) * block - skip, n = count < left ? count : left;
+        PD_TRY(need_window(r, tensor, piece, first / window_blocks, &w, err));
+        const unsigned char *stored = w->data + first % window_blocks * element->block_bytes;
+        uint64_t left = (window_blocks - first % window_blocks) * block - skip, n = count < left ? count : left;
         if (step == 1 && skip == 0 && n >= block) {
             n = n / block * block;
             element->to_f32(stored, n / block, values);
@@ -667,9 +667,9 @@ static pd_status expect_stored(struct pd_reader *r, uint32_t tensor, uint64_t pi
 {
     const struct pd_foreign_tensor *t = &r->catalog->tensors[tensor];
     const struct pd_element_row *element = &pd_elements[t->element];
-    const uint64_t room = window_bytes(r, tensor), bytes = pd_piece_bytes(t, piece_of(r, piece));
+    const uint64_t size = window_bytes(r, tensor), bytes = pd_piece_bytes(t, piece_of(r, piece));
     if (!is_plain(r, piece)) return PD_OK;
-    return visit_piece(r, tensor, piece, offset / room * room / element->block_bytes * element->block_elements,
+    return visit_piece(r, tensor, piece, offset / size * size / element->block_bytes * element->block_elements,
                        bytes / element->block_bytes * element->block_elements, 0, true, ret_fits, err);
 }
 
@@ -683,13 +683,13 @@ pd_status pd_reader_expect_stored(struct pd_reader *r, uint32_t tensor, uint64_t
 pd_status pd_reader_stored(struct pd_reader *r, uint32_t tensor, uint64_t piece, uint64_t offset, const void **ret_data,
                            uint64_t *ret_bytes, struct pd_error *err)
 {
-    const uint64_t room = window_bytes(r, tensor);
+    const uint64_t size = window_bytes(r, tensor);
     struct window *w = NULL;
     bool fits = true;
     /* Do this before the window is used: expecting may reuse a used one. */
     PD_TRY(expect_stored(r, tensor, piece, offset, &fits, err));
-    PD_TRY(need_window(r, tensor, piece, offset / room, &w, err));
-    *ret_data = w->data + offset % room;
-    *ret_bytes = w->bytes - offset % room;
+    PD_TRY(need_window(r, tensor, piece, offset / size, &w, err));
+    *ret_data = w->data + offset % size;
+    *ret_bytes = w->bytes - offset % size;
     return PD_OK;
 }

@@ -49,7 +49,7 @@ static void next_stream(struct pd_chunk_stream_cursor *c, const struct pd_tensor
     if (++c->kind == PD_KIND_COUNT) next_tensor(c);
 }
 
-bool pd_chunk_stream_next(struct pd_chunk_stream_cursor *c, struct pd_stretch *ret_stretch)
+bool pd_chunk_stream_next(struct pd_chunk_stream_cursor *c, struct pd_chunk_range *ret_range)
 {
     while (c->tensor < c->tensors->count) {
         const struct pd_tensor *tensor = &c->tensors->tensors[c->tensor];
@@ -67,7 +67,7 @@ bool pd_chunk_stream_next(struct pd_chunk_stream_cursor *c, struct pd_stretch *r
                            target = piece_at(c->target, tensor, c->tensor, row, begin);
         const bool is_ours = target.shard >= c->shard_begin && target.shard < c->shard_end;
         c->row = !is_ours || target.row_end < source.row_end ? target.row_end : source.row_end;
-        *ret_stretch = (struct pd_stretch){
+        *ret_range = (struct pd_chunk_range){
             .tensor = c->tensor,
             .kind = (enum pd_kind)c->kind,
             .column = begin,

@@ -6,17 +6,17 @@
 #include "resharder/layout.h"
 
 /* Place of a range in one of the two layouts. */
-struct pd_stretch_end {
+struct pd_chunk_range_end {
     uint32_t shard;
     uint64_t offset, box_bytes; /* offset of the range in its box; size of the whole box */
 };
 
-struct pd_stretch {
+struct pd_chunk_range {
     uint32_t tensor;
     enum pd_kind kind;
     uint64_t column; /* first column of the tp chunk: with shard, tensor and kind it identifies a box */
     uint64_t bytes;
-    struct pd_stretch_end source, target;
+    struct pd_chunk_range_end source, target;
 };
 
 struct pd_chunk_stream_cursor {
@@ -28,4 +28,4 @@ struct pd_chunk_stream_cursor {
 };
 
 /* Returns false at the end. */
-bool pd_chunk_stream_next(struct pd_chunk_stream_cursor *cursor, struct pd_stretch *ret_stretch);
+bool pd_chunk_stream_next(struct pd_chunk_stream_cursor *cursor, struct pd_chunk_range *ret_range);

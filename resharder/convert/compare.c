@@ -2,6 +2,7 @@
 #include "ckpt/base/grow.h"
 
 #include "resharder/catalog/read.h"
+#include "resharder/catalog/slice.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -28,8 +29,10 @@ struct pair {
 
 struct comparison {
     const struct pd_compare_request *request;
+    struct pd_vfs *vfs;
     struct pd_reader *readers[2];
-    float *values[2]; /* (STRETCH) */
+    struct pd_slicer *slicers[2]; /* of tensors whose type fp32 does not hold; NULL before the first */
+    float *values[2];             /* (STRETCH) */
     struct pair *pairs;
     uint64_t count;
     uint64_t done_bytes, total_bytes;
@@ -146,8 +149,8 @@ static pd_status read(struct pd_reader *reader, const struct place *place, uint6
 }
 
 /* Reads elements [first, first + the result) of the sides that the pair has; later ones are in flight. */
-static pd_status read_stretch(struct comparison *c, const struct pair *pair, uint64_t first, uint64_t *ret_count,
-                              struct pd_error *err)
+static pd_status read_range(struct comparison *c, const struct pair *pair, uint64_t first, uint64_t *ret_count,
+                            struct pd_error *err)
 {
     const uint64_t left = pair->elements - first, count = left < STRETCH ? left : STRETCH;
     const uint64_t ahead = left - count < STRETCH ? left - count : STRETCH;
@@ -182,6 +185,92 @@ static void compare_values(struct pd_diff_row *row, uint64_t first, const float 
     }
 }
 
+/* ---- types that fp32 does not hold ---- */
+
+static bool is_wide(enum pd_element element)
+{
+    return element == PD_ELEMENT_F64 || element == PD_ELEMENT_I64 || element == PD_ELEMENT_I32 ||
+           element == PD_ELEMENT_U64 || element == PD_ELEMENT_U32;
+}
+
+static double wide_value(enum pd_element element, const unsigned char *stored)
+{
+    double f64;
+    int64_t i64;
+    int32_t i32;
+    uint64_t u64;
+    uint32_t u32;
+    switch (element) {
+    case PD_ELEMENT_F64:
+        return memcpy(&f64, stored, sizeof f64), f64;
+    case PD_ELEMENT_I64:
+        return memcpy(&i64, stored, sizeof i64), (double)i64;
+    case PD_ELEMENT_I32:
+        return memcpy(&i32, stored, sizeof i32), i32;
+    case PD_ELEMENT_U64:
+        return memcpy(&u64, stored, sizeof u64), (double)u64;
+    default:
+        return memcpy(&u32, stored, sizeof u32), u32;
+    }
+}
+
+static void compare_stored(struct pd_diff_row *row, enum pd_element element, uint64_t first, const unsigned char *left,
+                           const unsigned char *right, uint64_t count)
+{
+    const uint32_t bytes = pd_elements[element].block_bytes;
+    for (uint64_t i = 0; i < count; i++) {
+        if (memcmp(left + i * bytes, right + i * bytes, bytes) == 0) continue;
+        const double a = wide_value(element, left + i * bytes), b = wide_value(element, right + i * bytes),
+                     apart = fabs(a - b), largest = isfinite(apart) ? apart : INFINITY;
+        if (!row->differing) row->first = first + i, row->left = a, row->right = b;
+        row->differing++;
+        if (largest > row->max_abs) row->max_abs = largest;
+    }
+}
+
+/* Rows [first, first + count) of both sides as they are stored. */
+static pd_status read_stored(struct comparison *c, const struct pair *pair, uint64_t first, uint64_t count,
+                             unsigned char *const data[2], struct pd_error *err)
+{
+    for (c->side = 0; c->side < 2; c->side++) {
+        const int s = c->side;
+        const struct pd_catalog *catalog = side_of(c, s)->catalog;
+        struct pd_slice slice = {.tensor = pair->places[s].number, .start = {first}, .to = data[s]};
+        memcpy(slice.count, catalog->tensors[slice.tensor].shape, sizeof slice.count);
+        slice.count[0] = count;
+        if (!c->slicers[s]) PD_TRY(pd_slicer_new(c->vfs, catalog, &c->slicers[s], err));
+        PD_TRY(pd_slicer_read(c->slicers[s], &slice, 1, NULL, NULL, NULL, err));
+        c->done_bytes += pd_slice_bytes(catalog, &slice);
+    }
+    return PD_OK;
+}
+
+/* By names alone, so both are whole. */
+static pd_status compare_wide(struct comparison *c, const struct pair *pair, struct pd_diff_row *row, struct pd_error *err)
+{
+    const struct pd_foreign_tensor *t = &side_of(c, 0)->catalog->tensors[pair->places[0].number];
+    const uint64_t rows = t->ndim ? t->shape[0] : 1, width = rows ? pair->elements / rows : 0,
+                   row_bytes = width * pd_elements[t->element].block_bytes,
+                   at_once = row_bytes && row_bytes < STRETCH_BYTES ? STRETCH_BYTES / row_bytes : 1;
+    unsigned char *memory = malloc(2 * at_once * row_bytes + 1), *const data[2] = {memory, memory + at_once * row_bytes};
+    pd_status st = PD_ALLOCATED(memory, err, "no memory to compare rows of tensor %s", pair->name);
+    for (uint64_t done = 0; !st && done < rows; done += at_once) {
+        const uint64_t count = rows - done < at_once ? rows - done : at_once;
+        st = read_stored(c, pair, done, count, data, err);
+        if (!st) compare_stored(row, t->element, done * width, data[0], data[1], count * width);
+        if (!st && c->request->progress) c->request->progress(c->request->context, c->done_bytes, c->total_bytes);
+    }
+    free(memory);
+    return st;
+}
+
+static bool is_wide_pair(const struct comparison *c, const struct pair *pair)
+{
+    const struct pd_catalog *left = side_of(c, 0)->catalog, *right = side_of(c, 1)->catalog;
+    const enum pd_element element = left->tensors[pair->places[0].number].element;
+    return !c->request->tensors && is_wide(element) && element == right->tensors[pair->places[1].number].element;
+}
+
 static pd_status compare_pair(struct comparison *c, const struct pair *pair, struct pd_diff_row *row, struct pd_error *err)
 {
     snprintf(row->name, sizeof row->name, "%s", pair->name);
@@ -193,8 +282,9 @@ static pd_status compare_pair(struct comparison *c, const struct pair *pair, str
     }
     row->difference = PD_OTHER_SHAPE;
     if (!pair->has_same_shape) return PD_OK;
-    for (uint64_t done = 0, count = 0; done < pair->elements; done += count) {
-        PD_TRY(read_stretch(c, pair, done, &count, err));
+    if (is_wide_pair(c, pair)) PD_TRY(compare_wide(c, pair, row, err));
+    for (uint64_t done = 0, count = 0; !is_wide_pair(c, pair) && done < pair->elements; done += count) {
+        PD_TRY(read_range(c, pair, done, &count, err));
         compare_values(row, done, c->values[0], c->values[1], count);
     }
     row->difference = row->differing ? PD_DIFFERENT : PD_SAME;
@@ -229,13 +319,15 @@ static void close_all(struct comparison *c)
 {
     pd_reader_close(c->readers[0]);
     pd_reader_close(c->readers[1]);
+    pd_slicer_free(c->slicers[0]);
+    pd_slicer_free(c->slicers[1]);
     free(c->pairs);
 }
 
 pd_status pd_compare(struct pd_vfs *vfs, const struct pd_compare_request *request, struct pd_diff *ret_diff,
                      struct pd_error *err)
 {
-    struct comparison c = {.request = request};
+    struct comparison c = {.request = request, .vfs = vfs};
     struct pd_diff diff = {0};
     pd_status st = PD_OK;
     if (request->tensors)
@@ -289,7 +381,7 @@ static pd_status report_tensor(struct comparison *c, uint32_t number, struct pd_
     struct sums sums = {0};
     report->elements = pair.elements;
     for (uint64_t done = 0, count = 0; done < pair.elements; done += count) {
-        PD_TRY(read_stretch(c, &pair, done, &count, err));
+        PD_TRY(read_range(c, &pair, done, &count, err));
         add_values(report, &sums, c->values[0], count);
         report->digest += pd_tensor_digest_part(&line, &whole, done, count, PD_F32, c->values[0]);
     }

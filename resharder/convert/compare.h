@@ -49,7 +49,8 @@ struct pd_compare_request {
 };
 
 /* Compares element by element, as fp32. With links there is a row for each tensor of the model, in its order; without,
- * one for each name: those of left, then those that only right has. */
+ * one for each name: first the names of left, then the names that only right has; types that fp32 does not hold (int64,
+ * fp64) are then compared as they are stored. */
 PD_MUST_USE pd_status pd_compare(struct pd_vfs *vfs, const struct pd_compare_request *request, struct pd_diff *ret_diff,
                                  struct pd_error *err);
 

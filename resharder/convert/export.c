@@ -191,7 +191,7 @@ static pd_status plan(struct pd_export *e, struct pd_error *err)
     struct pd_stat stat;
     char target[4096]; /* a dangling link counts as existing */
     if (!pd_vfs_stat(e->vfs, e->destination, &stat, NULL) || !pd_vfs_readlink(e->vfs, e->destination, target, NULL))
-        PD_FAIL(err, PD_USAGE, "%s is there already; name a %s that does not exist yet", e->destination,
+        PD_FAIL(err, PD_USAGE, "%s exists already; name a %s that does not exist yet", e->destination,
                 e->format->file ? "file" : "directory");
     PD_TRY(clear_directory(e->vfs, e->directory, err));
     PD_TRY(pd_vfs_mkdir(e->vfs, e->directory, err));
@@ -335,10 +335,10 @@ static pd_status write_band(struct filling *f, const struct band *band, struct p
     const struct pd_element_row *element = &pd_elements[e->wanted->tensors[tensor].element];
     const struct pd_piece *piece = &e->wanted->pieces[fill->piece];
     const uint64_t blocks = (fill->high - fill->low) / element->block_elements,
-                   room = STORED_BYTES / (sizeof(float) * element->block_elements);
+                   per_read = STORED_BYTES / (sizeof(float) * element->block_elements);
     const uint64_t before = (fill->low - export_tasks_low(&f->tasks, fill->piece)) / element->block_elements;
-    for (uint64_t done = 0; done < blocks; done += room) {
-        const uint64_t n = blocks - done < room ? blocks - done : room, bytes = n * element->block_bytes;
+    for (uint64_t done = 0; done < blocks; done += per_read) {
+        const uint64_t n = blocks - done < per_read ? blocks - done : per_read, bytes = n * element->block_bytes;
         const float *values = band->data + done * element->block_elements;
         const bool is_as_stored = element == &pd_elements[PD_ELEMENT_F32];
         const void *stored = is_as_stored ? (const void *)values : f->stored;

@@ -34,8 +34,8 @@ struct feed {
 
     /* used by the thread while it runs */
     struct pd_chunk_stream_cursor cursor;
-    struct pd_stretch stretch;
-    uint64_t stretch_done; /* its elements that have tasks */
+    struct pd_chunk_range range;
+    uint64_t range_done; /* its elements that have tasks */
     struct pd_view parts[PD_VIEW_PARTS_MAX];
     uint32_t part, part_count;
 
@@ -103,24 +103,24 @@ static pd_status link_sources(const struct pd_import_request *q, struct source *
 
 /* ---- tasks: what to read, in the order of the ranges ---- */
 
-static uint32_t feed_element_bytes(const struct feed *f, const struct pd_stretch *s)
+static uint32_t feed_element_bytes(const struct feed *f, const struct pd_chunk_range *s)
 {
     return pd_tensor_element_bytes(&f->request->tensors->tensors[s->tensor], s->kind);
 }
 
 /* Cuts the next elements of the range into views. */
-static void cut_stretch(struct feed *f)
+static void cut_range(struct feed *f)
 {
-    const struct pd_stretch *s = &f->stretch;
+    const struct pd_chunk_range *s = &f->range;
     const uint32_t bytes = feed_element_bytes(f, s);
     const struct pd_tensor *tensor = &f->request->tensors->tensors[s->tensor];
     const struct source *source = &f->sources[s->tensor * PD_KIND_COUNT + s->kind];
     const uint64_t width = s->source.box_bytes / bytes / tensor->shape[0]; /* columns of the tp chunk */
-    const uint64_t room = (source->link != NO_LINK && source->is_turned ? SLOT_BYTES : RUN_BYTES) / sizeof(float);
-    const uint64_t first = s->source.offset / bytes + f->stretch_done;
-    uint64_t count = s->bytes / bytes - f->stretch_done;
-    if (count > room) count = width <= room ? room / width * width : room;
-    f->stretch_done += count;
+    const uint64_t limit = (source->link != NO_LINK && source->is_turned ? SLOT_BYTES : RUN_BYTES) / sizeof(float);
+    const uint64_t first = s->source.offset / bytes + f->range_done;
+    uint64_t count = s->bytes / bytes - f->range_done;
+    if (count > limit) count = width <= limit ? limit / width * width : limit;
+    f->range_done += count;
     f->part = 0;
     f->part_count = 1;
     f->parts[0] = (struct pd_view){.ndim = 1, .count = {count}, .stride = {1}};
@@ -136,27 +136,27 @@ static bool next_task(void *context, struct pd_read_task *ret_task)
 {
     struct feed *f = context;
     if (f->part == f->part_count) {
-        if (!f->stretch.bytes || f->stretch_done * feed_element_bytes(f, &f->stretch) == f->stretch.bytes) {
-            if (!pd_chunk_stream_next(&f->cursor, &f->stretch)) return false;
-            f->stretch_done = 0;
+        if (!f->range.bytes || f->range_done * feed_element_bytes(f, &f->range) == f->range.bytes) {
+            if (!pd_chunk_stream_next(&f->cursor, &f->range)) return false;
+            f->range_done = 0;
         }
-        cut_stretch(f);
+        cut_range(f);
     }
-    const struct source *source = &f->sources[f->stretch.tensor * PD_KIND_COUNT + f->stretch.kind];
+    const struct source *source = &f->sources[f->range.tensor * PD_KIND_COUNT + f->range.kind];
     ret_task->tensor = source->link == NO_LINK ? PD_READ_NOTHING : source->tensor;
-    ret_task->user = feed_element_bytes(f, &f->stretch);
+    ret_task->user = feed_element_bytes(f, &f->range);
     ret_task->view = f->parts[f->part++];
     return true;
 }
 
 /* ---- the thread ---- */
 
-static pd_status feed_fill(struct slot *slot, uint64_t room, struct pd_reader *reader, const struct pd_read_task *task,
+static pd_status feed_fill(struct slot *slot, uint64_t limit, struct pd_reader *reader, const struct pd_read_task *task,
                            struct pd_error *err)
 {
     const uint64_t elements = pd_view_elements(&task->view);
     uint16_t *halves = (uint16_t *)(void *)slot->data;
-    PD_CHECK(elements * sizeof(float) <= room);
+    PD_CHECK(elements * sizeof(float) <= limit);
     slot->bytes = elements * task->user;
     if (task->tensor == PD_READ_NOTHING) {
         memset(slot->data, 0, slot->bytes);
@@ -197,8 +197,8 @@ pd_status feed_begin(struct feed *f, const struct pd_chunk_stream_cursor *cursor
     for (uint32_t i = 0; i < SLOTS; i++) /* our own format has no transposed tensors, only runs */
         f->slots[i].data = (float *)(void *)(memory + READER_BYTES + i * (f->request->ours ? RUN_BYTES : SLOT_BYTES));
     f->cursor = *cursor;
-    f->stretch = (struct pd_stretch){0};
-    f->stretch_done = f->part = f->part_count = 0;
+    f->range = (struct pd_chunk_range){0};
+    f->range_done = f->part = f->part_count = 0;
     return handoff_start(&f->handoff, err);
 }
 

@@ -56,7 +56,7 @@ static pd_status complete(struct rewriter *r, struct rewrite_target *t, struct p
     return rewrite_complete(r, t, err);
 }
 
-static pd_status copy_stretch(struct rewriter *r, const struct pd_stretch *s, struct pd_error *err)
+static pd_status copy_range(struct rewriter *r, const struct pd_chunk_range *s, struct pd_error *err)
 {
     struct rewrite_target *t = &r->targets[s->target.shard - r->group_begin];
     if (s->target.offset == 0) {
@@ -90,10 +90,10 @@ static pd_status copy_group(struct rewriter *r, struct pd_error *err)
                                             .target = r->request->layout,
                                             .shard_begin = r->group_begin,
                                             .shard_end = r->group_begin + r->group_count};
-    struct pd_stretch stretch;
+    struct pd_chunk_range range;
     PD_TRY(feed_begin(r->feed, &cursor, err));
-    while (pd_chunk_stream_next(&cursor, &stretch)) {
-        PD_TRY(copy_stretch(r, &stretch, err));
+    while (pd_chunk_stream_next(&cursor, &range)) {
+        PD_TRY(copy_range(r, &range, err));
         if (r->request->progress) r->request->progress(r->request->context, r->done, r->total);
     }
     for (uint32_t i = 0; i < r->group_count; i++) { /* a rank may own nothing */

@@ -22,6 +22,7 @@ pd_status pd_reshard(struct pd_vfs *vfs, const struct pd_import_request *q, stru
     struct pd_links links = {0};
     const struct pd_run_state *state = &q->ours->state;
     struct pd_import_request request = *q;
+    PD_TRY(pd_commit_check_is_run(q->ours, err));
     PD_TRY(pd_layout_check(q->layout, err));
     if (q->layout->virtual_tp != state->layout.virtual_tp || q->layout->virtual_sp != state->layout.virtual_sp)
         PD_FAIL(err, PD_INVALID,

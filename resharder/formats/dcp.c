@@ -237,7 +237,7 @@ static pd_status add_names(struct dcp *d, struct pd_error *err)
     find_master(d);
     for (uint32_t i = 0; i < d->name_count; i++) {
         if (i && dcp_compare_names(&d->names[2 * i - 2], &d->names[2 * i]) == 0)
-            PD_FAIL(err, PD_CORRUPT, "%s: %s stands there twice", d->metadata, d->names[2 * i]->text);
+            PD_FAIL(err, PD_CORRUPT, "%s: %s occurs twice", d->metadata, d->names[2 * i]->text);
         PD_TRY(add_name(d, all->items[2 * i], all->items[2 * i + 1], err));
     }
     return PD_OK;

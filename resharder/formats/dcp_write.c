@@ -7,6 +7,7 @@
  * model's config.json lies beside it for another import. */
 #include "resharder/formats/dcp.h"
 
+#include "ckpt/base/digest.h"
 #include "resharder/catalog/model_directory.h"
 #include "resharder/torch/archive.h"
 
@@ -165,7 +166,7 @@ pd_status pd_dcp_plan_as(struct pd_vfs *vfs, struct pd_format_plan *plan, const 
 void pd_dcp_observe(void *state, uint32_t tensor, const void *data, uint64_t bytes)
 {
     struct output *o = &((struct writer *)state)->outputs[tensor];
-    o->crc = pd_zip_crc(o->crc, data, bytes);
+    o->crc = pd_crc32(o->crc, data, bytes);
 }
 
 /* ---- archives ---- */
@@ -180,7 +181,7 @@ static pd_status dcp_write_write_file(struct writer *w, uint32_t number, struct 
         if (o->file != number) continue;
         if (o->is_step) {
             const float step = (float)w->plan->wanted->counters.updates;
-            o->crc = pd_zip_crc(0, &step, sizeof step);
+            o->crc = pd_crc32(0, &step, sizeof step);
             st = pd_file_write(file, o->begin + o->archive.data_offset, &step, sizeof step, err);
         }
         if (!st) st = pd_torch_write(&o->archive, o->crc, file, o->begin, err);

@@ -26,12 +26,12 @@
 #define GROUPS_MAX 65536u
 
 /* A flat tensor of one rank: a range of a line of elements. */
-struct stretch {
+struct range {
     uint32_t file, rank, group;
     uint64_t offset, elements; /* bytes in the file; fp32 elements */
 };
 struct line {
-    struct stretch *stretches; /* (count), in order of discovery: rank after rank, group after group */
+    struct range *ranges; /* (count), in order of discovery: rank after rank, group after group */
     uint32_t count;
 };
 
@@ -83,8 +83,8 @@ static bool deepspeed_find_directory(struct pd_vfs *vfs, const char *path, char 
 
 /* ---- flat tensors ---- */
 
-static pd_status add_stretch(struct deepspeed *d, enum pd_kind kind, uint32_t rank, uint32_t group,
-                             const struct pd_pickle_node *node, struct pd_error *err)
+static pd_status add_range(struct deepspeed *d, enum pd_kind kind, uint32_t rank, uint32_t group,
+                           const struct pd_pickle_node *node, struct pd_error *err)
 {
     struct line *line = &d->lines[kind];
     struct pd_torch_tensor t;
@@ -92,10 +92,10 @@ static pd_status add_stretch(struct deepspeed *d, enum pd_kind kind, uint32_t ra
     if (t.ndim != 1 || t.element != PD_ELEMENT_F32 || (t.shape[0] > 1 && t.stride[0] != 1))
         PD_FAIL(err, PD_UNSUPPORTED, "%s: group %u of %s is %s of %u dimensions; perdure reads flat fp32", d->path, group,
                 pd_kind_name(kind), pd_elements[t.element].name, t.ndim);
-    if (!pd_grow(&line->stretches, line->count, sizeof *line->stretches))
+    if (!pd_grow(&line->ranges, line->count, sizeof *line->ranges))
         PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for %u groups", d->path, line->count + 1);
-    line->stretches[line->count++] =
-        (struct stretch){.file = d->file_number, .rank = rank, .group = group, .offset = t.offset, .elements = t.shape[0]};
+    line->ranges[line->count++] =
+        (struct range){.file = d->file_number, .rank = rank, .group = group, .offset = t.offset, .elements = t.shape[0]};
     return PD_OK;
 }
 
@@ -141,12 +141,12 @@ static pd_status read_groups(struct deepspeed *d, uint32_t rank, struct pd_error
     if (!states) states = optimizer;
     for (uint32_t g = 0; g < flat->count; g++) {
         const struct pd_pickle_node *state = state_of_group(states, g);
-        PD_TRY(add_stretch(d, PD_PARAM, rank, g, flat->items[g], err));
+        PD_TRY(add_range(d, PD_PARAM, rank, g, flat->items[g], err));
         if (rank == 0 && g == 0) PD_TRY(note_updates(d, state, err));
         if (pd_pickle_member(state, "exp_avg"))
-            PD_TRY(add_stretch(d, PD_EXP_AVG, rank, g, pd_pickle_member(state, "exp_avg"), err));
+            PD_TRY(add_range(d, PD_EXP_AVG, rank, g, pd_pickle_member(state, "exp_avg"), err));
         if (pd_pickle_member(state, "exp_avg_sq"))
-            PD_TRY(add_stretch(d, PD_EXP_AVG_SQ, rank, g, pd_pickle_member(state, "exp_avg_sq"), err));
+            PD_TRY(add_range(d, PD_EXP_AVG_SQ, rank, g, pd_pickle_member(state, "exp_avg_sq"), err));
     }
     return PD_OK;
 }
@@ -197,13 +197,13 @@ static pd_status add_ranges(struct deepspeed *d, const struct line *line, uint32
 {
     uint64_t position = 0;
     for (uint32_t s = 0; s < line->count && begin < end; s++) {
-        const struct stretch *stretch = &line->stretches[s];
-        if ((d->stage < 3 ? stretch->group : stretch->rank) != which) continue;
-        const uint64_t next = position + stretch->elements;
+        const struct range *range = &line->ranges[s];
+        if ((d->stage < 3 ? range->group : range->rank) != which) continue;
+        const uint64_t next = position + range->elements;
         if (next > begin) {
             const uint64_t count = (next < end ? next : end) - begin;
-            struct pd_piece piece = {.file = stretch->file, .is_range = true};
-            piece.offset = stretch->offset + (begin - position) * sizeof(float);
+            struct pd_piece piece = {.file = range->file, .is_range = true};
+            piece.offset = range->offset + (begin - position) * sizeof(float);
             piece.start[0] = at;
             piece.count[0] = count;
             PD_TRY(pd_catalog_add_piece(d->catalog, t, &piece, err));
@@ -323,7 +323,7 @@ static pd_status deepspeed_read_checkpoint(struct pd_vfs *vfs, const char *path,
     pd_torch_close(&d.archive);
     if (!st) st = pd_formats_add_texts(vfs, path, catalog, err); /* transformers' trainer puts them there */
     for (int kind = 0; kind < PD_KIND_COUNT; kind++)
-        free(d.lines[kind].stretches);
+        free(d.lines[kind].ranges);
     return st;
 }
 

@@ -103,6 +103,13 @@ static pd_status advise_file(struct pd_vfs *vfs, const char *path, struct pd_err
     return st;
 }
 
+const struct pd_format *pd_format_recognize(struct pd_vfs *vfs, const char *path)
+{
+    for (const struct pd_format *const *f = pd_formats; *f; f++)
+        if ((*f)->recognizes(vfs, path)) return *f;
+    return NULL;
+}
+
 pd_status pd_format_of(struct pd_vfs *vfs, const char *path, const struct pd_format **ret_format, struct pd_error *err)
 {
     struct pd_stat stat;
@@ -110,11 +117,10 @@ pd_status pd_format_of(struct pd_vfs *vfs, const char *path, const struct pd_for
     const pd_status st = pd_vfs_stat(vfs, path, &stat, err);
     if (st == PD_NOT_FOUND) PD_FAIL(err, st, "%s does not exist; name a file or a directory of another program", path);
     PD_TRY(st);
-    for (const struct pd_format *const *f = pd_formats; *f; f++) {
-        if ((*f)->recognizes(vfs, path)) {
-            *ret_format = *f;
-            return PD_OK;
-        }
+    const struct pd_format *format = pd_format_recognize(vfs, path);
+    if (format) {
+        *ret_format = format;
+        return PD_OK;
     }
     const bool is_file = stat.type != PD_ENTRY_DIRECTORY;
     if (!is_file) PD_TRY(refuse_by_name(vfs, path, err));
@@ -134,7 +140,8 @@ pd_status pd_format_not_written(struct pd_vfs *vfs, struct pd_format_plan *plan,
 {
     (void)vfs;
     (void)ret_state;
-    PD_FAIL(err, PD_UNSUPPORTED, "%s is only read; `perdure ckpt export --help` lists what is written",
+    PD_FAIL(err, PD_UNSUPPORTED,
+            "perdure reads %s but does not write it; `perdure ckpt export --help` lists the formats that it writes",
             plan->wanted->format);
 }
 

@@ -40,6 +40,8 @@ const struct pd_format *pd_format_find(const char *name); /* NULL if there is no
 /* "safetensors, megatron, ...": foreign formats that can be read, for messages. */
 #define PD_FORMATS_NAMES_MAX 160
 void pd_format_list_read(char ret_names[PD_FORMATS_NAMES_MAX]);
+/* NULL: none recognises it; does not look why. */
+const struct pd_format *pd_format_recognize(struct pd_vfs *vfs, const char *path);
 /* Returns the format that recognises `path` (file or directory).   errors  PD_NOT_FOUND; PD_INVALID: none does; says what
  * was expected and found */
 PD_MUST_USE pd_status pd_format_of(struct pd_vfs *vfs, const char *path, const struct pd_format **ret_format,

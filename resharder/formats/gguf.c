@@ -188,7 +188,7 @@ static pd_status take_numbers(struct gguf *g, enum pd_gguf_type type, uint64_t c
     g->at = end;
     const bool is_number = count && type != PD_GGUF_BOOL;
     snprintf(ret->text, sizeof ret->text, "%s",
-             !is_number ? "is a list and no number"
+             !is_number ? "is a list, not a number"
              : is_even  ? ""
                         : "differs from layer to layer");
     return PD_OK;
@@ -546,7 +546,7 @@ static void put_refused(struct pd_json_writer *w, const struct pair *p, bool is_
     char key[300];
     snprintf(key, sizeof key, "gguf.%s", p->key);
     if (is_number)
-        pd_json_string(w, key, p->type == PD_GGUF_TEXT ? "is a text and no number" : p->text);
+        pd_json_string(w, key, p->type == PD_GGUF_TEXT ? "is a text, not a number" : p->text);
     else if (p->type == PD_GGUF_TEXT)
         pd_json_string(w, key, p->text);
     else if (p->type == PD_GGUF_ARRAY)

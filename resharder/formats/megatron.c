@@ -76,7 +76,8 @@ static bool is_class(const struct pd_pickle_node *args, const struct pd_family *
     return says(args, "position_embedding_type", f->positions == PD_POSITIONS_ROPE ? "rope" : "learned_absolute") &&
            says(args, "normalization", f->norm == PD_NORM_RMS ? "RMSNorm" : "LayerNorm") &&
            is_on(args, "swiglu") == (f->activation == PD_ACTIVATION_SWIGLU) &&
-           is_on(args, "add_bias_linear") == f->has_linear_biases && is_on(args, "qk_layernorm") == f->has_head_norms &&
+           is_on(args, "add_bias_linear") == f->has_linear_biases &&
+           is_on(args, "qk_layernorm") == (f->qk_norm == PD_QK_NORM_HEADS) &&
            (f->has_linear_biases || is_on(args, "add_qkv_bias") == class->qkv_bias);
 }
 

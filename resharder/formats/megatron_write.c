@@ -121,7 +121,7 @@ static void put_model(struct pd_pickle_writer *p, const struct pd_json_value *co
     pd_pickle_put_bool(p, "swiglu", f->activation == PD_ACTIVATION_SWIGLU);
     pd_pickle_put_bool(p, "add_bias_linear", f->has_linear_biases);
     pd_pickle_put_bool(p, "add_qkv_bias", class->qkv_bias && !f->has_linear_biases);
-    pd_pickle_put_bool(p, "qk_layernorm", f->has_head_norms);
+    pd_pickle_put_bool(p, "qk_layernorm", f->qk_norm == PD_QK_NORM_HEADS);
     pd_pickle_put_text(p, "normalization", f->norm == PD_NORM_RMS ? "RMSNorm" : "LayerNorm");
     pd_pickle_put_text(p, "position_embedding_type", f->positions == PD_POSITIONS_ROPE ? "rope" : "learned_absolute");
     pd_pickle_put_double(p, "norm_epsilon", pd_json_number_or(config, f->keys[PD_NUMBER_EPSILON].config, 1e-5));

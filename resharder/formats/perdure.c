@@ -5,6 +5,7 @@
 #include "resharder/catalog/model_directory.h"
 #include "resharder/stored.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,7 +14,9 @@
 /* Pieces of the catalog are the checkpoint's boxes, one to one, in order. */
 struct stored {
     struct pd_inspect *inspect;
-    bool *is_plain; /* (boxes) */
+    bool *is_plain;           /* (boxes) */
+    pthread_mutex_t *reading; /* (shards) one thread at a time reads through a shard's buffers */
+    uint32_t shard_count;
 };
 
 static const struct pd_inspect_box *box_of(const struct stored *s, uint64_t piece)
@@ -34,10 +37,17 @@ static pd_status check(void *context, uint64_t piece, uint64_t offset, uint64_t 
     struct stored *s = context;
     const struct pd_inspect_box *box = box_of(s, piece);
     struct pd_shard *shard = NULL;
+    pd_status st = PD_OK;
     PD_TRY(pd_inspect_acquire(s->inspect, box->shard, &shard, err));
-    for (uint64_t done = 0; done < bytes; done += BLOCK)
-        PD_TRY(pd_stored_verify_block(shard, box->box, (offset + done) / BLOCK, (unsigned char *)data + done, err));
-    return PD_OK;
+    for (uint64_t done = 0; !st && done < bytes; done += BLOCK) {
+        unsigned char *block = (unsigned char *)data + done;
+        if (!pd_shard_verify_block(shard, box->box, (offset + done) / BLOCK, block, NULL)) continue;
+        pthread_mutex_lock(&s->reading[box->shard]);
+        st = pd_stored_verify_block(shard, box->box, (offset + done) / BLOCK, block, err); /* reads it once more */
+        pthread_mutex_unlock(&s->reading[box->shard]);
+    }
+    pd_inspect_release(s->inspect, box->shard);
+    return st;
 }
 
 static pd_status read_blocks(void *context, uint64_t piece, uint64_t offset, uint64_t bytes, void *data,
@@ -47,13 +57,20 @@ static pd_status read_blocks(void *context, uint64_t piece, uint64_t offset, uin
     const struct pd_inspect_box *box = box_of(s, piece);
     struct pd_shard *shard = NULL;
     PD_TRY(pd_inspect_acquire(s->inspect, box->shard, &shard, err));
-    return pd_shard_read_blocks(shard, box->box, offset / BLOCK, (bytes + BLOCK - 1) / BLOCK, data, err);
+    pthread_mutex_lock(&s->reading[box->shard]);
+    const pd_status st = pd_shard_read_blocks(shard, box->box, offset / BLOCK, (bytes + BLOCK - 1) / BLOCK, data, err);
+    pthread_mutex_unlock(&s->reading[box->shard]);
+    pd_inspect_release(s->inspect, box->shard);
+    return st;
 }
 
 static void free_stored(void *context)
 {
     struct stored *s = context;
     pd_inspect_close(s->inspect);
+    for (uint32_t i = 0; i < s->shard_count; i++)
+        pthread_mutex_destroy(&s->reading[i]);
+    free(s->reading);
     free(s->is_plain);
     free(s);
 }
@@ -80,7 +97,9 @@ static pd_status perdure_add_box(struct stored *s, uint64_t number, uint32_t ten
     memcpy(piece.start, box->place.start, sizeof box->place.start);
     memcpy(piece.count, box->place.count, sizeof box->place.count);
     PD_TRY(pd_inspect_acquire(s->inspect, box->shard, &shard, err));
-    s->is_plain[number] = box->bytes >= PD_VFS_ALIGN && !pd_shard_box_is_in_chunks(shard, box->box);
+    const bool is_in_chunks = pd_shard_box_is_in_chunks(shard, box->box);
+    pd_inspect_release(s->inspect, box->shard);
+    s->is_plain[number] = box->bytes >= PD_VFS_ALIGN && !is_in_chunks;
     return pd_catalog_add_piece(catalog, tensor, &piece, err);
 }
 
@@ -92,9 +111,19 @@ static bool is_same_place(const struct pd_inspect_box *a, const struct pd_inspec
 /* Boxes come by tensor and kind: if the next array is not array `have`, no shard has it. */
 static pd_status check_all_kinds(const struct pd_tensor_table *table, uint32_t have, uint32_t next, struct pd_error *err)
 {
+    while (have < next && !pd_tensor_has_kind(&table->tensors[have / PD_KIND_COUNT], (enum pd_kind)(have % PD_KIND_COUNT)))
+        have++;
     if (have == next) return PD_OK;
     PD_FAIL(err, PD_CORRUPT, "tensor %s, %s: no shard holds any of its elements", table->tensors[have / PD_KIND_COUNT].name,
             pd_kind_name((enum pd_kind)(have % PD_KIND_COUNT)));
+}
+
+/* A run knows its model; beside other checkpoints of ours lie the files of transformers, as an import writes them. */
+static pd_status add_texts_beside(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)
+{
+    char directory[PD_FORMATS_PATH_MAX];
+    PD_TRY(pd_formats_join(path, "..", directory, err));
+    return pd_formats_add_texts(vfs, directory, catalog, err);
 }
 
 static pd_status perdure_fill(struct pd_vfs *vfs, struct stored *s, const char *path, struct pd_catalog *catalog,
@@ -102,11 +131,15 @@ static pd_status perdure_fill(struct pd_vfs *vfs, struct stored *s, const char *
 {
     PD_TRY(pd_inspect_check_complete(s->inspect, err));
     s->is_plain = calloc(pd_inspect_box_count(s->inspect) + 1, sizeof *s->is_plain);
-    if (!s->is_plain) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for its boxes", path);
+    const uint32_t shards = pd_inspect_commit(s->inspect)->shard_count;
+    s->reading = calloc(shards, sizeof *s->reading);
+    if (!s->is_plain || !s->reading) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for its boxes", path);
+    for (; s->shard_count < shards; s->shard_count++)
+        pthread_mutex_init(&s->reading[s->shard_count], NULL);
     PD_TRY(add_shards(vfs, s, path, catalog, err));
     const uint64_t count = pd_inspect_box_count(s->inspect);
     const struct pd_inspect_box *boxes = pd_inspect_boxes(s->inspect);
-    uint32_t tensor = 0;
+    uint32_t tensor = 0, next_array = 0;
     const struct pd_tensor_table *table = pd_inspect_tensors(s->inspect);
     for (uint64_t b = 0; b < count; b++) {
         const struct pd_tensor *mine = &table->tensors[boxes[b].tensor];
@@ -114,19 +147,20 @@ static pd_status perdure_fill(struct pd_vfs *vfs, struct stored *s, const char *
         if (b && is_same_place(&boxes[b], &boxes[b - 1]))
             PD_FAIL(err, PD_CORRUPT, "tensor %s: two shards hold the same part of it", mine->name);
         if (is_new) {
-            static const enum pd_element elements[PD_DTYPE_COUNT] = {
-                [PD_F32] = PD_ELEMENT_F32, [PD_BF16] = PD_ELEMENT_BF16, [PD_F16] = PD_ELEMENT_F16};
             struct pd_foreign_tensor foreign = {.name = (char *)(uintptr_t)mine->name,
                                                 .kind = boxes[b].kind,
-                                                .element = elements[pd_tensor_dtype(mine, boxes[b].kind)],
+                                                .element = pd_element_of(pd_tensor_dtype(mine, boxes[b].kind)),
+                                                .is_bytes = mine->is_bytes,
                                                 .ndim = mine->ndim};
             memcpy(foreign.shape, mine->shape, sizeof mine->shape);
-            PD_TRY(check_all_kinds(table, catalog->tensor_count, boxes[b].tensor * PD_KIND_COUNT + boxes[b].kind, err));
+            const uint32_t array = boxes[b].tensor * PD_KIND_COUNT + boxes[b].kind;
+            PD_TRY(check_all_kinds(table, next_array, array, err));
+            next_array = array + 1;
             PD_TRY(pd_catalog_add_tensor(catalog, &foreign, &tensor, err));
         }
         PD_TRY(perdure_add_box(s, b, tensor, catalog, err));
     }
-    PD_TRY(check_all_kinds(table, catalog->tensor_count, table->count * PD_KIND_COUNT, err));
+    PD_TRY(check_all_kinds(table, next_array, table->count * PD_KIND_COUNT, err));
     /* Takes the other data of the record. */
     const struct pd_run_state *state = &pd_inspect_commit(s->inspect)->state;
     catalog->counters = (struct pd_catalog_counters){.has_step = true,
@@ -139,7 +173,9 @@ static pd_status perdure_fill(struct pd_vfs *vfs, struct stored *s, const char *
                                                      .samples = state->samples,
                                                      .tokens = state->tokens,
                                                      .loss_scale = state->loss_scale};
-    return pd_catalog_add_text(catalog, "config.yaml", state->config, strlen(state->config), err);
+    const char *name = state->layout.is_listed ? PD_FORMAT_LISTED_TEXT : "config.yaml";
+    PD_TRY(pd_catalog_add_text(catalog, name, state->config, strlen(state->config), err));
+    return state->layout.is_listed ? add_texts_beside(vfs, path, catalog, err) : PD_OK;
 }
 
 static pd_status perdure_read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog,

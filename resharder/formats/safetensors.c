@@ -11,9 +11,12 @@
 #include <string.h>
 
 const char *const pd_safetensors_dtypes[PD_ELEMENT_COUNT] = {
-    [PD_ELEMENT_F64] = "F64", [PD_ELEMENT_F32] = "F32",   [PD_ELEMENT_F16] = "F16",         [PD_ELEMENT_BF16] = "BF16",
-    [PD_ELEMENT_I64] = "I64", [PD_ELEMENT_I32] = "I32",   [PD_ELEMENT_I16] = "I16",         [PD_ELEMENT_I8] = "I8",
-    [PD_ELEMENT_U8] = "U8",   [PD_ELEMENT_BOOL] = "BOOL", [PD_ELEMENT_F8_E4M3] = "F8_E4M3", [PD_ELEMENT_F8_E5M2] = "F8_E5M2",
+    [PD_ELEMENT_F64] = "F64",   [PD_ELEMENT_F32] = "F32",         [PD_ELEMENT_F16] = "F16",
+    [PD_ELEMENT_BF16] = "BF16", [PD_ELEMENT_I64] = "I64",         [PD_ELEMENT_I32] = "I32",
+    [PD_ELEMENT_I16] = "I16",   [PD_ELEMENT_I8] = "I8",           [PD_ELEMENT_U8] = "U8",
+    [PD_ELEMENT_U16] = "U16",   [PD_ELEMENT_U32] = "U32",         [PD_ELEMENT_U64] = "U64",
+    [PD_ELEMENT_BOOL] = "BOOL", [PD_ELEMENT_F8_E4M3] = "F8_E4M3", [PD_ELEMENT_F8_E5M2] = "F8_E5M2",
+    [PD_ELEMENT_C64] = "C64",
 };
 
 /* ---- one header ---- */

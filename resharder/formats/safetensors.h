@@ -3,7 +3,7 @@
  *   u64 N, N bytes of JSON, data: {"name": {"dtype": "BF16", "shape": [..], "data_offsets": [begin, end]},
  *   "__metadata__": {string: string}}; offsets count from the end of the JSON
  *
- * Checks beyond those of every catalog: N is at most 100 MB, tensors fill the data without holes and overlaps, and an
+ * Besides the checks of every catalog: N is at most 100 MB, tensors fill the data without holes and overlaps, and an
  * index names files of its own directory and tensors that are in them.
  *
  *   sources  the format's specification and its Rust reader (huggingface/safetensors, lib.rs); transformers' shards and index */

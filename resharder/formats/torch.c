@@ -62,8 +62,8 @@ static pd_status refuse_by_name(const char *path, const struct pd_pickle_node *r
     if (pd_pickle_member(root, "model_args") && pd_pickle_member(root, "iter_num"))
         PD_FAIL(
             err, PD_UNSUPPORTED,
-            "%s is nanoGPT's, whose GELU is the exact one, and perdure computes the tanh form of GPT-2; what transformers' "
-            "GPT2LMHeadModel.save_pretrained writes is read",
+            "%s is nanoGPT's, with the exact GELU, and perdure computes the tanh form of GPT-2; it reads what transformers' "
+            "GPT2LMHeadModel.save_pretrained writes",
             path);
     for (int i = 0; i < 2; i++)
         if (args && pd_pickle_is_u64(pd_pickle_field(args, degrees[i]), &degree) && degree > 1)
@@ -83,7 +83,7 @@ static pd_status add_tensors(struct pd_catalog *catalog, const struct pd_torch_a
     if (catalog->tensor_count > before) return PD_OK;
     PD_FAIL(
         err, PD_INVALID,
-        "%s is not a dictionary of tensors; what is read is torch.save(model.state_dict(), \"pytorch_model.bin\"), or that "
+        "%s is not a dictionary of tensors; perdure reads torch.save(model.state_dict(), \"pytorch_model.bin\"), or that "
         "as \"model\", \"state_dict\", \"model_state_dict\" or \"module\" of a dictionary",
         archive->path);
 }

@@ -18,7 +18,7 @@ struct universal {
     struct pd_torch_archive states;        /* no pickle: there is no such file */
 };
 
-/* Finds `path`/zero, or that of the directory named in `path`/latest_universal; false: neither exists. */
+/* Finds `path`/zero, or zero in the directory named in `path`/latest_universal; false: neither exists. */
 static bool universal_find_directory(struct pd_vfs *vfs, const char *path, char ret[PD_FORMATS_PATH_MAX])
 {
     char tagged[PD_FORMATS_PATH_MAX];

@@ -7,6 +7,7 @@
  * Source: deepspeed/runtime/{engine,base_optimizer}.py, runtime/zero/{stage_1_and_2,stage3}.py. */
 #include "resharder/formats/deepspeed.h"
 
+#include "ckpt/base/digest.h"
 #include "resharder/catalog/model_directory.h"
 #include "resharder/torch/archive.h"
 
@@ -82,7 +83,7 @@ pd_status pd_universal_plan(struct pd_vfs *vfs, struct pd_format_plan *plan, voi
 void pd_universal_observe(void *state, uint32_t tensor, const void *data, uint64_t bytes)
 {
     struct output *o = &((struct writer *)state)->outputs[tensor];
-    o->crc = pd_zip_crc(o->crc, data, bytes);
+    o->crc = pd_crc32(o->crc, data, bytes);
 }
 
 /* ---- other files ---- */

@@ -32,7 +32,7 @@ struct job { /* one chunk, for one item */
 };
 
 struct round {
-    struct job *jobs; /* (job_room) */
+    struct job *jobs; /* (job_capacity) */
     uint32_t job_count;
     uint64_t ring_end; /* head of the ring when submitted */
 };
@@ -52,7 +52,7 @@ struct load_chunks {
     uint64_t largest;                /* most bytes of a round's unchunked boxes */
     uint64_t *needs;                 /* (rounds) ring bytes of each */
     uint64_t *at;                    /* (items) unchunked: position in the ring */
-    uint32_t job_room;
+    uint32_t job_capacity;
     struct round rounds[LOAD_WINDOWS];
     struct job *last; /* last submitted chunk, if it continues after its item */
     struct job last_job;
@@ -82,6 +82,7 @@ char *load_chunks_data(const struct loader *l, const struct pd_read_item *item)
 {
     const struct load_chunks *c = l->chunks;
     if (load_is_in_chunks(l, item)) return (char *)c->decompressed + item->window_offset;
+    if (l->direct[index_of(l, item)]) return l->direct[index_of(l, item)];
     return (char *)c->ring + c->at[index_of(l, item)] % c->ring_bytes + load_item_skip(l, item);
 }
 
@@ -147,7 +148,7 @@ static pd_status chunks_send(struct loader *l, struct load_window *w, struct pd_
     const struct pd_transfer *p = &c->pending;
     l->report.bytes_read += bytes;
     if (p->bytes && p->file == file && p->offset + p->bytes == offset && (unsigned char *)p->data + p->bytes == data &&
-        p->bytes + bytes <= LOAD_READ_BYTES_MAX) {
+        p->offset % LOAD_READ_BYTES_MAX + p->bytes + bytes <= LOAD_READ_BYTES_MAX) {
         c->pending.bytes += bytes;
         return PD_OK;
     }
@@ -162,11 +163,13 @@ static pd_status submit_plain(struct loader *l, struct load_window *w, const str
     struct pd_shard *shard = l->shards[item->shard];
     const uint64_t skip = load_item_skip(l, item), span = pd_round_up(skip + item->bytes, PD_VFS_ALIGN);
     const uint64_t offset = pd_shard_box_offset(shard, item->box) - skip + item_begin(item);
-    const uint64_t at = c->at[index_of(l, item)] = chunks_take(c, span);
+    unsigned char *data = (unsigned char *)l->direct[index_of(l, item)];
+    if (!data) data = c->ring + (c->at[index_of(l, item)] = chunks_take(c, span)) % c->ring_bytes;
     l->report.bytes_stored += item->bytes;
-    for (uint64_t done = 0; done < span; done += LOAD_READ_BYTES_MAX)
-        PD_TRY(chunks_send(l, w, pd_shard_file(shard), c->ring + at % c->ring_bytes + done, offset + done,
-                           pd_min_u64(span - done, LOAD_READ_BYTES_MAX), err));
+    for (uint64_t done = 0, bytes; done < span; done += bytes) {
+        bytes = pd_min_u64(span - done, LOAD_READ_BYTES_MAX - (offset + done) % LOAD_READ_BYTES_MAX);
+        PD_TRY(chunks_send(l, w, pd_shard_file(shard), data + done, offset + done, bytes, err));
+    }
     return PD_OK;
 }
 
@@ -182,7 +185,7 @@ static pd_status submit_chunk(struct loader *l, struct load_window *w, const str
     struct load_chunks *c = l->chunks;
     struct round *round = round_of(c, item->round);
     struct pd_shard *shard = l->shards[item->shard];
-    PD_CHECK(round->job_count < c->job_room);
+    PD_CHECK(round->job_count < c->job_capacity);
     struct job *job = &round->jobs[round->job_count++];
     *job = (struct job){.item = item, .chunk = *chunk, .kept = NOT_KEPT, .was_before = continues(c, item, chunk)};
     const bool goes_on = chunk->begin + chunk->bytes > item_begin(item) + item->bytes;
@@ -296,8 +299,9 @@ static void count_item(const struct loader *l, const struct pd_read_item *item, 
 {
     uint64_t largest = pd_round_up(load_item_skip(l, item) + item->bytes, PD_VFS_ALIGN);
     if (!load_is_in_chunks(l, item)) {
+        s->transfers += (uint32_t)(largest / LOAD_READ_BYTES_MAX) + 2;
+        if (l->direct[index_of(l, item)]) largest = 0;
         s->need += largest;
-        s->transfers += (uint32_t)(largest / LOAD_READ_BYTES_MAX) + 1;
     } else {
         struct pd_shard_chunk chunk;
         const uint64_t begin = item_begin(item), end = begin + item->bytes;
@@ -348,8 +352,8 @@ static pd_status cut(struct loader *l, struct load_chunks *c, const struct deman
         if (!memory) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for a round of chunks");
     }
     if (s->has_chunks) {
-        const uint64_t room = (have - fixed - most) / SCRATCH_BYTES, share = pd_max_u64(have / 4 / SCRATCH_BYTES, 1);
-        c->threads = (uint32_t)pd_min_u64(pd_min_u64(size, THREADS_MAX), pd_min_u64(room, share));
+        const uint64_t affordable = (have - fixed - most) / SCRATCH_BYTES, share = pd_max_u64(have / 4 / SCRATCH_BYTES, 1);
+        c->threads = (uint32_t)pd_min_u64(pd_min_u64(size, THREADS_MAX), pd_min_u64(affordable, share));
         c->decompressed = memory;
         c->kept[0] = memory + l->window_bytes;
         c->kept[1] = c->kept[0] + PD_SHARD_CHUNK_MAX;
@@ -374,13 +378,13 @@ pd_status load_chunks_new(struct loader *l, struct pd_error *err)
     l->window_transfers = demand.most_transfers;
     c->loader = l;
     c->largest = demand.largest;
-    c->job_room = demand.most_jobs;
+    c->job_capacity = demand.most_jobs;
     c->at = calloc(l->plan->item_count + 1, sizeof *c->at);
-    c->rounds[0].jobs = calloc((uint64_t)LOAD_WINDOWS * c->job_room + 1, sizeof *c->rounds[0].jobs);
+    c->rounds[0].jobs = calloc((uint64_t)LOAD_WINDOWS * c->job_capacity + 1, sizeof *c->rounds[0].jobs);
     if (!c->at || !c->rounds[0].jobs)
         PD_FAIL(err, PD_NO_MEMORY, "load: no memory for the chunks of %u rounds", LOAD_WINDOWS);
     for (uint32_t r = 1; r < LOAD_WINDOWS; r++)
-        c->rounds[r].jobs = c->rounds[0].jobs + (uint64_t)r * c->job_room;
+        c->rounds[r].jobs = c->rounds[0].jobs + (uint64_t)r * c->job_capacity;
     return cut(l, c, &demand, err);
 }
 

@@ -1,6 +1,6 @@
 /* Shared by the files of a load: rounds, windows and exchange (load.c), chunked boxes (chunks.c), which host can open
- * which shard (hosts.c). One thread runs a load; only chunks.c uses others, which end before it returns. The queue owns
- * the buffers of a window while it has transfers in flight (in_flight), that thread otherwise. */
+ * which shard (hosts.c). One thread runs a load. The others of the pool decompress and verify; it waits for them. The queue
+ * owns the buffers of a window while it has transfers in flight (in_flight), that thread otherwise. */
 #pragma once
 
 #include "ckpt/base/owner.h"
@@ -8,12 +8,15 @@
 #include "resharder/plan.h"
 #include "resharder/stored.h"
 
-/* Most bytes of one transfer. If the block layer has to split a read because its pages are scattered, the read starts
- * only when waited for. In huge pages 2 MiB are not split, and larger reads are not faster. */
+/* Most bytes of one transfer. Transfers end at multiples of it in the file: a server stores an object in parts, and a
+ * request that touches two costs it twice the work. If the block layer has to split a read because its pages are
+ * scattered, the read starts only when waited for. In huge pages 2 MiB are not split, and larger reads are not faster. */
 #define LOAD_READ_BYTES_MAX (UINT64_C(2) << 20)
 
 /* Rounds in memory at once; all but one of them in flight. */
-#define LOAD_WINDOWS 8u
+#define LOAD_WINDOWS 16u
+/* The buffers hold so many rounds. Reads that go straight to their place need none. */
+#define LOAD_WINDOWS_BUFFERED 8u
 
 #define LOAD_NO_SHARD UINT32_MAX
 
@@ -23,6 +26,14 @@ struct load_pieces {
     struct pd_group_piece *data;
     uint32_t count;
     bool failed;
+};
+
+/* Some blocks of an item, which one thread verifies. */
+struct load_part {
+    struct pd_read_item item; /* these blocks alone */
+    char *data;
+    uint64_t good;    /* blocks verified so far */
+    pd_status status; /* of the thread */
 };
 
 struct load_window {
@@ -44,6 +55,7 @@ struct loader {
     struct load_window windows[LOAD_WINDOWS];
     uint64_t window_bytes, window_transfers;
     struct load_chunks *chunks;
+    char **direct;         /* (items) where the item is read to without the ring; NULL: in the ring */
     uint64_t next_item;    /* first item not submitted yet */
     uint64_t next_coming;  /* first incoming item of the plan that has not arrived */
     uint8_t *host_has;     /* as the plan takes it; NULL if every rank sees every shard */
@@ -51,6 +63,8 @@ struct loader {
     uint32_t blamed;       /* shard that was unreadable or damaged when this rank read it */
     char blame[400];       /* why */
     uint32_t next_round;
+    struct load_part *parts; /* (part_count) of the round that is verified */
+    uint32_t part_count;
     struct load_pieces sends, recvs;
     struct pd_load_report report;
 };

@@ -1,7 +1,7 @@
 /* Executes a transfer plan. Rounds k+1, k+2, ... are being read from the disk while round k is verified and exchanged, so
  * that the disk never waits for us.
  *
- *   invariants  1. nothing of a block leaves its window before its checksum verified
+ *   invariants  1. nothing of a block leaves its window, or the place it was read to, before its checksum verified
  *               2. every rank takes part in every round's agreement and exchange, with or without data of its own
  *               3. pieces between two ranks are named in the same order on both sides: by item, then by element */
 #include "ckpt/base/checked.h"
@@ -9,6 +9,7 @@
 #include "resharder/load/internal.h"
 
 #include "ckpt/base/stream_copy.h"
+#include "ckpt/base/thread_pool.h"
 #include "ckpt/inspect/inspect.h"
 #include "ckpt/shard/decompress.h"
 
@@ -16,6 +17,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define PART_BLOCKS UINT64_C(4) /* of an item, verified and then copied by one thread: they stay in its cache */
 
 static void append_piece(struct load_pieces *p, uint32_t peer, void *data, uint64_t bytes)
 {
@@ -25,11 +28,12 @@ static void append_piece(struct load_pieces *p, uint32_t peer, void *data, uint6
 
 /* ---- comparing with the model ---- */
 
-static void shape_text(const struct pd_tensor *tensor, char *ret, size_t room)
+static void shape_text(const struct pd_tensor *tensor, char *ret, size_t capacity)
 {
     size_t used = 0;
-    for (uint32_t d = 0; d < tensor->ndim && used < room; d++)
-        used += (size_t)snprintf(ret + used, room - used, "%s%llu", d ? " x " : "", (unsigned long long)tensor->shape[d]);
+    for (uint32_t d = 0; d < tensor->ndim && used < capacity; d++)
+        used +=
+            (size_t)snprintf(ret + used, capacity - used, "%s%llu", d ? " x " : "", (unsigned long long)tensor->shape[d]);
 }
 
 /* Shards have tensors in model order, so the search starts after the last hit. */
@@ -118,16 +122,9 @@ static pd_status open_shards(struct loader *l, struct pd_error *err)
 struct runs {
     struct loader *l;
     const struct pd_read_item *item;
-    uint32_t peer, count;
-    struct pd_transfer_run last;
+    uint32_t peer;
+    char *data; /* of the item */
 };
-
-static void visit_count(void *context, const struct pd_transfer_run *run)
-{
-    struct runs *own = context;
-    own->count++;
-    own->last = *run;
-}
 
 /* Moments stored in another type than wanted are sent as bf16: the reader narrows an item after verifying it, the owner
  * widens what it received. */
@@ -157,6 +154,30 @@ static char *load_place_of(const struct loader *l, const struct pd_read_item *it
     const struct pd_load_request *r = l->request;
     char *box = r->destination(r->context, item->tensor, item->kind, run->wanted_box);
     return box + (widens(l, item) ? 2 * run->wanted_offset : travelling(l, item, run->wanted_offset));
+}
+
+static void visit_whole(void *context, const struct pd_transfer_run *run)
+{
+    struct runs *own = context;
+    if (run->bytes == own->item->bytes) own->data = load_place_of(own->l, own->item, run);
+}
+
+/* An item is read straight to its place if all of it lies there and the file takes any address. Whole pages only: the next
+ * read then adjoins this one. */
+static pd_status find_direct(struct loader *l, struct pd_error *err)
+{
+    l->direct = calloc(l->plan->item_count + 1, sizeof *l->direct);
+    PD_TRY(PD_ALLOCATED(l->direct, err, "load: no memory for the places of a plan"));
+    for (uint64_t i = 0; i < l->plan->item_count; i++) {
+        const struct pd_read_item *item = &l->plan->items[i];
+        struct runs own = {.l = l, .item = item};
+        if (pd_file_is_direct(pd_shard_file(l->shards[item->shard])) || load_is_in_chunks(l, item) || converts(l, item) ||
+            load_item_skip(l, item) || item->bytes % PD_VFS_ALIGN)
+            continue;
+        pd_plan_runs(l->plan, item, l->group->rank, visit_whole, &own);
+        l->direct[i] = own.data;
+    }
+    return PD_OK;
 }
 
 static struct load_window *window_of(struct loader *l, uint32_t round)
@@ -222,49 +243,80 @@ static void drain(struct loader *l)
     }
 }
 
+/* ---- verifying ---- */
+
 static void visit_copy(void *context, const struct pd_transfer_run *run)
 {
-    struct runs *own = context;
+    const struct runs *own = context;
     char *place = load_place_of(own->l, own->item, run);
-    const char *data = load_chunks_data(own->l, own->item) + travelling(own->l, own->item, run->item_offset);
+    const char *data = own->data + travelling(own->l, own->item, run->item_offset);
     if (widens(own->l, own->item))
         pd_widen_bf16(place, data, run->bytes / sizeof(uint16_t));
-    else
+    else if (place != data)
         pd_stream_copy(place, data, travelling(own->l, own->item, run->bytes));
 }
 
-/* Copies the part of a run in bytes [begin, end) of the item. */
-static void copy_part(const char *data, const struct pd_transfer_run *run, char *place, uint64_t begin, uint64_t end)
+/* Copies what this rank itself wants of an item, or of some of its blocks. */
+static void copy_own(struct loader *l, const struct pd_read_item *item, char *data)
 {
-    uint64_t run_end = run->item_offset + run->bytes;
-    if (begin < run->item_offset) begin = run->item_offset;
-    if (end > run_end) end = run_end;
-    if (begin < end) pd_stream_copy(place + (begin - run->item_offset), data + begin, end - begin);
+    struct runs own = {.l = l, .item = item, .data = data};
+    pd_plan_runs(l->plan, item, l->group->rank, visit_copy, &own);
 }
 
-/* Verifies an item. If this rank wants a single run of it, copies each block while it is in the cache. */
-static pd_status verify_item(struct loader *l, const struct pd_read_item *item, struct pd_error *err)
+/* Verifies the blocks from the first bad one on, then copies them while they are in the cache. Narrowing moves the data of
+ * the item, so it waits until all threads have verified. */
+static pd_status verify_part(struct loader *l, struct load_part *part, bool reads_again, struct pd_error *err)
 {
+    const struct pd_read_item *item = &part->item;
     struct pd_shard *shard = l->shards[item->shard];
-    char *data = load_chunks_data(l, item);
-    struct runs own = {.l = l, .item = item};
-    pd_plan_runs(l->plan, item, l->group->rank, visit_count, &own);
-    char *place = own.count == 1 && !converts(l, item) ? load_place_of(l, item, &own.last) : NULL;
-    for (uint64_t b = 0; b < item->block_count; b++) {
-        char *block = data + b * PD_SHARD_BLOCK_BYTES;
-        PD_TRY(pd_stored_verify_block(shard, item->box, item->first_block + b, block, err));
-        if (place) copy_part(data, &own.last, place, b * PD_SHARD_BLOCK_BYTES, (b + 1) * PD_SHARD_BLOCK_BYTES);
+    for (; part->good < item->block_count; part->good++) {
+        char *block = part->data + part->good * PD_SHARD_BLOCK_BYTES;
+        const uint64_t number = item->first_block + part->good;
+        PD_TRY(reads_again ? pd_stored_verify_block(shard, item->box, number, block, err)
+                           : pd_shard_verify_block(shard, item->box, number, block, err));
     }
-    if (narrows(l, item)) pd_narrow_bf16(data, data, item->bytes / sizeof(float));
-    if (own.count && !place) pd_plan_runs(l->plan, item, l->group->rank, visit_copy, &own);
+    if (!narrows(l, item)) copy_own(l, item, part->data);
     return PD_OK;
 }
 
+static void verify_some(void *context, uint64_t index)
+{
+    struct loader *l = context;
+    l->parts[index].status = verify_part(l, &l->parts[index], false, NULL);
+}
+
+static pd_status add_parts(struct loader *l, const struct pd_read_item *item, struct pd_error *err)
+{
+    for (uint64_t at = 0; at < item->block_count; at += PART_BLOCKS) {
+        const uint64_t begin = at * PD_SHARD_BLOCK_BYTES;
+        struct load_part part = {.item = *item, .data = load_chunks_data(l, item) + begin};
+        part.item.first_block += at;
+        part.item.block_count = pd_min_u64(item->block_count - at, PART_BLOCKS);
+        part.item.bytes = pd_min_u64(item->bytes - begin, PART_BLOCKS * PD_SHARD_BLOCK_BYTES);
+        PD_TRY(PD_ALLOCATED(pd_grow(&l->parts, l->part_count, sizeof part), err, "load: no memory to verify a round"));
+        l->parts[l->part_count++] = part;
+    }
+    return PD_OK;
+}
+
+/* All threads verify and copy. Then this one reads again what mismatched, in the order of the file. */
 static pd_status verify_round(struct loader *l, const struct load_window *w, struct pd_error *err)
 {
+    l->part_count = 0;
+    for (uint64_t i = w->begin; i < w->end; i++)
+        PD_TRY(add_parts(l, &l->plan->items[i], err));
+    pd_parallel(l->request->pool, l->part_count, verify_some, l);
+    for (uint32_t i = 0; i < l->part_count; i++) {
+        struct load_part *part = &l->parts[i];
+        const pd_status st = part->status ? verify_part(l, part, true, err) : PD_OK;
+        if (st) return load_blame(l, part->item.shard, st, err);
+    }
     for (uint64_t i = w->begin; i < w->end; i++) {
-        const pd_status st = verify_item(l, &l->plan->items[i], err);
-        if (st) return load_blame(l, l->plan->items[i].shard, st, err);
+        const struct pd_read_item *item = &l->plan->items[i];
+        char *data = load_chunks_data(l, item);
+        if (!narrows(l, item)) continue;
+        pd_narrow_bf16(data, data, item->bytes / sizeof(float));
+        copy_own(l, item, data);
     }
     return PD_OK;
 }
@@ -274,8 +326,8 @@ static pd_status verify_round(struct loader *l, const struct load_window *w, str
 static void visit_send(void *context, const struct pd_transfer_run *run)
 {
     struct runs *c = context;
-    append_piece(&c->l->sends, c->peer, load_chunks_data(c->l, c->item) + travelling(c->l, c->item, run->item_offset),
-                 travelling(c->l, c->item, run->bytes));
+    char *data = load_chunks_data(c->l, c->item) + travelling(c->l, c->item, run->item_offset);
+    append_piece(&c->l->sends, c->peer, data, travelling(c->l, c->item, run->bytes));
 }
 
 static void visit_recv(void *context, const struct pd_transfer_run *run)
@@ -358,6 +410,7 @@ static pd_status check_record(const struct loader *l, struct pd_error *err)
     const struct pd_commit *commit = r->commit;
     if (pd_layout_world(r->wanted) != l->group->size)
         PD_FAIL(err, PD_BUG, "a layout of %u ranks cannot be loaded by %u", pd_layout_world(r->wanted), l->group->size);
+    PD_TRY(pd_commit_check_is_run(commit, err));
     if (commit->state.tensor_count == r->tensors->count || l->group->rank) return PD_OK;
     PD_TRY(explain(l, err));
     PD_FAIL(err, PD_INVALID, "the checkpoint is of another model: it counts %llu tensors where this one has %u",
@@ -367,7 +420,7 @@ static pd_status check_record(const struct loader *l, struct pd_error *err)
 static pd_status load_prepare(struct loader *l, struct pd_error *err)
 {
     const struct pd_load_request *r = l->request;
-    l->window_bytes = r->buffer_bytes / LOAD_WINDOWS / PD_VFS_ALIGN * PD_VFS_ALIGN;
+    l->window_bytes = r->buffer_bytes / LOAD_WINDOWS_BUFFERED / PD_VFS_ALIGN * PD_VFS_ALIGN;
     PD_CHECK(l->window_bytes >= PD_SHARD_BLOCK_BYTES);
     struct pd_plan_input input = {.tensors = r->tensors,
                                   .stored = &r->commit->state.layout,
@@ -386,6 +439,7 @@ static pd_status load_prepare(struct loader *l, struct pd_error *err)
     l->shards = calloc(r->commit->shard_count, sizeof *l->shards);
     if (!l->shards) PD_FAIL(err, PD_NO_MEMORY, "load: no memory for %u shards", r->commit->shard_count);
     PD_TRY(open_shards(l, err));
+    PD_TRY(find_direct(l, err));
     PD_TRY(load_chunks_new(l, err));
     struct pd_transfer *transfers = calloc(LOAD_WINDOWS * l->window_transfers + 1, sizeof *transfers);
     for (uint32_t i = 0; i < LOAD_WINDOWS; i++)
@@ -403,6 +457,8 @@ static void load_release(struct loader *l)
     free(l->shards);
     load_chunks_free(l->chunks);
     free(l->windows[0].transfers);
+    free(l->direct);
+    free(l->parts);
     free(l->sends.data);
     free(l->recvs.data);
     pd_plan_free(l->plan);

@@ -23,10 +23,11 @@ struct pd_load_request {
     void *buffers;                         /* (buffer_bytes) aligned to PD_VFS_ALIGN: windows of rounds */
     uint64_t buffer_bytes;                 /* equal on all ranks; at least 8 * PD_SHARD_BLOCK_BYTES; 64 MiB is fast; below
                                               some 8 MiB compressed boxes allocate memory of their own */
-    struct pd_thread_pool *pool;           /* decompresses; NULL: the caller does */
+    struct pd_thread_pool *pool;           /* decompresses, verifies and copies; NULL: the caller does */
     bool has_replicas; /* hosts have directories of their own: if a shard is bad on one, another may have a good one */
     /* Returns the start of this rank's wanted box: dense, in the type `tensors` give the kind. Moments stored otherwise
-     * are converted: exactly to fp32, to nearest even to bf16. */
+     * are converted: exactly to fp32, to nearest even to bf16. Any thread of
+     * the pool may call it. */
     void *(*destination)(void *context, uint32_t tensor, enum pd_kind kind, uint32_t box);
     void *context;
 };

@@ -13,11 +13,23 @@ static const struct {
     const char *dtype, *storage;
     enum pd_element element;
 } types[] = {
-    {"float32", "FloatStorage", PD_ELEMENT_F32}, {"bfloat16", "BFloat16Storage", PD_ELEMENT_BF16},
-    {"float16", "HalfStorage", PD_ELEMENT_F16},  {"float64", "DoubleStorage", PD_ELEMENT_F64},
-    {"int64", "LongStorage", PD_ELEMENT_I64},    {"int32", "IntStorage", PD_ELEMENT_I32},
-    {"int16", "ShortStorage", PD_ELEMENT_I16},   {"int8", "CharStorage", PD_ELEMENT_I8},
-    {"uint8", "ByteStorage", PD_ELEMENT_U8},     {"bool", "BoolStorage", PD_ELEMENT_BOOL},
+    {"float32", "FloatStorage", PD_ELEMENT_F32},
+    {"bfloat16", "BFloat16Storage", PD_ELEMENT_BF16},
+    {"float16", "HalfStorage", PD_ELEMENT_F16},
+    {"float64", "DoubleStorage", PD_ELEMENT_F64},
+    {"int64", "LongStorage", PD_ELEMENT_I64},
+    {"int32", "IntStorage", PD_ELEMENT_I32},
+    {"int16", "ShortStorage", PD_ELEMENT_I16},
+    {"int8", "CharStorage", PD_ELEMENT_I8},
+    {"uint8", "ByteStorage", PD_ELEMENT_U8},
+    {"bool", "BoolStorage", PD_ELEMENT_BOOL},
+    {"complex64", "ComplexFloatStorage", PD_ELEMENT_C64},
+    {"complex128", "ComplexDoubleStorage", PD_ELEMENT_C128},
+    {"uint16", "uint16", PD_ELEMENT_U16},
+    {"uint32", "uint32", PD_ELEMENT_U32},
+    {"uint64", "uint64", PD_ELEMENT_U64},
+    {"float8_e4m3fn", "float8_e4m3fn", PD_ELEMENT_F8_E4M3},
+    {"float8_e5m2", "float8_e5m2", PD_ELEMENT_F8_E5M2},
 };
 enum { TYPES = sizeof types / sizeof *types };
 

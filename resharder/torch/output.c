@@ -1,4 +1,5 @@
 /* Writes torch.save files that torch.load(weights_only=True) reads: of one tensor, and small ones. */
+#include "ckpt/base/digest.h"
 #include "resharder/catalog/model_directory.h"
 #include "resharder/torch/archive.h"
 
@@ -47,7 +48,7 @@ static void set_record(struct pd_zip_record *record, enum record which, const vo
 {
     snprintf(record->name, sizeof record->name, "%s", names[which]);
     record->bytes = bytes;
-    record->crc = text ? pd_zip_crc(0, text, bytes) : 0;
+    record->crc = text ? pd_crc32(0, text, bytes) : 0;
 }
 
 pd_status pd_torch_plan(const struct pd_foreign_tensor *tensor, const char *key, struct pd_torch_output *ret_output,

@@ -147,7 +147,7 @@ static pd_status above_mark(struct machine *m, uint64_t *ret_first)
         *ret_first = i + 1;
         return PD_OK;
     }
-    FAIL(m, "wants a mark and there is no mark");
+    FAIL(m, "needs a mark and finds none");
 }
 
 static void drop_to(struct machine *m, uint64_t first)
@@ -296,7 +296,7 @@ static pd_status container(struct machine *m, struct pd_pickle_node *node, enum 
 {
     *ret = node;
     if (node->type == type) return PD_OK;
-    if (node->type != PD_PICKLE_OBJECT) FAIL(m, "adds items to what holds none");
+    if (node->type != PD_PICKLE_OBJECT) FAIL(m, "adds items to a value that holds none");
     if (!node->object->items) {
         PD_TRY(new_node(m, type, ret));
         node->object->items = *ret;

@@ -6,9 +6,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef __x86_64__
-#include <immintrin.h>
-#endif
 
 enum {
     LOCAL_BYTES = 30,
@@ -96,7 +93,7 @@ static pd_status zip_find_directory(struct pd_file *file, const char *path, uint
     return st;
 }
 
-/* Replaces fields of all ones by those of the zip64 extra field, in this order. */
+/* Takes fields that are all ones from the zip64 extra field, in this order. */
 static bool widen(const unsigned char *extra, uint64_t extra_bytes, uint64_t *const fields[3])
 {
     while (extra_bytes >= 4) {
@@ -325,69 +322,4 @@ void pd_zip_directory(const struct pd_zip_record *records, uint32_t count, unsig
     p = store(store(p, count, 2), count, 2);
     p = store(store(p, narrow(bytes), 4), narrow(offset), 4);
     store(p, 0, 2);
-}
-
-/* Eight bytes a step, with a table for each (Kounavis and Berry 2005, "slicing by 8"). */
-static uint32_t crc_tables[8][256];
-
-__attribute__((constructor)) static void make_crc_tables(void)
-{
-    for (uint32_t i = 0; i < 256; i++) {
-        uint32_t value = i;
-        for (int bit = 0; bit < 8; bit++)
-            value = value >> 1 ^ (value & 1 ? 0xedb88320u : 0);
-        crc_tables[0][i] = value;
-    }
-    for (int t = 1; t < 8; t++)
-        for (uint32_t i = 0; i < 256; i++)
-            crc_tables[t][i] = crc_tables[t - 1][i] >> 8 ^ crc_tables[0][crc_tables[t - 1][i] & 255];
-}
-
-static uint32_t crc_by_table(uint32_t crc, const unsigned char *p, uint64_t bytes)
-{
-    for (; bytes >= 8; bytes -= 8, p += 8) {
-        uint64_t word;
-        memcpy(&word, p, 8);
-        word ^= crc;
-        crc = 0;
-        for (int t = 0; t < 8; t++)
-            crc ^= crc_tables[7 - t][word >> (8 * t) & 255];
-    }
-    for (; bytes; bytes--, p++)
-        crc = crc >> 8 ^ crc_tables[0][(crc ^ *p) & 255];
-    return crc;
-}
-
-#ifdef __x86_64__
-/* Moves 128 bits by x^d: multiplies their halves by x^(d + 32) and x^(d - 32), reduced. The constants are these powers
- * modulo the polynomial, bits reversed, shifted left by one since a reversed product is one bit short.
- * Source: Gopal et al. 2009, Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction. */
-#define FOLD(x, by, next) \
-    _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(x, by, 0x00), _mm_clmulepi64_si128(x, by, 0x11)), next)
-#define LOAD(at) _mm_loadu_si128((const __m128i *)(const void *)(at))
-
-__attribute__((target("pclmul,sse4.1"))) static uint32_t crc_by_folding(uint32_t crc, const unsigned char *p, uint64_t bytes)
-{
-    const __m128i by_512 = _mm_set_epi64x(0x1c6e41596, 0x154442bd4), by_128 = _mm_set_epi64x(0x0ccaa009e, 0x1751997d0);
-    __m128i x[4];
-    unsigned char rest[16];
-    for (int i = 0; i < 4; i++)
-        x[i] = LOAD(p + 16 * i);
-    x[0] = _mm_xor_si128(x[0], _mm_cvtsi32_si128((int)crc));
-    for (p += 64, bytes -= 64; bytes >= 64; p += 64, bytes -= 64)
-        for (int i = 0; i < 4; i++)
-            x[i] = FOLD(x[i], by_512, LOAD(p + 16 * i));
-    for (int i = 1; i < 4; i++)
-        x[i] = FOLD(x[i - 1], by_128, x[i]);
-    memcpy(rest, &x[3], sizeof rest);
-    return crc_by_table(crc_by_table(0, rest, sizeof rest), p, bytes);
-}
-#endif
-
-uint32_t pd_zip_crc(uint32_t crc, const void *data, uint64_t bytes)
-{
-#ifdef __x86_64__
-    if (bytes >= 64 && __builtin_cpu_supports("pclmul")) return ~crc_by_folding(~crc, data, bytes);
-#endif
-    return ~crc_by_table(~crc, data, bytes);
 }

@@ -49,5 +49,3 @@ uint64_t pd_zip_header(const struct pd_zip_record *record, unsigned char ret[512
 /* Size and bytes of everything after the last data, as counted by pd_zip_place. ret (that many bytes) */
 uint64_t pd_zip_directory_bytes(const struct pd_zip_record *records, uint32_t count);
 void pd_zip_directory(const struct pd_zip_record *records, uint32_t count, unsigned char *ret);
-/* CRC-32 (ISO 3309) of data that continues `crc`; begin with 0. */
-uint32_t pd_zip_crc(uint32_t crc, const void *data, uint64_t bytes);

@@ -108,7 +108,7 @@ expect("pack-token", ["data", "pack", "text.txt", "-o", "t.bin", "--document-tok
        err=said("--document-token=x: without --tokenizer it is a whole number"))
 expect("pack", ["data", "pack", "text.txt", "-o", "t.bin", "--separator", "\\n\\n", "--document-token", "256"], 0,
        "t.bin: 29 tokens (nanogpt, u16) of 2 documents, 58 B\nempty documents left out: 1\n")
-expect("pack-again", ["data", "pack", "text.txt", "-o", "t.bin"], 64, err=said("t.bin is there already; --overwrite replaces it"))
+expect("pack-again", ["data", "pack", "text.txt", "-o", "t.bin"], 64, err=said("t.bin exists already; --overwrite replaces it"))
 os.mkfifo("pipe")
 expect("pack-over-a-pipe", ["data", "pack", "text.txt", "-o", "pipe", "--overwrite"], 78,
        err=said("pipe is not a regular file, and would be replaced by one; name another"))
@@ -534,7 +534,7 @@ if rows:  # one bit of the middle of a shard of step 4
     expect("ckpt-verify-damage", ["ckpt", "verify", "run", "--step=4"], 65, re.compile(r"shard-00001.h5"),
            re.compile(r"^perdure: checkpoint /.*step-000000000004-\d+: \d+ findings?; "))
     damaged = os.path.join("run/checkpoints", rows[1]["name"])
-    names = re.compile(r"shard-00001.h5: .*; perdure ckpt verify tells which checkpoints are complete: name one of them\n$")
+    names = re.compile(r"shard-00001.h5: .*; perdure ckpt verify shows which checkpoints are complete: name one of them\n$")
     for arguments in (["stats", damaged], ["diff", damaged, "run"]):
         expect(f"ckpt-damage-{arguments[0]}", ["ckpt", *arguments], 65, ANY, names)
 
@@ -635,8 +635,8 @@ expect("bench-step-nvme", ["bench", "step", "--device=gpu", "--set=offload.optim
 expect("bench-step-micro-batch", ["bench", "step", "--device=gpu", "--micro-batch=3", "--sequences=4"], 64,
        err=said("--micro-batch=3: --sequences 4 is not a multiple of it"))
 for name, options, message in (
-        ("micro_batch", ["--micro-batch=7"], "--micro-batch counts on a GPU alone: --device=gpu"),
-        ("set", ["--set=foo=bar", "--mode=fast"], "--set counts on a GPU alone: --device=gpu"),
+        ("micro_batch", ["--micro-batch=7"], "--micro-batch works on a GPU alone: add --device=gpu"),
+        ("set", ["--set=foo=bar", "--mode=fast"], "--set works on a GPU alone: add --device=gpu"),
         ("size", ["--preset=0.5B"], "--preset=0.5B is for a GPU alone: --device=gpu"),
         ("preset", ["--preset=9B"], "--preset=9B: model.preset 9B is unknown; the nearest are byte-1m, byte-10m and llama-3b; on a GPU also 0.5B, 1.5B, 3B, "
          "7B and 14B"),
@@ -645,7 +645,7 @@ for name, options, message in (
         ("nothing", ["--pairs=0"], "--pairs=0 without --ranks leaves nothing to measure")):
     expect(f"bench-step-cpu-{name}", ["bench", "step", "--device=cpu", *options], 64, err=said(message))
 expect("bench-step-gpu-pairs", ["bench", "step", "--device=gpu", "--pairs=3"], 64,
-       err=said("--pairs counts on the processor alone: give --device=cpu beside it"))
+       err=said("--pairs works on a CPU alone: add --device=cpu"))
 os.makedirs("it's, {a} #b")
 expect("bench-step-small-vocabulary", ["bench", "step", "--device=cpu", "--preset=byte-1m", "--pairs=1", "--precision=fp32"], 0,
        re.compile("^device +cpu\ngemm ratio fp32 +[\\d.]+ "), ANY, environment={"TMPDIR": "it's, {a} #b"})
@@ -669,7 +669,7 @@ problems = [] if {"stall_p50", "stall_p99", "slowdown_every_step"} <= set(values
 if [name for name in os.listdir(".") if name.startswith("perdure-bench-")]:
     problems.append("files stay behind")
 report("bench-ckpt-every", problems, result)
-for name, options, message in (("state", ["--state=nvme"], "--state, --device and --steps are for --every"),
+for name, options, message in (("state", ["--state=nvme"], "--state, --device, --steps and --bucket are for --every"),
                                ("steps", ["--every=1", "--steps=1"], "--steps is for --state nvme"),
                                ("where", ["--every=1", "--state=disk"], "--state=disk: expected memory or nvme")):
     expect(f"bench-ckpt-{name}", ["bench", "ckpt", *options], 64, err=said(message))

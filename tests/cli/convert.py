@@ -33,7 +33,7 @@ report("export-dry-run-writes-nothing", ["out is there"] if os.path.exists("out"
 expect("export", ["ckpt", "export", "run", "hf", "--format=safetensors"], 0,
        re.compile(r"^hf: safetensors, \d+ tensors in 1 file, .* KiB, .* s\n$"), MOMENTS)
 expect("export-again", ["ckpt", "export", "run", "hf", "--format=safetensors"], 64,
-       err=MOMENTS + said("hf is there already; name a directory that does not exist yet"))
+       err=MOMENTS + said("hf exists already; name a directory that does not exist yet"))
 expect("export-only-nothing", ["ckpt", "export", "run", "none", "--format=safetensors", "--only=xyz"], 64,
        err=re.compile(r"^perdure: --only=xyz: no tensor has that in its name; perdure ckpt stats \S+ lists them\n$"))
 expect("export-only", ["ckpt", "export", "run", "norms", "--format=safetensors", "--only=norm"], 0, re.compile("^norms: "), MOMENTS)
@@ -42,7 +42,7 @@ expect("export-nowhere", ["ckpt", "export", "run", "no/where", "--format=dcp"], 
 expect("export-gguf", ["ckpt", "export", "run", "m.gguf", "--format=gguf"], 0, re.compile(r"^m.gguf: gguf, \d+ tensors in 1 file, "),
        MOMENTS.replace("safetensors", "gguf"))
 expect("export-gguf-again", ["ckpt", "export", "run", "m.gguf", "--format=gguf"], 64,
-       err=MOMENTS.replace("safetensors", "gguf") + said("m.gguf is there already; name a file that does not exist yet"))
+       err=MOMENTS.replace("safetensors", "gguf") + said("m.gguf exists already; name a file that does not exist yet"))
 expect("export-gguf-same-state", ["ckpt", "diff", "hf", "m.gguf"], 0, re.compile(r"\n0 of \d+ arrays differ\n$"))
 expect("export-gguf-q8", ["ckpt", "export", "run", "q8.gguf", "--format=gguf", "--dtype=q8_0"], 0, re.compile("^q8.gguf: "), ANY)
 expect("export-q8-elsewhere", ["ckpt", "export", "run", "out", "--format=dcp", "--dtype=q8_0"], 64,
@@ -256,7 +256,7 @@ expect("diff-part", ["ckpt", "diff", "norms", "hf"], 65, re.compile(r"^safetenso
        r"\d+ of \d+ arrays differ\n$"), re.compile("norms and hf hold different state"))
 expect("import-part", ["ckpt", "import", "norms", "in", "--fresh-optimizer"], 78, err=re.compile(
     r"^perdure: norms: no tensor is a token embedding of a llama by any known system's names; it has 5 tensors, the first is \S+norm.weight; "
-    r"perdure ckpt show lists what it has, and --config=FILE says that it is another model\n$"))
+    r"perdure ckpt show lists what it has, and --config=FILE describes another model\n$"))
 for name in ("transformers/llama", "transformers/qwen3", "transformers/gpt2", "llmc"):
     golden, made = os.path.join(SOURCE, "tests/golden/formats", name), f"golden-{os.path.basename(name)}"
     expect(f"{made}-import", ["ckpt", "import", golden, made, "--fresh-optimizer", "--layout=dp=3,tp=2"], 0, ANY,

@@ -16,7 +16,7 @@ SHAPES = {"embed_tokens": [96, 32], "layers.0.input_layernorm": [32], "layers.0.
           "layers.0.self_attn.k_proj": [16, 32], "layers.0.self_attn.v_proj": [16, 32], "layers.0.self_attn.o_proj": [32, 32],
           "layers.0.post_attention_layernorm": [32], "layers.0.mlp.gate_proj": [48, 32], "layers.0.mlp.up_proj": [48, 32],
           "layers.0.mlp.down_proj": [32, 48], "norm": [32]}
-SIZES = {"F32": 4, "F8_E4M3": 1, "U64": 8, "C64": 8}
+SIZES = {"F32": 4, "F8_E4M3": 1, "U64": 8, "F8_E8M0": 1}
 
 
 def tensors(prefix="model.", value=0.01, **changed):
@@ -97,15 +97,15 @@ take("wrapped")
 expect("wrapped-is-the-same", ["ckpt", "diff", "-q", "wrapped-in", "plain-in"], 0)
 
 # ---- types ----
-model("types", tensors() | {"steps": ("U64", [3], 0), "freqs": ("C64", [2], 0)})
-take("types", 0, "not imported: tensor steps: type U64 is not read\nnot imported: tensor freqs: type C64 is not read\n")
+model("types", tensors() | {"steps": ("U64", [3], 0), "freqs": ("F8_E8M0", [2], 0)})
+take("types", 0, "not imported: param of tensor steps\nnot imported: tensor freqs: type F8_E8M0 is not read\n")
 eight = tensors() | {"model.layers.0.self_attn.q_proj.weight": ("F8_E4M3", [32, 32], 0)}
 model("fp8", eight)
 take("fp8")
 model("fp8-scaled", eight | {"model.layers.0.self_attn.q_proj.weight_scale_inv": ("F32", [1, 1], 2)})
 refuse("fp8-scaled", r"q_proj.weight is stored as fp8 with a scale \(model.layers.0.self_attn.q_proj.weight_scale_inv\)")
-model("needed", tensors() | {"model.norm.weight": ("C64", [32], 0)})
-refuse("needed", r"these are missing: model.norm.weight .*; tensor model.norm.weight: type C64 is not read\n$")
+model("needed", tensors() | {"model.norm.weight": ("F8_E8M0", [32], 0)})
+refuse("needed", r"these are missing: model.norm.weight .*; tensor model.norm.weight: type F8_E8M0 is not read\n$")
 
 # ---- GGUF: in parts, and what it says of RoPE ----
 NAMES = {"embed_tokens": "token_embd", "norm": "output_norm", "layers.0.input_layernorm": "blk.0.attn_norm",
@@ -175,7 +175,7 @@ for counted, (key, value, code, said) in enumerate((
         ("head_count", [2], 0, ""), ("head_count", [2, 4], 78, "differs from layer to layer, which perdure does not support"),
         ("head_count", [2, 2], 78, "has 2 entries, and block_count is 1, which perdure does not support"),
         ("head_count_kv", [1, 2], 78, "differs from layer to layer, which perdure does not support"),
-        ("head_count", "2", 78, "is a text and no number, which perdure does not support"),
+        ("head_count", "2", 78, "is a text, not a number, which perdure does not support"),
         ("head_count", None, 65, "is missing; fetch it again, or take another copy"),
         ("head_count", 0, 65, "is not a whole number from 1 to 4294967295; fetch it again, or take another copy"))):
     name, key = f"list-{counted}.gguf", f"llama.attention.{key}"
@@ -208,7 +208,7 @@ torch_save("plain/model.safetensors", "nano.pt", "model", {"model_args": {"n_lay
 os.mkdir("nano")
 os.link("nano.pt", "nano/ckpt.pt")
 refuse("nano", "nano is a directory with a checkpoint of torch in it: name that, nano/ckpt.pt")
-refuse("nano.pt", "nano.pt is nanoGPT's, whose GELU is the exact one")
+refuse("nano.pt", "nano.pt is nanoGPT's, with the exact GELU")
 
 # ---- init.from reads the model first ----
 write("text.txt", b"In the beginning was the word. " * 400)
@@ -265,7 +265,7 @@ expect("sample-bad-precision", ["sample", "words", "--precision=int8"], 64, err=
 model("words-300", tensors(embed_tokens=[300, 32]), vocab_size=300)
 write("words-300/tokenizer.json", json.dumps(TOKENIZER))
 model("vocab-128", tensors(embed_tokens=[128, 32]), vocab_size=128)
-for name, warned in (("words-300", r"^\S+ warn eval: words-300-run was trained on bytes, so \S+tokenizer.json is not taken; --tokenizer=byte says so\n$"), ("vocab-128", "^$")):
+for name, warned in (("words-300", r"^\S+ warn eval: words-300-run was trained on bytes, so \S+tokenizer.json is not used; to choose so, give --tokenizer=byte\n$"), ("vocab-128", "^$")):
     expect(f"train-{name}", ["train", MINIMAL, f"run.dir={name}-run", f"init.from={name}", "data.train=small.txt", "run.steps=1", "batch.sequences=2",
                              "batch.context=16", "layout.ranks=1", "layout.threads=1"], 0, ANY, ANY)
     run = ["eval", f"{name}-run", *EVAL]

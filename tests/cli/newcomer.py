@@ -51,6 +51,12 @@ def init():
         check(json.loads(plan), "init's configuration is planned")
     said = json.loads(perdure("init", "--data=a.bin", "--model=llama-1.5b", "--memory=20G", "-o", "planned.json.yaml", "--json").stdout)
     check("streams from the drive" in said["why"] and 0 < said["memory_bytes"] <= 20 << 30 and said["ranks"] == 1, f"{said}")
+    for words, micro_batch, lanes in (([], 4, 8), (["--data-ranks=1"], 4, 1), (["--data-ranks=9"], 2, 9), (["--machine=h100-80g", "--ranks=2"], 4, 2)):
+        text = perdure("init", "--data=a.bin", "--model=byte-1m", *words, "-o", "-").stdout
+        check(f"\n  micro_batch: {micro_batch} " in text and f"\n  lanes: {lanes} " in text, f"{words}: {text}")
+    said = perdure("init", "--data=a.bin", "--model=byte-1m", "--data-ranks=33", "-o", "-", expect=78).stderr
+    check("--data-ranks=33: a step has 32 sequences, and a data rank computes at least one; give at most 32" in said, said)
+    check("--data-ranks=0: give a number from 1 to 65536" in perdure("init", "--data=a", "--data-ranks=0", expect=64).stderr, "no data rank")
     os.makedirs("empty")
     for name in ("empty", "short.txt", "absent.txt"):
         said = perdure("init", f"--data={name}", "--model=byte-1m", "-o", f"{name}.yaml").stderr
@@ -82,10 +88,11 @@ def asked():
     """On a terminal it asks for what is not given, and again for what is wrong."""
     with open("long.txt", "w", encoding="utf-8") as f:
         f.write(harness.text_of(60000))
-    code, said = on_terminal("asked.yaml", b"\n~/long.txt\nbyte-1x\n\nnowhere\nauto\n")
+    code, said = on_terminal("asked.yaml", b"\n~/long.txt\nbyte-1x\n\nnowhere\nauto\nmany\n16\n")
     text = harness.read("asked.yaml") if code == 0 else ""
+    check("\n  micro_batch: 2 " in text and "\n  lanes: 16 " in text, text)
     check('"~/long.txt"' in text and "byte-1m" in text and "not ready" not in said, f"asked: {code}, {said}")
-    check(all(said.count(question) == 2 for question in ("or a directory: ", "[byte-1m]: ", "[auto]: ")), f"wrong answers: {said}")
+    check(all(said.count(question) == 2 for question in ("or a directory: ", "[byte-1m]: ", "[auto]: ", "can never be added later [8]: ")), f"wrong answers: {said}")
     code, said = on_terminal("asked.yaml", b"")
     check(code == 78 and "asked.yaml: File exists" in said and "What text" not in said, f"before questions: {said}")
 
@@ -93,7 +100,7 @@ def asked():
 # ---- eval ----
 
 TINY = ["model.layers=1", "model.hidden=64", "model.heads=2", "model.kv_heads=2", "model.ffn=96", "batch.context=32", "batch.sequences=4", "run.steps=4",
-        "batch.micro_batch=4", "layout.ranks=1", "layout.threads=1"]
+        "batch.micro_batch=4", "numerics.lanes=1", "layout.ranks=1", "layout.threads=1"]
 
 
 def evaluate():

@@ -76,7 +76,7 @@ if text:
 expect("one-step", ["ckpt", "export", "llama.dcp", "out", "--format=gguf", "--step=2"], 64,
        err=said("--step=2: llama.dcp is one checkpoint (dcp); leave it out"))
 expect("config-of-ours", ["ckpt", "export", "llama", "out", "--format=gguf", f"--config={MINIMAL}"], 64,
-       err=re.compile(r"^perdure: --config=run.yaml: \S+ says its model itself; leave it out\n$"))
+       err=re.compile(r"^perdure: --config=run.yaml: \S+ describes its model itself; leave it out\n$"))
 shutil.copytree("llama.dcp", "bare", ignore=shutil.ignore_patterns("*.json"))
 expect("no-model", ["ckpt", "export", "bare", "out", "--format=gguf"], 78, err=said(
     "bare does not say which model it is; give the config.json of transformers, or a configuration of a run with its model section: --config=run.yaml"))
@@ -89,7 +89,7 @@ for name, words in (("absent", "absent does not exist; name a run, a checkpoint,
 os.symlink("nowhere", "link")
 for form, kind in (("gguf", "file"), ("safetensors", "directory")):
     expect(f"onto-link-{form}", ["ckpt", "export", "llama.safetensors", "link", f"--format={form}"], 64,
-           err=said(f"link is there already; name a {kind} that does not exist yet"))
+           err=said(f"link exists already; name a {kind} that does not exist yet"))
 
 
 def tie(place, byte):

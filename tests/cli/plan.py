@@ -74,8 +74,25 @@ if text:
 # A run that does not fit is told what does.
 TIGHT = ["plan", MINIMAL, "--world=1", "--device=h100-80g", "batch.micro_batch=1", "batch.sequences=64", "layout.pp=1"]
 for name, words, expected in (("auto", ["--device-memory=16M", "layout.zero_stage=0"], "with layout=auto it does|take "),
-                              ("nothing", ["--device-memory=1M"], "take more (ranks|GPUs)")):
+                              ("nothing", ["--device-memory=1M"], r"take numerics\.lanes=1 \(other bits\)(,| or) more (ranks|GPUs)")):
     expect(f"plan-does-not-fit-{name}", [*TIGHT, *words], 0, re.compile(rf"\nnote: this does not fit the [\d.]+ MiB of h100-80g: ({expected})"), err=COUNTED)
+NOTE = r"\nnote: numerics.lanes is 8, and .* with numerics.lanes=1 a rank needs [\d.]+ MiB and a step [\d.]+ m?s, but the run never uses more than 1 data rank\n"
+text = expect("plan-lanes", [*TIGHT, "--json"], 0, ANY, COUNTED)
+one = expect("plan-one-lane", [*TIGHT, "numerics.lanes=1", "--json"], 0, ANY, COUNTED)
+if text and one:
+    several, one = json.loads(text)["worlds"][0], json.loads(one)["worlds"][0]
+    parameters = json.loads(text)["parameters"]
+    good = several["fewer_lanes"] == 1 and several["fewer_lanes_worst_rank_bytes"] == one["worst_rank_bytes"] and one["fewer_lanes"] == 0
+    good = good and several["worst_rank_bytes"] - one["worst_rank_bytes"] >= 4 * parameters and one["terms_seconds"] == 0 < several["terms_seconds"]
+    good = good and several["fewer_lanes_step_seconds"] == one["step_seconds"] < several["step_seconds"]
+    report("plan-lanes-content", [] if good else ["the price of lanes"], (0, text[:200], ""))
+    half = (several["worst_rank_bytes"] + one["worst_rank_bytes"]) // 2
+    expect("plan-lanes-first", [*TIGHT, f"--device-memory={half}"], 0, re.compile(r"\nnote: this does not fit .* of h100-80g: with numerics.lanes=1 it does "
+           r"\(other bits, and never more than 1 data rank\)\n(.*\n)*" + NOTE[2:]), err=COUNTED)
+expect("plan-elastic", [*TIGHT, "elastic.max=4", "--world=4"], 0, re.compile(r"^(?!(.*\n)*note: numerics.lanes)"), err=COUNTED)
+expect("plan-too-many-data-ranks", ["plan", MINIMAL, "batch.micro_batch=1", "batch.sequences=64", "layout.dp=16", "--world=16"], 78,
+       err=said("command line: layout.dp is 16, but a step has only 8 lanes (batch.sequences 64 / batch.micro_batch 1); set it to at most 8, or take numerics.lanes=16, "
+                "which gives other bits"))
 expect("plan-order", ["plan", MINIMAL, "--world=1", "offload.optimizer=nvme", "offload.parameters=nvme"], 0,
        re.compile(r"\nworld 1: dp=1 .* order=breadth_first; "))
 expect("plan-rate-bound", ["plan", MINIMAL, "--world=1", "--flops=1e99"], 64,
@@ -109,7 +126,7 @@ if text:
 expect("plan-nvme", ["plan", MINIMAL, "--nvme=slow"], 64, err=said("--nvme=slow: expected a rate such as 25G or 312T, 1 to 1e20"))
 expect("plan-last-counts", ["plan", MINIMAL, "layout.dp=2", "layout.dp=4", "--print-config"], 0, re.compile(r"\n  dp: 4 "))
 expect("plan-twice-in-file", ["plan", write("twice.yaml", "layout: {dp: 2, dp: 3}\n")], 78,
-       err=said("twice.yaml:1:21: layout.dp is there already, in line 1; keep one of them"))
+       err=said("twice.yaml:1:21: layout.dp is already set in line 1; keep one of them"))
 for number, text in enumerate(["1,", ",1", "1,,2"]):
     expect(f"plan-world-comma-{number}", ["plan", MINIMAL, f"--world={text}"], 64,
            err=said(f"--world={text}: expected a number of ranks, or several such as 4,8"))
@@ -124,7 +141,7 @@ expect("plan-device-near", ["plan", MINIMAL, "--device=h100"], 64, err=re.compil
 expect("plan-preset-near", ["plan", MINIMAL, "model.preset=llama-3-8b"], 78, err=re.compile("the nearest are llama3.1-8b,"))
 for name, capability in (("a100-40g", "8.0"), ("a100-80g", "8.0")):
     expect(f"plan-fp8-{name}", ["plan", MINIMAL, "--world=1", f"--device={name}", "run.device=gpu", "numerics.linears=fp8"], 78,
-           err=said(f"numerics.linears is fp8, which needs a GPU of compute capability 8.9, and {name} has {capability}; say "
+           err=said(f"numerics.linears is fp8, which needs a GPU of compute capability 8.9, and {name} has {capability}; set "
                     "numerics.linears=precision or run.device=cpu"))
 for name, device in (("h100-80g", "gpu"), ("h200-141g", "gpu"), ("a100-40g", "cpu")):
     expect(f"plan-fp8-{name}-{device}", ["plan", MINIMAL, "--world=1", f"--device={name}", f"run.device={device}", "numerics.linears=fp8"], 0,
@@ -154,6 +171,12 @@ if text:
     good = group["device_bytes"] == group["memory_bytes"]["total"] == plan["worlds"][0]["worst_rank_bytes"]
     good = good and (group["pinned_bytes"] == 0 or group["pinned_bytes"] > 12 * plan["parameters"])
     report("plan-gpu-places", [] if good and group["pinned_bytes"] == group["host_bytes"] else ["device or pinned bytes"], (0, text, ""))
+text = expect("plan-8b", ["plan", os.path.join(SOURCE, "tools/configs/llama-8b.yaml"), "--world=16", "--ranks-per-host=8", "--device=h100-80g",
+                          "--threads=1", "--json"], 0, ANY, COUNTED)
+if text:
+    plan = json.loads(text)
+    good = plan["parameters"] == 8030261248 and plan["worlds"][0]["worst_rank_bytes"] < 76e9
+    report("plan-8b-fits", [] if good else ["the parameters, or it does not fit"], (0, text, ""))
 text = expect("plan-1t", ["plan", os.path.join(SOURCE, "tools/configs/gpt-1t.yaml"), "--world=16384", "--threads=1", "--device=h100-80g",
                           "--json"], 0, ANY, COUNTED)
 if text:
@@ -184,12 +207,12 @@ REFUSED = {
                "numerics.virtual_sp 256 cuts a sequence into 512 pieces, but batch.context is only 256 tokens; use "
                "numerics.virtual_sp=128 at most"),
     "dp": (["layout.dp=9"], "layout.dp is 9, but a step has only 8 micro-batches (batch.sequences 32 / batch.micro_batch 4); set it to at "
-                            "most 8, or take a smaller batch.micro_batch, which gives other bits"),
-    "dp-micro-batch": (["layout.dp=33", "batch.micro_batch=1"], "layout.dp is 33, but a step has only 32 micro-batches (batch.sequences 32 / batch.micro_batch 1); "
-                                                  "set it to at most 32, or take more batch.sequences, which gives other bits"),
-    "ranks-micro-batch": (["layout.ranks=37", "batch.micro_batch=1"], "layout: dp 37 of 37 ranks is more than the 32 micro-batches of a step (batch.sequences 32 "
-                                                        "/ batch.micro_batch 1); 36 ranks fit as dp=18 pp=2, dp=12 pp=3 or dp=9 pp=4; or take "
-                                                        "more batch.sequences, which gives other bits"),
+                            "most 8, or take a smaller batch.micro_batch with numerics.lanes=9, which gives other bits"),
+    "dp-micro-batch": (["layout.dp=33", "batch.micro_batch=1"], "layout.dp is 33, but a step has only 8 lanes (batch.sequences 32 / batch.micro_batch 1); "
+                                                  "set it to at most 8, or take more batch.sequences with numerics.lanes=33, which gives other bits"),
+    "ranks-micro-batch": (["layout.ranks=37", "batch.micro_batch=1"], "layout: dp 37 of 37 ranks is more than the 8 lanes of a step (batch.sequences 32 "
+                                                        "/ batch.micro_batch 1); 32 ranks fit as dp=8 pp=4; or take "
+                                                        "more batch.sequences with numerics.lanes=37, which gives other bits"),
     "stages": (["layout.pp=5"], "layout.pp 5 x layout.interleave 1 is 5 pipeline stages, but the model has 4 blocks; use layout.pp=4 at most, with layout.interleave=1"),
     "interleave": (["layout.pp=2", "layout.interleave=3"],
                    "layout.pp 2 x layout.interleave 3 is 6 pipeline stages, but the model has 4 blocks; use "
@@ -202,7 +225,7 @@ REFUSED = {
                 "layout: tp 1 x pp 4 x sp 1 does not divide 6 ranks; 6 ranks fit as dp=2 pp=3, dp=3 pp=2 or dp=6"),
     "ranks": (["layout.ranks=11"],
               "layout: dp 11 of 11 ranks is more than the 8 micro-batches of a step (batch.sequences 32 / batch.micro_batch 4); 10 ranks fit "
-              "as dp=5 pp=2; or take a smaller batch.micro_batch, which gives other bits"),
+              "as dp=5 pp=2; or take a smaller batch.micro_batch with numerics.lanes=11, which gives other bits"),
     "zero-shard": (["layout.dp=4", "layout.zero_shard=3"],
                    "layout.zero_shard is 3 and does not divide dp x sp, which is 4; use layout.zero_shard=2 or "
                    "layout.zero_shard=4"),
@@ -235,12 +258,12 @@ expect("refused-world", ["plan", MINIMAL, "--world=6", "layout.pp=4"], 78,
 expect("plan-world-before-ranks", ["plan", MINIMAL, "--world=4", "layout.ranks=3", "layout.pp=4"], 0,
        re.compile("flags: layout.ranks=4 "))
 expect("refused-memory", ["plan", MINIMAL, "layout=auto", "--world=4", "--device-memory=1M"], 78,
-       err=said("layout: no layout of 4 ranks fits 1.00 MiB a rank; the smallest needs more than 3.88 MiB: take more ranks"))
+       err=said("layout: no layout of 4 ranks fits 1.00 MiB a rank; the smallest needs more than 3.88 MiB: take numerics.lanes=4 (other bits) or more ranks"))
 report("refused-makes-nothing", ["run is there"] if os.path.exists("run") else [], (0, "", ""))
 
 # By hand: 4 + 8 + 8 bytes a parameter in fp32, sums being integers at first; bf16 adds a copy of 2; ZeRO-3 cuts everything but two blocks.
 def memory_by_hand(*words):
-    said = expect("plan-by-hand", ["plan", MINIMAL, "model.preset=llama-65b", "batch.sequences=64", "batch.micro_batch=1", "batch.context=2048",
+    said = expect("plan-by-hand", ["plan", MINIMAL, "model.preset=llama-65b", "batch.sequences=64", "batch.micro_batch=1", "batch.context=2048", "numerics.lanes=64",
                                    "layout.recompute=none", "layout.zero_stage=3", "--alternatives=0", "--json", *words], 0, ANY)
     return (json.loads(said)["parameters"], json.loads(said)["groups"][0]["memory_bytes"]) if said else (0, None)
 
@@ -266,7 +289,7 @@ if text:
     lines = re.findall(r"^(dp=2 .*?)  ", text, re.MULTILINE)
     report("plan-alternatives-differ", [] if len(lines) > 2 and len(set(lines)) == len(lines) else ["two alternatives look the same"], (0, text, ""))
 # Where a plan does not fit, the ladder under it shows which rungs would.
-text = expect("plan-ladder", ["plan", MINIMAL, "model.preset=llama-65b", "batch.sequences=64", "batch.micro_batch=1", "batch.context=2048",
+text = expect("plan-ladder", ["plan", MINIMAL, "model.preset=llama-65b", "batch.sequences=64", "batch.micro_batch=1", "batch.context=2048", "numerics.lanes=64",
                               "layout.zero_stage=1", "layout.recompute=none", "numerics.precision=bf16", "--world=64", "--device=a100-80g",
                               "--alternatives=0"], 0, ANY, COUNTED)
 if text:

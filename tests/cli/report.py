@@ -91,7 +91,7 @@ def page(folder, run):
     path = os.path.join(folder, "page.html")
     report([run, "-o", path])
     text = " ".join(Page(path).texts)
-    for words in ("Loss", "nats a token", "Gradient norm", "Learning rate", "Speed", "Time of a step", "Memory", "perdure plan says how much", "Saves", "Steps that are not saved yet",
+    for words in ("Loss", "nats a token", "Gradient norm", "Learning rate", "Speed", "Time of a step", "Memory", "perdure plan shows how much", "Saves", "Steps that are not saved yet",
                   "What was done when", "8 ranks, dp 8", "4 ranks, tp 2 pp 2", "/nvme/mine/checkpoints", *synthetic_run.CAUSES[:2]):
         check(words in text, f"the page lacks {words}")
     stdout = report([run, "-o", "-"]).stdout

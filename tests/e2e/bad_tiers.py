@@ -75,7 +75,7 @@ def read_only(workspace, config, expected):
         expect("mounted read-only" in text, "alone it is refused", text)
         offload = overrides_of([tiers[1], tiers[0]], ["offload.optimizer=nvme"])
         text = workspace.train(config, directory, offload, expect=74).stderr
-        expect("what is offloaded lies in the first of checkpoint.tiers" in text, "files need the first tier", text)
+        expect("offloaded state lies in the first of checkpoint.tiers" in text, "files need the first tier", text)
     finally:
         unmount(disk)
     workspace.train(config, directory, overrides_of(tiers))

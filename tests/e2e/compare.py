@@ -14,6 +14,7 @@ run: {{seed: 3, steps: 24}}
 model: {{family: llama, vocab: 256, context: 64, layers: 2, hidden: 32, heads: 2, kv_heads: 2, head_size: 16, ffn: 64}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0}}
 batch: {{sequences: 12, micro_batch: 1, context: 64}}
+numerics: {{lanes: 12}}
 checkpoint: {{every: 3, keep_last: 3}}
 layout: {{ranks: 3, threads: 1, transport: local}}
 """

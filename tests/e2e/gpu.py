@@ -43,6 +43,8 @@ class Bench:
         self.data = workspace.file("text.txt", harness.text_of(40000))
         self.known = {}
         self.is_simulated = "gpu use" not in self.findings({"PERDURE_SIMT_GPUS": "0"})  # a real GPU is there all the same
+        if self.is_simulated:  # the stand-in for NCCL takes only threads
+            os.environ["PERDURE_TEST_GPU_THREADS"] = "1"
 
     def findings(self, environment=None):
         found = json.loads(self.workspace.command(["doctor", "--json"], environment).stdout)["findings"]
@@ -185,7 +187,7 @@ def a_little_too_little(bench, config):
                {"PERDURE_SIMT_MEMORY": str(int((plan["groups"][0]["device_bytes"] - 1) / 0.95))})  # a twentieth is the driver's
     taken = {"PERDURE_SIMT_MEMORY": "256M", "PERDURE_SIMT_TAKEN": f"{int(256 - need)}M"}
     does_not_fit(bench, config, "GPU 0: .* of 256.0 MiB are free, .*no layout of 1 rank fits .* take ", ["layout=auto"], taken)
-    does_not_fit(bench, config, "does not fit beside what others hold|others hold the rest",
+    does_not_fit(bench, config, "does not fit into what other processes leave free|others hold the rest",
                  ["layout.ranks=2", "layout.dp=2", "layout.zero_stage=0"], {"PERDURE_SIMT_MEMORY": f"{int(need * 1.2)}M"})
 
 
@@ -380,6 +382,17 @@ def deaf(workspace):
     return path
 
 
+@simulated_only("how many spans a step has is not asked of a real GPU")
+def fewer_are_watched(bench):
+    """Where a step has more operations than can be timed, the stages are those of fewer sequences, which is said."""
+    said = bench.workspace.command(["bench", "step", "--device=gpu", "--preset=byte-1m", "--mode=invariant", "--sequences=8", "--micro-batch=1",
+                                    "--context=16", "--steps=1", "--set=model.layers=1", "--json"], {"PERDURE_TEST_SPANS": "150"})
+    found = json.loads(said.stdout)
+    if found["operations_not_timed"] or not 0 < found["watched_sequences"] < 8 or "sequences, so the optimizer's share" not in said.stderr:
+        raise harness.Failure(f"of 8 sequences were watched: {found}\n{said.stderr}")
+    print(f"said: {found['watched_sequences']} of 8 sequences are watched", flush=True)
+
+
 def alone(bench, is_long):
     everything = itertools.product(("llama", "gpt2"), ("fp32", "bf16", "fp16"), (16, 64))
     some = [("llama", "fp32", 16), ("gpt2", "bf16", 16), ("llama", "fp16", 64)]
@@ -392,6 +405,7 @@ def alone(bench, is_long):
     saved_at_every_step(bench, config)
     from_cpu_and_back(bench, config)
     planned(bench, config)
+    fewer_are_watched(bench)
     limits(bench)
     if is_long:
         for case in itertools.product(("llama", "gpt2"), ("bf16", "fp16"), (16, 64)):
@@ -545,6 +559,26 @@ def counted(bench):
         print(f"counted: {layout}: {pairs} bytes, found and planned", flush=True)
 
 
+@simulated_only("a profiler of its own sees a real GPU")
+def ranges(bench):
+    """What a profiler is shown of two steps of two ranks: every range ends, and each collective and block has one."""
+    report, config = bench.workspace.directory("ranges"), bench.config("llama", "fp32", 8, 1, 2)
+    library = os.path.join(os.path.dirname(simt_nccl(bench.workspace)), "libnvtx_report.so")
+    if not os.path.exists(library):
+        print("skipped: ranges, without NVTX of the CUDA toolkit", flush=True)
+        return
+    environment = {"PERDURE_NCCL": simt_nccl(bench.workspace), "PERDURE_SIMT_GPUS": "2", "NVTX_INJECTION64_PATH": library, "NVTX_REPORT": report}
+    bench.workspace.train(config, bench.workspace.directory(), ["layout.ranks=2", "layout.dp=2", "layout.transport=local", "validation.every=0"],
+                          environment)
+    found = {name: int(count) for count, name in (line.split(" ", 1) for line in harness.read(report).splitlines())}
+    backward = found.get("backward", 0)
+    if found.get("step") != 4 or found.get("update") != 4 or found["open"] or not backward or found.get("forward") != backward:
+        raise harness.Failure(f"ranges of two steps of two ranks: {found}")
+    if found["block"] % (2 * backward) or not found.get("gather of parameters") or not found.get("exchange of gradients"):
+        raise harness.Failure(f"a block or a collective without a range: {found}")
+    print(f"ranges: {found}", flush=True)
+
+
 @simulated_only("NCCL's own library damages nothing on request")
 def damaged_on_its_way(bench):
     """A sum that NCCL's stand-in gives back with a wrong bit costs a step, in every stage and exchange, and no bits. In stage 0 the
@@ -639,6 +673,7 @@ def body(workspace, arguments):
         counted(bench)
         never_waiting(bench)
         damaged_on_its_way(bench)
+        ranges(bench)
     else:
         sharing(bench, what)
         gpus_of_their_own(bench, what)

@@ -80,7 +80,7 @@ def check_schema(objects):
 
 def objects_of(jobset, mpijob):
     """What of the manifests is Kubernetes' own: the templates of jobs and pods too."""
-    found = [d for d in jobset if d["kind"] != "JobSet"]
+    found = [d for d in [*jobset, *mpijob] if d["kind"] not in ("JobSet", "MPIJob")]
     for job in find(jobset, "JobSet")["spec"]["replicatedJobs"]:
         found.append({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}, "spec": job["template"]["spec"]})
     for name, replicas in mpijob[0]["spec"]["mpiReplicaSpecs"].items():

@@ -69,7 +69,7 @@ def refused(bench):
     for transport in ("local", "mpi"):
         directory = bench.workspace.directory("refused")
         _, log = bench.run(["train", bench.large, f"run.dir={directory}", f"layout.transport={transport}"], 78)
-        said = re.search(rf"2 ranks of this host would take [\d.]+ MiB each and [\d.]+ MiB beside, [\d.]+ [MG]iB in all, and {name} of "
+        said = re.search(rf"2 ranks of this host would take [\d.]+ MiB each and their processes [\d.]+ MiB, [\d.]+ [MG]iB in all, and {name} of "
                          rf"{re.escape(bench.memory.path)} ends at 300.0 MiB; .*perdure plan CONFIG --world=2", log)
         check(said, "no arithmetic", log)
         check("starting" not in log, "something was started", log)

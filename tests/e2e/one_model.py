@@ -19,6 +19,8 @@ layout: {{ranks: 1, threads: 1}}
 FRACTION = 0.25
 LLAMA3 = ["model.rope_scaling=llama3", "model.rope_factor=4", "model.rope_low_frequency_factor=2", "model.rope_high_frequency_factor=8",
           "model.rope_original_context=16"]
+EXPERTS = ["model.family=glm4_moe", "model.experts=4", "model.experts_per_token=2", "model.layers=3"]
+SOFTMAX = ["model.family=mixtral", *EXPERTS[1:]]
 KEYS = {  # what gives a key another value than its default, or than that of CONFIG
     "model.preset": ["model.preset=gpt2-124m", "model.family=llama"], "model.family": ["model.family=qwen3"], "model.vocab": ["model.vocab=300"],
     "model.context": ["model.context=96"], "model.layers": ["model.layers=3"], "model.hidden": ["model.hidden=40"],
@@ -28,7 +30,16 @@ KEYS = {  # what gives a key another value than its default, or than that of CON
     "model.rope_scaling": ["model.rope_scaling=linear", "model.rope_factor=2"], "model.rope_factor": LLAMA3,
     "model.rope_low_frequency_factor": LLAMA3, "model.rope_high_frequency_factor": LLAMA3, "model.rope_original_context": LLAMA3,
     "model.init_std": ["model.init_std=0.1"],
-    "data.train": [], "data.validation": [], "data.validation_fraction": [f"data.validation_fraction={FRACTION}", "data.validation=[]"],
+    "model.qk_norm": [*EXPERTS, "model.qk_norm=true"], "model.rotated": [*EXPERTS, "model.rotated=4"], "model.experts": EXPERTS,
+    "model.experts_per_token": [*EXPERTS, "model.experts_per_token=3"], "model.expert_ffn": [*EXPERTS, "model.expert_ffn=40"],
+    "model.shared_experts": [*EXPERTS, "model.shared_experts=2"], "model.dense_blocks": [*EXPERTS, "model.dense_blocks=2"],
+    "model.router_groups": [*EXPERTS, "model.router_groups=2", "model.router_groups_kept=1"],
+    "model.router_groups_kept": [*EXPERTS, "model.experts=8", "model.router_groups=4", "model.router_groups_kept=3"],
+    "model.renormalise": [*EXPERTS, "model.renormalise=true"], "model.routed_scale": [*EXPERTS, "model.routed_scale=2.5"],
+    "model.balance_loss": [*SOFTMAX, "model.balance_loss=0.1"], "model.z_loss": [*SOFTMAX, "model.z_loss=0.1"],
+    "model.bias_step": [*EXPERTS, "model.bias_step=0.05"],
+    "data.train": [], "data.cache_dir": [], "data.cache_bytes": [],
+    "data.validation": [], "data.validation_fraction": [f"data.validation_fraction={FRACTION}", "data.validation=[]"],
     "data.separate_documents": ["data.separate_documents=true", "data.document_token=46"], "data.document_token": ["data.document_token=46"],
 }
 MORE = {
@@ -78,7 +89,8 @@ def body(workspace, _):
             raise harness.Failure(f"{name}: eval computes {found['loss']!r}, the run itself {validation_of(run)!r} ({overrides})")
         if json_of(workspace, ["replay", run, "--step=3"])["result"] != "agrees":
             raise harness.Failure(f"{name}: replay computes other bits than the run ({overrides})")
-    if len({losses[key] for key in ("data.train", "data.separate_documents", "model.rope_theta", "model.norm_epsilon")}) != 4:
+    expert_keys = [key for key, overrides in KEYS.items() if set(EXPERTS[1:3]) & set(overrides)]
+    if len({losses[key] for key in expert_keys}) != len(expert_keys) or len({losses[key] for key in ("data.train", "data.separate_documents", "model.rope_theta", "model.norm_epsilon")}) != 4:
         raise harness.Failure(f"a key changes nothing: {losses}")
     print(f"eval, validation and replay agree over {len(KEYS)} keys and {len(MORE)} other settings")
 

@@ -19,6 +19,7 @@ FACTORS = {
     "precision": ["fp32", "bf16"],
     "recompute": ["none", "full"],
     "isa": ["avx512", "avx2", "portable"],
+    "terms": [64, 32],
 }
 
 
@@ -68,16 +69,16 @@ model: {{family: {family}, vocab: 256, context: 32, layers: 2, hidden: 48, heads
 data: {{train: [{{path: {data}}}], validation_fraction: 0.1}}
 batch: {{sequences: 8, micro_batch: 1, context: 32}}
 optimizer: {{lr: 0.003, warmup_steps: 2}}
-numerics: {{precision: {precision}}}
+numerics: {{precision: {precision}, terms: {terms}}}
 checkpoint: {{every: 2, keep_last: 2}}
 validation: {{every: 3, sequences: 8}}
 """
 
 
-def config_of(workspace, data, family, precision):
-    text = CONFIG.format(steps=STEPS, family=family, precision=precision, data=data, kv=1 if family == "llama" else 3,
+def config_of(workspace, data, family, precision, terms):
+    text = CONFIG.format(steps=STEPS, family=family, precision=precision, terms=terms, data=data, kv=1 if family == "llama" else 3,
                          tied="true" if family == "gpt2" else "false")
-    return workspace.file(f"{family}-{precision}.yaml", text)
+    return workspace.file(f"{family}-{precision}-{terms}.yaml", text)
 
 
 def overrides_of(case, transport):
@@ -115,12 +116,12 @@ def body(workspace, arguments):
         cases = harness.share_of(cases, 2)
     chooser = random.Random(7)
     expected = {}
-    for family, precision in itertools.product(factors["family"], factors["precision"]):
+    for kind in itertools.product(factors["family"], factors["precision"], factors["terms"]):
         case = {"world": 1, "threads": 1, "disturbance": "none", "recompute": "none", "isa": factors["isa"][0]}
-        config = config_of(workspace, data, family, precision)
-        expected[family, precision] = config, run_case(workspace, config, case, "local", chooser)
+        config = config_of(workspace, data, *kind)
+        expected[kind] = config, run_case(workspace, config, case, "local", chooser)
     for number, case in enumerate(cases):
-        config, want = expected[case["family"], case["precision"]]
+        config, want = expected[case["family"], case["precision"], case["terms"]]
         have = run_case(workspace, config, case, transport, chooser)
         if set(want[0]) - set(have[0]):
             raise harness.Failure(f"case {number} {case}: no loss for steps {sorted(set(want[0]) - set(have[0]))}")

@@ -1,4 +1,4 @@
-/* Text, JSON lines, gzip or zstd, to be packed. The first byte says whether a separator is asked for. Documents come in pieces
+/* Text, JSON lines, gzip or zstd, to be packed. The first byte says whether a separator or turns are asked for. Documents come in pieces
  * of files and lines that are there. */
 #include "tests/fuzz/input/names.h"
 #include "tests/fuzz/target.h"
@@ -33,6 +33,10 @@ static pd_status read_documents(struct pd_documents *documents, struct pd_error 
             if (pieces[i].file || pieces[i].line < line || (pieces[i].line && !pieces[i].ends)) abort();
             line = pieces[i].line;
             look_at(pieces[i].text, pieces[i].bytes);
+            for (uint32_t k = 0; pieces[i].turns && k < pieces[i].turns->count; k++) {
+                const uint32_t *cuts = pieces[i].turns->cuts;
+                if (cuts[k] > pieces[i].bytes || (k && cuts[k] < cuts[k - 1])) abort();
+            }
         }
     } while (count);
     return PD_OK;
@@ -77,8 +81,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     input_name_set(0, text, bytes - 1);
     free(text);
     const char *const input = path;
-    const struct pd_documents_options options = {
-        .inputs = &input, .input_count = 1, .separator = data[0] & 1 ? "<|endoftext|>" : NULL};
+    const struct pd_documents_options options = {.inputs = &input,
+                                                 .input_count = 1,
+                                                 .separator = data[0] & 1 ? "<|endoftext|>" : NULL,
+                                                 .turns = {data[0] & 2 ? "text" : NULL, (data[0] & 6) == 6 ? "t" : NULL}};
     pd_status st = pd_documents_open(&options, &documents, &err);
     if (!st) {
         st = read_documents(documents, &err);

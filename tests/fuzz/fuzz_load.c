@@ -39,7 +39,7 @@ static uint32_t take(const uint8_t **data, size_t *bytes)
 static void take_tensors(struct scene *s, const uint8_t **data, size_t *bytes)
 {
     static const uint64_t units[] = {1, 2, 8, 64};
-    s->table = (struct pd_tensor_table){s->tensors, 1 + take(data, bytes) % TENSORS_MAX};
+    s->table = (struct pd_tensor_table){.tensors = s->tensors, .count = 1 + take(data, bytes) % TENSORS_MAX};
     for (uint32_t i = 0; i < s->table.count; i++) {
         const uint64_t rows = 1 + take(data, bytes), columns = take(data, bytes) % (ELEMENTS_MAX / rows);
         const uint32_t how = take(data, bytes);

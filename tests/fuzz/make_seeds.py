@@ -115,7 +115,7 @@ def torch():
 
 
 def commit():
-    for version in ("v1", "v2"):
+    for version in ("v1", "v2", "v5"):
         data = read(f"{version}/commit.h5")
         save("commit", version, data[-PAGE:-PAGE + 512] + data[:-PAGE])
 
@@ -151,8 +151,9 @@ def shard():
     seed, stride, mask = 0x5045524455524531, 0x9E3779B97F4A7C15, (1 << 64) - 1
     run, lineage, step = (1, 2), 0, 5
 
-    def tensor(name, shape):
-        return name.ljust(160, b"\0") + struct.pack("<4Q Q IIiIII", *shape, *[1] * (4 - len(shape)), 1, len(shape), 0, -1, 0, 0, 0)
+    def tensor(name, shape, version):
+        unit, tp_dim, kinds = (0, 0, 1) if version > 4 else (1, -1, 0)
+        return name.ljust(160, b"\0") + struct.pack("<4Q Q IIiIII", *shape, *[1] * (4 - len(shape)), unit, len(shape), 0, tp_dim, kinds, 0, 0)
 
     def box(number, shape, offset, size, first):
         return struct.pack("<11Q II", 0, 0, 0, 0, *shape, *[1] * (4 - len(shape)), offset, size, first, number, 0)
@@ -162,18 +163,19 @@ def shard():
         own = digest(struct.pack("<10Q", *run, lineage, step, name, 0, 0, 0, 0, 0), seed)
         return struct.pack("<Q", digest(data, (own + 0 * stride) & mask))
 
-    for version in (1, 2):
+    for version in (1, 2, 5, 6):
+        is_chunked = version % 2 == 0
         head = [0, version, 0, 0, *run, lineage, step, 0, 2, 2, 2, 64 + 2 * PAGE, 65536, 256, 256 + 2 * 224, 256 + 2 * 224 + 2 * 96]
         behind, data = b"", bytearray(3 * PAGE)
-        if version == 2:
+        if is_chunked:
             grids = head[-1] + 16
             head += [0, grids, grids + 64, 2, 1, 3]
             rle = b"\x28\xb5\x2f\xfd\x60\x00\x0f" + struct.pack("<I", PAGE << 3 | 3)[:3] + b"\0"
             data[PAGE:PAGE + len(rle)] = rle
             behind = struct.pack("<4Q", 0, 0, 0, 0) + struct.pack("<4Q", PAGE, 2 * PAGE, 0, 0)
             behind += struct.pack("<3QII", PAGE, len(rle), 0, 0, 0) + struct.pack("<3QII", 2 * PAGE, PAGE, 0, 3, 0)
-        table = struct.pack("<32Q", *head, *[0] * (32 - len(head))) + tensor(b"small", [4, 4]) + tensor(b"large", [2, 1024])
-        table += box(0, [4, 4], 128, 64, 0) + box(1, [2, 1024], 0 if version == 2 else PAGE, 2 * PAGE, 1)
+        table = struct.pack("<32Q", *head, *[0] * (32 - len(head))) + tensor(b"small", [4, 4], version) + tensor(b"large", [2, 1024], version)
+        table += box(0, [4, 4], 128, 64, 0) + box(1, [2, 1024], 0 if is_chunked else PAGE, 2 * PAGE, 1)
         table += checksum(b"small", bytes(64)) + checksum(b"large", bytes(2 * PAGE)) + behind
         save("shard", f"v{version}", struct.pack("<H", len(table)) + table + bytes(data))
 

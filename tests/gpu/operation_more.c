@@ -328,11 +328,11 @@ RUN(terms)
     int64_t *sums = p[1], *check = sums + n;
     uint32_t *marks = p[3];
     for (int adds = 0; adds < 2; adds++) {
-        const struct pd_term_run run = {p[0], sums, n, adds, check, !adds, marks};
-        const struct pd_terms terms = {&run, 1, PD_TERM_F32, q.scale, q.limit, TERM_MARK};
+        const struct pd_term_run run = {p[0], sums, n, adds, !adds, q.scale, check, marks};
+        const struct pd_terms terms = {&run, 1, PD_TERM_F32, q.limit, TERM_MARK, false};
         PD_TRY(pd_terms(math, &terms, err));
     }
-    const struct pd_term_sums made = {n, sums, p[2], q.quantum, check, marks, TERM_MARK};
+    const struct pd_term_sums made = {n, sums, p[2], q.quantum, check, marks, TERM_MARK, false, NULL};
     return pd_term_sums(math, &made, err);
 }
 
@@ -340,12 +340,19 @@ EXACT(terms)
 {
     const struct pd_quantum q = pd_quantum_of(TERM_TOKENS, 2, 0);
     for (uint64_t i = 0; i < rows_columns(s); i++)
-        v[2].exact[i] = (double)(float)(2 * rint(v[0].exact[i] * q.scale) / q.scale);
+        v[2].exact[i] = (double)(float)(2 * rint(v[0].exact[i] * (double)q.scale) / (double)q.scale);
 }
 
 RUN(copy)
 {
     return pd_math_copy(math, p[1], p[0], rows_columns(s) * pd_dtype_bytes(act), err);
+}
+
+RUN(copy_pieces)
+{
+    const uint64_t bytes = rows_columns(s) * pd_dtype_bytes(act), cut = bytes / 3 / 2 * 2;
+    const struct pd_copies copies = {2, {{p[1], p[0], cut}, {(char *)p[1] + cut, (const char *)p[0] + cut, bytes - cut}}};
+    return pd_copy_pieces(math, &copies, err);
 }
 
 EXACT(copy)
@@ -403,4 +410,5 @@ const struct operation more_operations[] = {
      FORMULA(norm),
      .tolerance = 1e-14},
     {"copy", {{IN_ROWS}, {OUT_ROWS}}, FORMULA(copy), .tolerance = 1e-12},
+    {"copies of pieces", {{IN_ROWS}, {OUT_ROWS}}, .run = run_copy_pieces, .exact = exact_copy, .tolerance = 1e-12},
     {0}};

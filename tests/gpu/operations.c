@@ -70,8 +70,8 @@ static pd_status table(struct bench *b, int side, const struct sizes *s, enum pd
                                          .kv_heads = (uint32_t)s->kv_heads,
                                          .head_size = (uint32_t)s->head_size,
                                          .dtype = act};
-    const struct pd_math_cuda_options cuda = {
-        .stream = pd_dev_stream_handle(b->device.dev, b->device.compute), .attention = &largest};
+    const struct pd_math_cuda_options cuda = {.stream = pd_dev_stream_handle(b->device.dev, b->device.compute),
+                                              .attention = &largest};
     return side ? pd_math_cuda_new(&cuda, arena, &b->math[1], err)
                 : pd_math_cpu_new(b->pool, 1, PD_ISA_AUTO, arena, &b->math[0], err);
 }
@@ -349,9 +349,8 @@ static int skip(void)
 /* Of attention: what other devices get, and what has no tensor cores. */
 static const char *const *other_kernels(bool is_simulated, uint32_t capability)
 {
-    static const char *const simulated[] = {"wgmma", "onepass", NULL},
-                             *const hopper[] = {"mma", "plain", "onepass", NULL}, *const others[] = {"plain", NULL},
-                             *const none[] = {NULL};
+    static const char *const simulated[] = {"wgmma", "onepass", NULL}, *const hopper[] = {"mma", "plain", "onepass", NULL},
+                             *const others[] = {"plain", NULL}, *const none[] = {NULL};
     if (getenv("PERDURE_ATTENTION")) return none;
     if (capability < 90) return others; /* wgmma's blocks have no room there, simulated or not */
     return is_simulated ? simulated : capability == 90 ? hopper : others;

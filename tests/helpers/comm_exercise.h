@@ -288,10 +288,20 @@ static inline pd_status exercise_parts_start(struct pd_comm *comm, struct exerci
 {
     const bool is_far = p->far_parts;
     p->reduce.what = "terms";
-    PD_TRY(pd_comm_start_reduce_scatter(comm, &p->reduce, is_far ? p->far_parts : p->parts, p->count,
-                                        is_far ? p->far_sum : p->sum, err));
+    uint64_t *parts = is_far ? p->far_parts : p->parts, *sum = is_far ? p->far_sum : p->sum;
+    PD_TRY(p->round % 2
+               ? pd_comm_start_reduce_scatter_narrow(comm, &p->reduce, (void *)parts, 2 * p->count, (void *)sum, err)
+               : pd_comm_start_reduce_scatter(comm, &p->reduce, parts, p->count, sum, err));
     return pd_comm_start_all_gather(comm, &p->gather, is_far ? p->far_gathered : p->gathered, p->count * sizeof *p->gathered,
                                     err);
+}
+
+/* Odd rounds add pairs of 32-bit integers. */
+static inline uint64_t exercise_sum(uint64_t round, uint64_t a, uint64_t b)
+{
+    if (round % 2 == 0) return a + b;
+    const uint64_t low = (uint32_t)a + (uint64_t)(uint32_t)b, high = (a >> 32) + (b >> 32);
+    return high << 32 | (uint32_t)low;
 }
 
 static inline uint64_t exercise_parts_check(const struct pd_comm *comm, uint64_t seed, const struct exercise_parts *p)
@@ -301,7 +311,7 @@ static inline uint64_t exercise_parts_check(const struct pd_comm *comm, uint64_t
     for (uint64_t i = 0; i < n; i++) {
         uint64_t sum = 0;
         for (uint32_t r = 0; r < comm->size; r++)
-            sum += exercise_term(seed, p->round, r, comm->rank, i);
+            sum = exercise_sum(p->round, sum, exercise_term(seed, p->round, r, comm->rank, i));
         wrong += p->sum[i] != sum;
     }
     for (uint64_t i = 0; i < comm->size * n; i++)

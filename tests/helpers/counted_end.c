@@ -1,4 +1,4 @@
-/* With -DPERDURE_COVERAGE the room base calls these for abort, _exit and raise: a process that ends so says before which
+/* With -DPERDURE_COVERAGE the cluster base calls these for abort, _exit and raise: a process that ends so says before which
  * branches it took. */
 #include <signal.h>
 #include <stdlib.h>

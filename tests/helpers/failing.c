@@ -402,9 +402,6 @@ FAILS_ERRNO(void *, mmap64, (void *)-1, ENOMEM, (void *at, size_t bytes, int may
             (at, bytes, may, flags, fd, offset))
 FAILS(int, io_uring_queue_init, -ENOMEM, (unsigned depth, void *ring, unsigned flags), (depth, ring, flags))
 FAILS(int, io_uring_register_buffers, -ENOMEM, (void *ring, const void *parts, unsigned count), (ring, parts, count))
-FAILS(int, io_uring_register_files_sparse, -EINVAL, (void *ring, unsigned count), (ring, count))
-FAILS(int, io_uring_register_files_update, -EINVAL, (void *ring, unsigned at, const int *fds, unsigned count),
-      (ring, at, fds, count))
 /* One that is final leaves transfers with the kernel, which ends the process (ckpt/io/transfer_ring.h). */
 FAILS(int, io_uring_submit, -INTERRUPTED_OR(EAGAIN), (void *ring), (ring))
 FAILS(int, io_uring_submit_and_wait, -INTERRUPTED_OR(EAGAIN), (void *ring, unsigned count), (ring, count))

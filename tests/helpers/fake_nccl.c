@@ -65,11 +65,11 @@ struct group {
     void *stream;
     uint32_t count, next; /* next: of transfers, the first whose bytes have not come */
     bool has_entered, has_posted;
-    int collective; /* its number; 0: transfers */
-    bool is_sum;
-    const void *parts;  /* or the own part */
-    void *out, *result; /* result: until all have read */
-    size_t bytes;       /* of a part */
+    int collective;         /* its number; 0: transfers */
+    bool is_sum, is_narrow; /* of 32-bit integers */
+    const void *parts;      /* or the own part */
+    void *out, *result;     /* result: until all have read */
+    size_t bytes;           /* of a part */
     struct transfer transfers[GROUP];
 };
 
@@ -375,8 +375,10 @@ static bool flips_now(void)
 }
 
 /* Ranks in an order of its own for every rank and collective. */
-static void sum_parts(const struct group *g, uint64_t *sum)
+static void sum_parts(const struct group *g, void *to)
 {
+    uint64_t *sum = to;
+    uint32_t *narrow = to;
     const struct world *w = g->comm->world;
     const size_t count = g->bytes / sizeof *sum;
     int order[RANKS];
@@ -390,8 +392,10 @@ static void sum_parts(const struct group *g, uint64_t *sum)
     memset(sum, 0, g->bytes);
     for (int r = 0; r < w->size; r++) {
         const uint64_t *part = (const uint64_t *)w->collectives[order[r]].data + (size_t)g->comm->rank * count;
-        for (size_t i = 0; i < count; i++)
+        for (size_t i = 0; i < count && !g->is_narrow; i++)
             sum[i] += part[i];
+        for (size_t i = 0; i < 2 * count && g->is_narrow; i++)
+            narrow[i] += ((const uint32_t *)part)[i];
     }
     if (flips_now()) sum[0] ^= 1;
 }
@@ -585,9 +589,11 @@ static int put_collective(struct group collective)
 
 EXPORT int ncclReduceScatter(const void *parts, void *sum, size_t count, int type, int reduce, void *comm, void *stream)
 {
-    if (type != PD_NCCL_UINT64 || reduce != PD_NCCL_SUM) return INVALID;
+    const bool is_narrow = type == PD_NCCL_UINT32;
+    const size_t bytes = count * (is_narrow ? sizeof(uint32_t) : sizeof(uint64_t));
+    if ((!is_narrow && type != PD_NCCL_UINT64) || reduce != PD_NCCL_SUM || bytes % sizeof(uint64_t)) return INVALID;
     return put_collective((struct group){
-        .comm = comm, .stream = stream, .is_sum = true, .parts = parts, .out = sum, .bytes = count * sizeof(uint64_t)});
+        .comm = comm, .stream = stream, .is_sum = true, .is_narrow = is_narrow, .parts = parts, .out = sum, .bytes = bytes});
 }
 
 EXPORT int ncclAllGather(const void *part, void *parts, size_t count, int type, void *comm, void *stream)

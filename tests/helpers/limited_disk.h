@@ -13,10 +13,11 @@ struct limited_disk {
     struct pd_vfs *vfs;
     const struct pd_vfs_ops *inner;
     struct pd_vfs_ops ops;
-    double bytes_per_second;      /* 0: no limit */
+    double bytes_per_second; /* 0: no limit */
     pthread_mutex_t mutex;
     uint64_t busy_until_ns;
     _Atomic uint64_t bytes_read, bytes_written;
+    _Atomic uint64_t crossings; /* reads of bytes on both sides of a multiple of 2 MiB */
 };
 
 static inline struct limited_disk *limited_disk_of(const struct pd_file *file)
@@ -40,6 +41,7 @@ static inline int limited_disk_read(struct pd_file *file, uint64_t offset, void 
     limited_disk_wait(d, bytes);
     const int result = d->inner->read(file, offset, data, bytes, ret_moved);
     atomic_fetch_add(&d->bytes_read, *ret_moved);
+    if (bytes && offset >> 21 != (offset + bytes - 1) >> 21) atomic_fetch_add(&d->crossings, 1);
     return result;
 }
 

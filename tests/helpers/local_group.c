@@ -28,7 +28,7 @@ struct local_offer {
     uint32_t send_count;
 };
 
-struct local_room {
+struct local_shared {
     pthread_mutex_t mutex;
     pthread_cond_t turned;
     uint32_t size, arrived, gone;
@@ -40,7 +40,7 @@ struct local_room {
 };
 
 struct local_rank {
-    struct local_room *room;
+    struct local_shared *shared;
     struct pd_group group;
     uint32_t *cursors; /* (size), for exchange */
     pthread_t thread;
@@ -49,30 +49,30 @@ struct local_rank {
     struct pd_error error;
 };
 
-static pd_status room_meet(struct local_room *room, struct pd_error *err)
+static pd_status shared_meet(struct local_shared *shared, struct pd_error *err)
 {
-    pthread_mutex_lock(&room->mutex);
-    uint64_t meeting = room->meeting;
-    if (!room->gone && ++room->arrived == room->size) {
-        room->arrived = 0;
-        room->meeting++;
-        pthread_cond_broadcast(&room->turned);
+    pthread_mutex_lock(&shared->mutex);
+    uint64_t meeting = shared->meeting;
+    if (!shared->gone && ++shared->arrived == shared->size) {
+        shared->arrived = 0;
+        shared->meeting++;
+        pthread_cond_broadcast(&shared->turned);
     }
-    while (room->meeting == meeting && !room->gone)
-        pthread_cond_wait(&room->turned, &room->mutex);
-    bool met = room->meeting != meeting;
-    uint32_t gone = room->first_gone;
-    pthread_mutex_unlock(&room->mutex);
+    while (shared->meeting == meeting && !shared->gone)
+        pthread_cond_wait(&shared->turned, &shared->mutex);
+    bool met = shared->meeting != meeting;
+    uint32_t gone = shared->first_gone;
+    pthread_mutex_unlock(&shared->mutex);
     if (!met) PD_FAIL(err, PD_PEER_LOST, "rank %u is gone", gone);
     return PD_OK;
 }
 
-static void room_leave(struct local_room *room, uint32_t rank)
+static void shared_leave(struct local_shared *shared, uint32_t rank)
 {
-    pthread_mutex_lock(&room->mutex);
-    if (!room->gone++) room->first_gone = rank;
-    pthread_cond_broadcast(&room->turned);
-    pthread_mutex_unlock(&room->mutex);
+    pthread_mutex_lock(&shared->mutex);
+    if (!shared->gone++) shared->first_gone = rank;
+    pthread_cond_broadcast(&shared->turned);
+    pthread_mutex_unlock(&shared->mutex);
 }
 
 static struct local_rank *self(struct pd_group *group)
@@ -80,17 +80,17 @@ static struct local_rank *self(struct pd_group *group)
     return group->context;
 }
 
-static pd_status room_offer(struct pd_group *group, const struct local_offer *offer, struct pd_error *err)
+static pd_status shared_offer(struct pd_group *group, const struct local_offer *offer, struct pd_error *err)
 {
-    struct local_room *room = self(group)->room;
-    room->offers[group->rank] = *offer;
-    return room_meet(room, err);
+    struct local_shared *shared = self(group)->shared;
+    shared->offers[group->rank] = *offer;
+    return shared_meet(shared, err);
 }
 
 /* The same verdict on every rank, since all look at the same offers. */
-static pd_status room_check(struct pd_group *group, struct pd_error *err)
+static pd_status shared_check(struct pd_group *group, struct pd_error *err)
 {
-    const struct local_offer *offers = self(group)->room->offers;
+    const struct local_offer *offers = self(group)->shared->offers;
     for (uint32_t rank = 1; rank < group->size; rank++) {
         bool equal = offers[rank].call == offers[0].call && offers[rank].root == offers[0].root &&
                      offers[rank].bytes == offers[0].bytes;
@@ -100,40 +100,40 @@ static pd_status room_check(struct pd_group *group, struct pd_error *err)
 }
 
 /* The second meeting happens whatever `st` is, so that nobody is left behind in it. */
-static pd_status room_finish(struct pd_group *group, pd_status st, struct pd_error *err)
+static pd_status shared_finish(struct pd_group *group, pd_status st, struct pd_error *err)
 {
-    if (st == PD_OK) return room_meet(self(group)->room, err);
-    (void)!room_meet(self(group)->room, NULL);
+    if (st == PD_OK) return shared_meet(self(group)->shared, err);
+    (void)!shared_meet(self(group)->shared, NULL);
     return st;
 }
 
 static pd_status local_barrier(struct pd_group *group, struct pd_error *err)
 {
     struct local_offer offer = {.call = LOCAL_BARRIER};
-    PD_TRY(room_offer(group, &offer, err));
-    return room_finish(group, room_check(group, err), err);
+    PD_TRY(shared_offer(group, &offer, err));
+    return shared_finish(group, shared_check(group, err), err);
 }
 
 static pd_status local_gather(struct pd_group *group, uint32_t root, const void *send, uint64_t bytes, void *recv,
                               struct pd_error *err)
 {
     struct local_offer offer = {.call = LOCAL_GATHER, .root = root, .bytes = bytes, .data = send};
-    PD_TRY(room_offer(group, &offer, err));
-    pd_status st = room_check(group, err);
+    PD_TRY(shared_offer(group, &offer, err));
+    pd_status st = shared_check(group, err);
     if (st == PD_OK && group->rank == root && bytes) {
         for (uint32_t rank = 0; rank < group->size; rank++)
-            memmove((char *)recv + rank * bytes, self(group)->room->offers[rank].data, bytes);
+            memmove((char *)recv + rank * bytes, self(group)->shared->offers[rank].data, bytes);
     }
-    return room_finish(group, st, err);
+    return shared_finish(group, st, err);
 }
 
 static pd_status local_broadcast(struct pd_group *group, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
 {
     struct local_offer offer = {.call = LOCAL_BROADCAST, .root = root, .bytes = bytes, .data = data};
-    PD_TRY(room_offer(group, &offer, err));
-    pd_status st = room_check(group, err);
-    if (st == PD_OK && group->rank != root && bytes) memcpy(data, self(group)->room->offers[root].data, bytes);
-    return room_finish(group, st, err);
+    PD_TRY(shared_offer(group, &offer, err));
+    pd_status st = shared_check(group, err);
+    if (st == PD_OK && group->rank != root && bytes) memcpy(data, self(group)->shared->offers[root].data, bytes);
+    return shared_finish(group, st, err);
 }
 
 /* The next piece that `from` sends to `to`, starting the search at *cursor; NULL when there is none left. */
@@ -149,7 +149,7 @@ static const struct pd_group_piece *next_piece(const struct local_offer *from, u
 static pd_status take_pieces(struct pd_group *group, const struct pd_group_piece *recvs, uint32_t recv_count,
                              struct pd_error *err)
 {
-    const struct local_offer *offers = self(group)->room->offers;
+    const struct local_offer *offers = self(group)->shared->offers;
     uint32_t *cursors = self(group)->cursors;
     memset(cursors, 0, group->size * sizeof *cursors);
     for (uint32_t i = 0; i < recv_count; i++) {
@@ -171,10 +171,10 @@ static pd_status local_exchange(struct pd_group *group, const struct pd_group_pi
                                 const struct pd_group_piece *recvs, uint32_t recv_count, struct pd_error *err)
 {
     struct local_offer offer = {.call = LOCAL_EXCHANGE, .sends = sends, .send_count = send_count};
-    PD_TRY(room_offer(group, &offer, err));
-    pd_status st = room_check(group, err);
+    PD_TRY(shared_offer(group, &offer, err));
+    pd_status st = shared_check(group, err);
     if (st == PD_OK) st = take_pieces(group, recvs, recv_count, err);
-    return room_finish(group, st, err);
+    return shared_finish(group, st, err);
 }
 
 static const struct pd_group_ops local_ops = {
@@ -188,23 +188,23 @@ static const struct pd_group_ops local_ops = {
 static void *rank_thread(void *argument)
 {
     struct local_rank *rank = argument;
-    struct local_room *room = rank->room;
+    struct local_shared *shared = rank->shared;
     pd_rank_set_thread((int)rank->group.rank);
-    rank->status = room->rank_main(&rank->group, room->context, &rank->error);
-    room_leave(room, rank->group.rank);
+    rank->status = shared->rank_main(&rank->group, shared->context, &rank->error);
+    shared_leave(shared, rank->group.rank);
     return NULL;
 }
 
-static pd_status start_rank(struct local_room *room, struct local_rank *rank, uint32_t number, uint32_t host_count)
+static pd_status start_rank(struct local_shared *shared, struct local_rank *rank, uint32_t number, uint32_t host_count)
 {
-    rank->room = room;
+    rank->shared = shared;
     rank->group = (struct pd_group){.ops = &local_ops,
                                     .rank = number,
-                                    .size = room->size,
-                                    .host = (uint32_t)((uint64_t)number * host_count / room->size),
+                                    .size = shared->size,
+                                    .host = (uint32_t)((uint64_t)number * host_count / shared->size),
                                     .host_count = host_count,
                                     .context = rank};
-    rank->cursors = calloc(room->size, sizeof *rank->cursors);
+    rank->cursors = calloc(shared->size, sizeof *rank->cursors);
     if (!rank->cursors) return pd_error_set(&rank->error, PD_NO_MEMORY, PD_WHERE, 0, "no memory for rank %u", number);
     int number_of_error = pd_thread_start(&rank->thread, NULL, rank_thread, rank);
     if (number_of_error) return pd_error_thread(&rank->error, PD_WHERE, number_of_error, "the thread of a rank");
@@ -213,15 +213,15 @@ static pd_status start_rank(struct local_room *room, struct local_rank *rank, ui
 }
 
 /* A rank that could not start is gone, so the others end by themselves. */
-static void run_ranks(struct local_room *room, struct local_rank *ranks, uint32_t host_count)
+static void run_ranks(struct local_shared *shared, struct local_rank *ranks, uint32_t host_count)
 {
-    for (uint32_t r = 0; r < room->size; r++) {
-        pd_status st = start_rank(room, &ranks[r], r, host_count);
+    for (uint32_t r = 0; r < shared->size; r++) {
+        pd_status st = start_rank(shared, &ranks[r], r, host_count);
         if (st == PD_OK) continue;
         ranks[r].status = st;
-        room_leave(room, r);
+        shared_leave(shared, r);
     }
-    for (uint32_t r = 0; r < room->size; r++) {
+    for (uint32_t r = 0; r < shared->size; r++) {
         if (ranks[r].started) pthread_join(ranks[r].thread, NULL);
         free(ranks[r].cursors);
     }
@@ -244,22 +244,22 @@ pd_status pd_group_run_local(uint32_t size, uint32_t host_count,
 {
     if (size == 0 || host_count == 0 || host_count > size)
         PD_FAIL(err, PD_INVALID, "%u ranks cannot live on %u hosts", size, host_count);
-    struct local_room room = {.size = size, .rank_main = rank_main, .context = context};
-    room.offers = calloc(size, sizeof *room.offers);
+    struct local_shared shared = {.size = size, .rank_main = rank_main, .context = context};
+    shared.offers = calloc(size, sizeof *shared.offers);
     struct local_rank *ranks = calloc(size, sizeof *ranks);
-    if (!room.offers || !ranks) {
-        free(room.offers);
+    if (!shared.offers || !ranks) {
+        free(shared.offers);
         free(ranks);
         PD_FAIL(err, PD_NO_MEMORY, "no memory for %u ranks", size);
     }
-    pthread_mutex_init(&room.mutex, NULL);
-    pthread_cond_init(&room.turned, NULL);
-    run_ranks(&room, ranks, host_count);
+    pthread_mutex_init(&shared.mutex, NULL);
+    pthread_cond_init(&shared.turned, NULL);
+    run_ranks(&shared, ranks, host_count);
     const struct local_rank *worst = worst_rank(ranks, size);
     pd_status st = worst ? pd_error_pass(err, worst->status, &worst->error) : PD_OK;
-    pthread_cond_destroy(&room.turned);
-    pthread_mutex_destroy(&room.mutex);
-    free(room.offers);
+    pthread_cond_destroy(&shared.turned);
+    pthread_mutex_destroy(&shared.mutex);
+    free(shared.offers);
     free(ranks);
     return st;
 }

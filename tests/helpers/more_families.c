@@ -32,7 +32,7 @@ static const struct pd_model_class made_up_classes[] = {
 static const struct pd_family made_up = {.norm = PD_NORM_LAYER,
                                          GATED,
                                          .has_linear_biases = true,
-                                         .has_head_norms = true,
+                                         .qk_norm = PD_QK_NORM_HEADS,
                                          .block = "net.cell.%u.",
                                          .names = {[PD_ROLE_TOKENS] = "net.words",
                                                    [PD_ROLE_NORM1] = "before_mix",

@@ -56,7 +56,7 @@ static const struct {
 };
 #define KIND_COUNT (sizeof kinds / sizeof *kinds)
 
-typedef pd_status try_one(const struct room *room, const struct misfortune *m, bool *ret_fired, struct pd_error *err);
+typedef pd_status try_one(const struct cluster *cluster, const struct misfortune *m, bool *ret_fired, struct pd_error *err);
 
 struct campaign {
     const char *name;
@@ -76,32 +76,32 @@ static inline void sweep_report(const struct campaign *campaign, const struct wo
 }
 
 /* True while the fault still struck something. */
-static inline bool sweep_operation(struct campaign *campaign, const struct world *world, const struct room *room,
+static inline bool sweep_operation(struct campaign *campaign, const struct world *world, const struct cluster *cluster,
                                    struct misfortune m)
 {
     bool fired = false;
     for (uint64_t c = 0; c <= campaign->crashes; c++) {
         struct pd_error err = {0};
-        uint64_t dice = room_mix(campaign_seed() * 7919 + m.nth * 131 + m.kind * 17 + c);
+        uint64_t dice = cluster_mix(campaign_seed() * 7919 + m.nth * 131 + m.kind * 17 + c);
         m.crash_seed = dice;
         m.crash_host = PD_DISK_ALL_HOSTS;
         if (c == 0) m.crash_host = world->hosts; /* nobody: only killed */
         if (c > 0 && world->hosts > 1 && c % 2 == 0) m.crash_host = (uint32_t)(dice % world->hosts);
         if (m.kind == PD_DISK_FAULT_POWER) m.crash_host = PD_DISK_ALL_HOSTS;
-        if (campaign->try(room, &m, &fired, &err) != PD_OK) sweep_report(campaign, world, &m, &err);
+        if (campaign->try(cluster, &m, &fired, &err) != PD_OK) sweep_report(campaign, world, &m, &err);
         campaign->tried++;
         if (!fired) return false;
     }
     return true;
 }
 
-static inline void sweep(struct campaign *campaign, const struct world *world, const struct room *room)
+static inline void sweep(struct campaign *campaign, const struct world *world, const struct cluster *cluster)
 {
     uint64_t stride = campaign->stride;
     for (size_t k = 0; k < KIND_COUNT; k++) {
         struct misfortune m = {.kind = kinds[k].kind, .sys_errno = kinds[k].sys_errno, .persistent = kinds[k].persistent};
-        uint64_t first = test_first(room_mix(campaign_seed() + k) % stride, stride);
-        for (m.nth = first; sweep_operation(campaign, world, room, m); m.nth += stride)
+        uint64_t first = test_first(cluster_mix(campaign_seed() + k) % stride, stride);
+        for (m.nth = first; sweep_operation(campaign, world, cluster, m); m.nth += stride)
             ;
     }
 }

@@ -1,11 +1,11 @@
 /* Four ranks on two hosts that save into memory, a disk of each host and one for all: what the tests of tiers begin with. */
 #pragma once
 
-#include "tests/helpers/tier_room.h"
+#include "tests/helpers/tier_cluster.h"
 
 #include <criterion/criterion.h>
 
-#define SHARD_ROOM (64u << 10) /* more than a shard of the room */
+#define SHARD_SPACE (64u << 10) /* more than a shard of the cluster */
 
 static inline struct pd_tiers_options three_tiers(void)
 {
@@ -16,17 +16,17 @@ static inline struct pd_tiers_options three_tiers(void)
                                      .quarantine_bytes_max = 1 << 20};
 }
 
-#define RUN(ROOM, OPTIONS, SCRIPT, CONTEXT)                                      \
-    do {                                                                         \
-        struct pd_error run_error = {0};                                         \
-        pd_status run_st = tier_run(ROOM, OPTIONS, SCRIPT, CONTEXT, &run_error); \
-        cr_assert_eq(run_st, PD_OK, "%s", run_error.message);                    \
+#define RUN(CLUSTER, OPTIONS, SCRIPT, CONTEXT)                                      \
+    do {                                                                            \
+        struct pd_error run_error = {0};                                            \
+        pd_status run_st = tier_run(CLUSTER, OPTIONS, SCRIPT, CONTEXT, &run_error); \
+        cr_assert_eq(run_st, PD_OK, "%s", run_error.message);                       \
     } while (0)
 
-static inline void make_room(struct room *room, uint64_t shm_bytes, uint64_t net_bytes)
+static inline void make_cluster(struct cluster *cluster, uint64_t shm_bytes, uint64_t net_bytes)
 {
     struct pd_error err = {0};
-    cr_assert_eq(tier_room_new(room, 4, 2, shm_bytes, net_bytes, 0, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(tier_cluster_new(cluster, 4, 2, shm_bytes, net_bytes, 0, &err), PD_OK, "%s", err.message);
 }
 
 #define EXPECT(CONDITION, ...)                               \
@@ -61,7 +61,7 @@ static inline pd_status look(struct tier_rank *rank, struct pd_error *err)
 static inline pd_status set_lacks(struct tier_rank *rank, const char *path, unsigned lacks, struct pd_error *err)
 {
     PD_TRY(pd_group_barrier(&rank->world, err));
-    if (rank->world.rank == 0) pd_simulated_disk_set_lacks(rank->room.room->disk, path, lacks);
+    if (rank->world.rank == 0) pd_simulated_disk_set_lacks(rank->cluster.cluster->disk, path, lacks);
     return pd_group_barrier(&rank->world, err);
 }
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "tests/helpers/scale.h"
-#include "tests/helpers/tier_room.h"
+#include "tests/helpers/tier_cluster.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>
@@ -52,7 +52,7 @@ static inline pd_status tier_arm(struct tier_rank *rank, const struct misfortune
                                         .nth = m->nth,
                                         .persistent = tier_kinds[m->kind].persistent};
     PD_TRY(pd_group_barrier(&rank->world, err));
-    if (rank->world.rank == 0) pd_simulated_disk_set_fault(rank->room.room->disk, &fault);
+    if (rank->world.rank == 0) pd_simulated_disk_set_fault(rank->cluster.cluster->disk, &fault);
     return pd_group_barrier(&rank->world, err);
 }
 
@@ -60,7 +60,7 @@ static inline pd_status tier_arm(struct tier_rank *rank, const struct misfortune
 static inline pd_status tier_disarm(struct tier_rank *rank, uint64_t *ret_fired, struct pd_simulated_disk **ret_after,
                                     struct pd_error *err)
 {
-    struct pd_simulated_disk *disk = rank->room.room->disk;
+    struct pd_simulated_disk *disk = rank->cluster.cluster->disk;
     pd_status st = PD_OK;
     PD_TRY(pd_group_barrier(&rank->world, err));
     if (rank->world.rank == 0) {
@@ -71,7 +71,7 @@ static inline pd_status tier_disarm(struct tier_rank *rank, uint64_t *ret_fired,
     return pd_group_agree(&rank->world, st, err);
 }
 
-typedef pd_status tier_try(const struct room *base, const struct misfortune *m, bool *ret_fired, struct pd_error *err);
+typedef pd_status tier_try(const struct cluster *base, const struct misfortune *m, bool *ret_fired, struct pd_error *err);
 
 static inline uint64_t tier_number_of(const char *variable)
 {
@@ -80,8 +80,8 @@ static inline uint64_t tier_number_of(const char *variable)
     return value ? value : 1;
 }
 
-/* Every `stride`th operation; kinds that strike few operations every one when `rare_all`. Frees the room. */
-static inline void tier_sweep(struct room *room, const char *name, int aftermath, uint64_t stride, bool rare_all,
+/* Every `stride`th operation; kinds that strike few operations every one when `rare_all`. Frees the cluster. */
+static inline void tier_sweep(struct cluster *cluster, const char *name, int aftermath, uint64_t stride, bool rare_all,
                               tier_try *try_one)
 {
     const uint64_t seed = tier_number_of("PERDURE_CAMPAIGN_SEED");
@@ -93,14 +93,14 @@ static inline void tier_sweep(struct room *room, const char *name, int aftermath
         const bool is_rare = kind_of(&m) >= PD_DISK_FAULT_TORN && kind_of(&m) <= PD_DISK_FAULT_LOST_SYNC;
         const uint64_t every = rare_all && is_rare ? 1 : stride;
         bool fired = true;
-        for (m.nth = test_first(room_mix(seed + k) % every, every); fired; m.nth += every, tried++) {
-            m.seed = room_mix(seed * 7919 + m.nth * 131 + k);
-            pd_status st = try_one(room, &m, &fired, &err);
+        for (m.nth = test_first(cluster_mix(seed + k) % every, every); fired; m.nth += every, tried++) {
+            m.seed = cluster_mix(seed * 7919 + m.nth * 131 + k);
+            pd_status st = try_one(cluster, &m, &fired, &err);
             cr_assert_eq(st, PD_OK, "%s:%d:%d at %llu, aftermath %d (seed %llu): %s", pd_disk_fault_kind_name(kind_of(&m)),
                          tier_kinds[k].sys_errno, tier_kinds[k].persistent, (unsigned long long)m.nth, aftermath,
                          (unsigned long long)seed, err.message);
         }
     }
-    room_free(room);
+    cluster_free(cluster);
     cr_log_info("%s, aftermath %d: %llu misfortunes", name, aftermath, (unsigned long long)tried);
 }

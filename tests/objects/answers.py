@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 
-from server import Server
+from server import Server, checksum
 
 # No metadata service is asked, no file of the user is read.
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
@@ -85,6 +85,7 @@ REFUSALS = [
     (refusal(404, "NoSuchKey"), 1, "PD_NOT_FOUND", "no such object"),
     (refusal(404, "NoSuchBucket"), 1, "PD_INVALID", "has no bucket of this name"),
     (refusal(301, "PermanentRedirect", "<Region>eu-west-3</Region>"), 1, "PD_INVALID", "set AWS_REGION=eu-west-3"),
+    (lambda handler, _: handler.answer(301, headers=[("x-amz-bucket-region", "eu-west-3")]), 1, "PD_INVALID", "set AWS_REGION=eu-west-3"),
     (refusal(400, "AuthorizationHeaderMalformed", "<Region>eu-west-3</Region>"), 1, "PD_INVALID", "in region eu-west-3, not in eu-test-1"),
     (refusal(409, "Conflict"), 1, "PD_BUSY", "another request is writing this object"),
     (refusal(416, "InvalidRange"), 1, "PD_CORRUPT", "shorter than when it was opened"),
@@ -93,6 +94,10 @@ REFUSALS = [
     (other_range, 1, "PD_CORRUPT", "other bytes than the requested range"),
     (too_long, 1, "PD_CORRUPT", "more bytes than requested"),
 ]
+# Calls that are not allowed, and what their message names.
+ACTIONS = [("get\tkey\t0\t1", "s3:GetObject"), ("head\tkey", "s3:GetObject"), ("put\tkey\tx", "s3:PutObject"), ("begin\tkey", "s3:PutObject"),
+           ("delete\tkey", "s3:DeleteObject"), ("list\tkey", "s3:ListBucket"), ("uploads\tkey", "s3:ListBucketMultipartUploads"),
+           ("abort\tkey\t1", "s3:AbortMultipartUpload")]
 PASSING = [refusal(429, "TooManyRequests"), refusal(500, "InternalError"), refusal(503, "SlowDown"), refusal(503, "ServiceUnavailable"),
            refusal(504, ""), cut, hang_up]
 
@@ -106,6 +111,73 @@ def refused(program, store):
         if made != requests:
             raise SystemExit(f"{made} requests where {requests} were expected: {text}")
     print(f"{len(REFUSALS)} refusals, each with its message")
+
+
+def not_allowed(program, store):
+    store.denied = ("GET", "HEAD", "PUT", "POST", "DELETE")
+    for fields, action in ACTIONS:
+        check(program.call(*fields.split("\t")), "PD_IO", f"may not do this: allow them {action} on arn:aws:s3:::bucket")
+    store.denied = ()
+    print(f"{len(ACTIONS)} calls that are not allowed name their action")
+
+
+def changed_on_the_way(program, store):
+    """A byte of what is sent changes: the server finds out by the checksum, and gets it again."""
+    times = []
+
+    def changes(handler, key, query, body):
+        if handler.command != "PUT" or len(times) % 2:
+            times.append(False)
+            return False
+        times.append(True)
+        changed = bytes([body[0] ^ 1]) + body[1:]
+        if handler.headers["x-amz-checksum-crc32"] == checksum(changed):
+            raise SystemExit("a checksum of other bytes")
+        handler.refuse(400, "BadDigest")
+        return True
+
+    store.misbehave = changes
+    check(program.call("put", "changed", "0123456789"), "PD_OK", "")
+    check(program.call("upload", "changed-parts", 2500, 1000), "PD_OK", "")
+    store.misbehave = None
+    if not any(times) or store.objects["changed"] != b"0123456789" or store.objects["changed-parts"] != b"\1" * 1000 + b"\2" * 1000 + b"\3" * 500:
+        raise SystemExit("other bytes than those that were sent")
+    store.faults["changed"] = [refusal(400, "BadDigest")] * 100
+    check(program.call("put", "changed", "0"), "PD_IO", "answered s3:PutObject with HTTP 400 BadDigest")
+    store.faults["changed"] = []
+    print("bytes that change on the way are sent again")
+
+
+def without_headers(program, store):
+    def no_length(handler, _):
+        handler.send_response(200)
+        handler.end_headers()
+        handler.close_connection = True
+
+    store.faults["key"] = [no_length]
+    check(program.call("head", "key"), "PD_CORRUPT", "sent no Content-Length")
+    store.faults["parts"] = [None, lambda handler, _: handler.answer(200)]
+    check(program.call("upload", "parts", 10, 10), "PD_CORRUPT", "the server sent no ETag for a part")
+    print("answers without their length or ETag are refused")
+
+
+def deletes(program, store):
+    """A thousand with one request; one by one where the server does not know it, or will not."""
+    names = [f"many/{i}-<&>ä" for i in range(1000)]
+    for fault, requests in ((None, 1), (refusal(501, "NotImplemented"), 1001), (refusal(400, "MalformedXML"), 1001)):
+        store.objects.update({name: b"x" for name in [*names, "many/kept"]})
+        if fault:
+            store.faults[""] = [fault]
+        before = len(store.requests)
+        check(program.call("delete-many", " ".join(names)), "PD_OK", "")
+        if [name for name in store.objects if name.startswith("many/")] != ["many/kept"] or len(store.requests) - before != requests:
+            raise SystemExit(f"{len(store.requests) - before} requests where {requests} were expected")
+    def one_is_left(handler, _):
+        handler.answer(200, "<DeleteResult><Error><Key>many/b</Key><Code>AccessDenied</Code></Error></DeleteResult>")
+    store.objects.update({"many/a": b"x", "many/b": b"x"})
+    store.faults[""], store.faults["many/b"] = [one_is_left], [refusal(403, "AccessDenied")]
+    check(program.call("delete-many", "many/a many/b"), "PD_IO", "s3://bucket/many/b: the credentials of AWS_ACCESS_KEY_ID may not do this: allow them s3:DeleteObject")
+    print("1000 objects are deleted with one request, or one by one")
 
 
 def passing(program, store):
@@ -126,8 +198,8 @@ def passing(program, store):
 
 
 def joined(program, store):
-    """Reads that lie one behind the other, or share bytes, are one request of 8 MiB at most, in whatever order they come; the end of the
-    object is found by the read that meets it."""
+    """Reads that lie one behind the other, or share bytes, are one request that ends at a multiple of 8 MiB, in whatever order they come; while
+    enough others are under way the last one waits for the rest of it. The end of the object is found by the read that meets it."""
     data = store.objects["big"] = bytes(i * i % 251 for i in range(1 << 16)) * 320  # 20 MiB
     place, size = "s3://bucket/big", 1 << 19
 
@@ -135,13 +207,21 @@ def joined(program, store):
         spans = [(i * size - (shared if i % 2 else 0), i * size if i % 4 == 3 and shared else (i + 1) * size) for i in range(count)]
         return sum((at + 1) * data[at] for begin, end in spans if end <= len(data) for at in range(begin, end)) % (1 << 64)
 
-    def read(count, shared, failed=0):
+    def read(count, shared, failed=0, late=0):
         before = len(store.requests)
-        check(program.call("pieces", place, size, count, shared), "PD_OK", f"{failed} ended, sum {total(count, shared)}")
+        check(program.call("pieces", place, size, count, shared, late), "PD_OK", f"{failed} ended, sum {total(count, shared)}")
         return sorted(tuple(int(x) for x in headers["range"][6:].split("-")) for method, _, _, headers in store.requests[before:] if method == "GET")
 
     if read(40, 0) != [(0, (1 << 23) - 1), (1 << 23, (1 << 24) - 1), (1 << 24, len(data) - 1)]:
         raise SystemExit(f"40 reads of 512 KiB are not joined to 8 MiB: {read(40, 0)}")
+    data = store.objects["big"] = data * 2 + data[:1 << 23]  # 48 MiB
+    if read(96, 0, late=8) != [(at << 23, (at + 1 << 23) - 1) for at in range(6)]:
+        raise SystemExit(f"96 reads of 512 KiB, eight of them late, are not joined to 8 MiB: {read(96, 0, late=8)}")
+    size = 640 << 10
+    if [begin for begin, _ in read(72, 0)] != [at * size for at in (0, 12, 25, 38, 51, 64)]:  # those that cross begin the next
+        raise SystemExit(f"requests do not end at multiples of 8 MiB: {read(72, 0)}")
+    data, size = store.objects["big"][:20 << 20], 1 << 19
+    store.objects["big"] = data
     if len(read(40, 4096)) != 10:  # four reads, and a gap
         raise SystemExit(f"reads that share bytes are not joined: {read(40, 4096)}")
     store.faults["big"] = [None, cut, cut, refusal(503, "SlowDown")]  # the first is the HEAD
@@ -254,7 +334,7 @@ def environments(path, server):
 def main():
     path = os.path.abspath(sys.argv[1])
     with Server() as server, Program(path, server.environment()) as program:
-        for test in (refused, passing, joined, conditions, listings, uploads, probes):
+        for test in (refused, not_allowed, changed_on_the_way, without_headers, passing, joined, conditions, listings, uploads, deletes, probes):
             test(program, server.store)
         environments(path, server)
 

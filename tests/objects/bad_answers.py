@@ -47,6 +47,14 @@ def changed(handler, data):
     handler.refuse(412, "PreconditionFailed")
 
 
+def turned(handler, data):
+    """One bit in the middle of the answer is another one."""
+    begin, end = (int(x) for x in handler.headers["range"].removeprefix("bytes=").split("-"))
+    part = bytearray(data[begin:end + 1])
+    part[len(part) // 2] ^= 1
+    handler.answer(206, bytes(part), [("ETag", etag(data)), ("Content-Range", f"bytes {begin}-{end}/{len(data)}")])
+
+
 def without(name):
     """A listing that does not have it yet."""
     def answer(handler, _):
@@ -79,13 +87,14 @@ REFUSED = [
     ("lost", of_shard("GET"), refusal(404, "NoSuchKey"), 65, r"shard-00001\.h5: 4096 bytes at \d+: no such object"),
     ("412", of_shard("GET"), changed, 65, r"the object was replaced while it was open: run the command again"),
     ("416", of_shard("GET"), refusal(416, "InvalidRange"), 65, r"the object is shorter than when it was opened: run the command again"),
+    ("checksum", of_shard("GET"), turned, 65, r"shard-00001\.h5: .*does not match its (checksum|digest)"),
     ("short", of_shard("HEAD"), with_length(5), 65, r"shard-00001\.h5: it has 5 bytes where the commit record says \d+"),
     ("long", of_shard("HEAD"), with_length(1 << 40), 65, r"shard-00001\.h5: it has 1099511627776 bytes where the commit record says \d+"),
     ("listing without a shard", lists, without("shard-00001.h5"), 65, r"shard-00001\.h5 is absent"),
     ("listing without the record", lists, without("commit.h5"), 0, r"^ok: step-000000000002-1: "),
 ]
 PASSING = [refusal(429, "TooManyRequests"), refusal(500, "InternalError"), refusal(503, "SlowDown"), refusal(503, "ServiceUnavailable"),
-           hang_up, cut]
+           hang_up, cut, turned]
 
 
 def refused(store, environment):
@@ -110,8 +119,8 @@ def passing(store, environment, whole):
 
         def breaks(handler, key, query):
             """The first request of each kind; a read that is cut goes on with the rest."""
-            kind = (handler.command, key, str(query), "" if fault is cut else handler.headers.get("range"))
-            if kind in met or (fault is cut and "range" not in handler.headers):
+            kind = (handler.command, key, str(query), "" if fault in (cut, turned) else handler.headers.get("range"))
+            if kind in met or (fault in (cut, turned) and "range" not in handler.headers):
                 return None
             met.add(kind)
             return fault

@@ -174,11 +174,53 @@ def of_run(store):
             raise SystemExit(f"{command}: {said[command]}\nwith the bucket alone: {far}{result[2]}")
 
 
+def uploads(store):
+    """ckpt upload: what is there afterwards is what was here, once, and nothing of another run is mixed with it."""
+    near, far = os.path.abspath("run/checkpoints"), f"s3://{BUCKET}/copies"
+    first, last = (json.loads(must(store.environment, "ckpt", "upload", near, far, *step, "--memory=8M", "--json")[1]) for step in (["--step=2"], []))
+    again = must(store.environment, "ckpt", "upload", "run", far)[1]
+    if (first["step"], last["step"], first["was_there"], last["was_there"]) != (2, 4, False, False) or again != f"{far} has step 4 already\n":
+        raise SystemExit(f"ckpt upload: {first}, {last}, {again}")
+    must(store.environment, "ckpt", "verify", far)
+    must(store.environment, "ckpt", "diff", near, far)
+    must(store.environment, "ckpt", "reshard", "--layout=dp=1", far, "made-of-copy")
+    must(store.environment, "ckpt", "upload", "--keep-last=1", near, far)
+    steps = [one["step"] for one in json.loads(must(store.environment, "ckpt", "ls", far, "--json")[1])]
+    if steps != [4]:
+        raise SystemExit(f"ckpt upload --keep-last=1 keeps {steps}")
+    must(store.environment, "train", "run.yaml", *SIZES, "run.dir=other")
+    for what, code, part in (((near, "elsewhere"), 64, "cp -r"), (("theirs", far), 65, "perdure ckpt import"), ((near, far, "--memory=1M"), 64, "8M"),
+                             (("other", far), 78, "another run"), ((near, far, "--step=3"), 65, "of step 3")):
+        code_found, _, said = perdure(store.environment, "ckpt", "upload", *what)
+        if code_found != code or part not in said:
+            raise SystemExit(f"ckpt upload {what}: exit code {code_found}, {code} was expected\n{said}")
+
+
 def absent(store):
     for command in ("ls", "show", "verify", "stats"):
         said = must(store.environment, "ckpt", command, f"s3://{BUCKET}/nothing/here", code=78)[2]
         if "s3://bucket/nothing/here does not exist" not in said:
             raise SystemExit(f"{command} of nothing: {said}")
+
+
+def asks_little(store):
+    """Each request is a round trip, and a directory of a run is looked at by many."""
+    requests = store.server.store.requests
+    requests.clear()
+    must(store.environment, "sample", f"s3://{BUCKET}/{PREFIX}/checkpoints", "--prompt=the", "--count=3")
+    names = sum(method == "HEAD" or not key for method, key, _, _ in requests)
+    if names > 100:
+        raise SystemExit(f"sample looks for names {names} times")
+
+
+def benches(store):
+    """What a bench uploads is complete in the bucket before it counts, and gone at the end."""
+    said = json.loads(must(store.environment, "bench", "ckpt", "--every=1", "--bytes=32M", "--pairs=1", f"--bucket=s3://{BUCKET}/benches", "--json")[1])
+    if not said["upload_bytes_per_second"] > 0 or "work_every_step" not in said:
+        raise SystemExit(f"bench ckpt --bucket: {said}")
+    left = [key for key in store.server.store.objects if key.startswith("benches")]
+    if left:
+        raise SystemExit(f"bench ckpt --bucket leaves {left}")
 
 
 def main():
@@ -191,8 +233,13 @@ def main():
             f.write("run: {dir: run, seed: 3}\ndata: {train: text.txt}\n")
         must(store.environment, "train", "run.yaml", *SIZES, "layout.ranks=2")
         ours(store, "run")
+        if name == "own":
+            asks_little(store)
+            benches(store)
         theirs(store, "run")
-        of_run(store)
+        if name != "moto":  # of PUTs of one name at the same time it may let two succeed, which a start refuses
+            of_run(store)
+            uploads(store)
         absent(store)
         print(f"{name}: {ran} comparisons, the same in the bucket as on disk")
 

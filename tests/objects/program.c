@@ -1,5 +1,6 @@
 /* Calls on a bucket, one a line of stdin, fields between tabs; each answers with a line: the status, a tab, what came or the message.
  * The first argument is the bucket. */
+#include "ckpt/base/digest.h"
 #include "ckpt/objects/bucket.h"
 #include "ckpt/objects/probe.h"
 #include "ckpt/objects/vfs.h"
@@ -11,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FIELDS_MAX 5
+#define FIELDS_MAX 6
 
 struct listing {
     char *text;
@@ -52,8 +53,8 @@ static pd_status upload(struct pd_bucket *bucket, const char *key, uint64_t byte
     for (uint64_t at = 0; at < bytes && !st; at += part_bytes, count++) {
         const uint64_t left = bytes - at;
         memset(data, (int)count + 1, part_bytes);
-        st = pd_bucket_upload_part(bucket, key, id, count + 1, data, left < part_bytes ? left : part_bytes, &parts[count],
-                                   err);
+        const uint64_t length = left < part_bytes ? left : part_bytes;
+        st = pd_bucket_upload_part(bucket, key, id, count + 1, data, length, pd_crc32(0, data, length), &parts[count], err);
     }
     free(data);
     if (st) return st;
@@ -73,8 +74,10 @@ static pd_status get(struct pd_bucket *bucket, const char *key, const char *etag
 }
 
 /* The whole of an object by a queue, in `count` pieces of equal length, the last one first. Every second one begins `shared`
- * bytes before its place; every fourth ends there, where it has any. Prints how many failed, and what the others sum to. */
-static pd_status pieces(const char *path, uint64_t bytes, uint64_t count, uint64_t shared, FILE *out, struct pd_error *err)
+ * bytes before its place; every fourth ends there, where it has any. `late`: in order, the last so many after the first one
+ * has come back. Prints how many failed, and what the others sum to. */
+static pd_status pieces(const char *path, uint64_t bytes, uint64_t count, uint64_t shared, uint64_t late, FILE *out,
+                        struct pd_error *err)
 {
     struct pd_vfs *vfs = NULL;
     struct pd_file *file = NULL;
@@ -91,11 +94,12 @@ static pd_status pieces(const char *path, uint64_t bytes, uint64_t count, uint64
         const uint64_t before = i % 2 ? shared : 0, length = i % 4 == 3 && shared ? shared : bytes + before;
         transfers[i] = (struct pd_transfer){
             .file = file, .data = data + i * (bytes + shared), .offset = i * bytes - before, .bytes = length};
-        sent[count - 1 - i] = &transfers[i];
+        sent[late ? i : count - 1 - i] = &transfers[i];
     }
-    PD_TRY(pd_queue_submit(queue, sent, (uint32_t)count, err));
-    for (uint64_t left = count; left; left -= reaped) {
+    PD_TRY(pd_queue_submit(queue, sent, (uint32_t)(count - late), err));
+    for (uint64_t left = count; left; left -= reaped, late = 0) {
         PD_TRY(pd_queue_reap(queue, done, 256, &reaped, err));
+        PD_TRY(pd_queue_submit(queue, sent + count - late, (uint32_t)late, err));
         for (uint32_t i = 0; i < reaped; i++) {
             if (done[i]->status) ended++;
             for (uint64_t b = 0; !done[i]->status && b < done[i]->bytes; b++)
@@ -121,11 +125,20 @@ static pd_status call(struct pd_bucket *bucket, char *const *field, struct listi
         return PD_OK;
     }
     if (strcmp(what, "get") == 0) return get(bucket, key, NULL, number(field[2]), number(field[3]), l->out, err);
-    if (strcmp(what, "pieces") == 0) return pieces(key, number(field[2]), number(field[3]), number(field[4]), l->out, err);
+    if (strcmp(what, "pieces") == 0)
+        return pieces(key, number(field[2]), number(field[3]), number(field[4]), number(field[5]), l->out, err);
     if (strcmp(what, "get-if") == 0) return get(bucket, key, field[2], 0, number(field[3]), l->out, err);
     if (strcmp(what, "put") == 0) return pd_bucket_put(bucket, key, field[2], strlen(field[2]), false, err);
     if (strcmp(what, "put-absent") == 0) return pd_bucket_put(bucket, key, field[2], strlen(field[2]), true, err);
     if (strcmp(what, "delete") == 0) return pd_bucket_delete(bucket, key, err);
+    if (strcmp(what, "delete-many") == 0) {
+        const char *keys[PD_BUCKET_DELETE_MAX];
+        char *rest = field[1];
+        uint32_t count = 0;
+        while (rest && count < PD_BUCKET_DELETE_MAX)
+            keys[count++] = strsep(&rest, " ");
+        return pd_bucket_delete_many(bucket, keys, count, err);
+    }
     if (strcmp(what, "list") == 0) return pd_bucket_list(bucket, key, false, listed, l, err);
     if (strcmp(what, "list-flat") == 0) return pd_bucket_list(bucket, key, true, listed, l, err);
     if (strcmp(what, "uploads") == 0) return pd_bucket_uploads(bucket, key, uploading, l, err);
@@ -158,7 +171,7 @@ int main(int argc, char **argv)
     char *line = NULL;
     size_t room = 0;
     while (getline(&line, &room, stdin) > 0) {
-        char *field[FIELDS_MAX] = {"", "", "", "", ""}, *rest = line;
+        char *field[FIELDS_MAX] = {"", "", "", "", "", ""}, *rest = line;
         line[strcspn(line, "\n")] = '\0';
         for (int i = 0; i < FIELDS_MAX && rest; i++)
             field[i] = strsep(&rest, "\t");

@@ -4,7 +4,9 @@ import base64
 import functools
 import hashlib
 import hmac
+import html
 import http.server
+import re
 import socket
 import threading
 import urllib.parse
@@ -48,6 +50,9 @@ class Store:
         self.check_signatures = self.excludes = True  # excludes: If-None-Match is kept
         self.denied = ()  # methods
         self.is_down = False  # every connection ends without an answer
+        self.etag = etag
+        self.checks = True  # checksums
+        self.sums = {}  # key: headers of a HEAD that asks for checksums
         self.misbehave = None  # function(handler, key, query, body), which may answer itself: True
 
     def fault(self, key):
@@ -58,6 +63,24 @@ class Store:
 
 def checksum(data):
     return base64.b64encode(zlib.crc32(data).to_bytes(4, "big")).decode()
+
+
+class Parts:
+    """The bytes of an upload, which are not copied together."""
+
+    def __init__(self, parts):
+        self.parts = parts
+
+    def __len__(self):
+        return sum(map(len, self.parts))
+
+    def __getitem__(self, place):
+        begin, end, _ = place.indices(len(self))
+        found, at = [], 0
+        for part in self.parts:
+            found.append(memoryview(part)[max(begin - at, 0):max(end - at, 0)])
+            at += len(part)
+        return b"".join(found)
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -102,7 +125,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.store.is_down:
             self.hang_up()
             return
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         path, _, query = self.path.partition("?")
         key = urllib.parse.unquote(path).split("/", 2)[2] if path.count("/") > 1 else ""
         query = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
@@ -118,7 +141,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return
         if self.store.misbehave and self.store.misbehave(self, key, query, body):
             return
-        if body and self.headers.get("x-amz-checksum-crc32", checksum(body)) != checksum(body):
+        if body and self.store.checks and self.headers.get("x-amz-checksum-crc32", checksum(body)) != checksum(body):
             self.refuse(400, "BadDigest")
             return
         with self.store.lock:
@@ -128,7 +151,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def on_head(self, key, query, body):
         data = self.store.objects.get(key)
-        self.answer(404 if data is None else 200, b"", [("ETag", etag(data or b""))], len(data or b""))
+        sums = self.store.sums.get(key, []) if self.headers.get("x-amz-checksum-mode") == "ENABLED" else []
+        self.answer(404 if data is None else 200, b"", [("ETag", self.store.etag(data or b"")), ("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT"), *sums], len(data or b""))
 
     def on_get(self, key, query, body):
         if not key:
@@ -137,7 +161,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         data = self.store.objects.get(key)
         if data is None:
             self.refuse(404, "NoSuchKey")
-        elif self.headers.get("if-match", etag(data)) != etag(data):
+        elif self.headers.get("if-match", self.store.etag(data)) != self.store.etag(data):
             self.refuse(412, "PreconditionFailed")
         elif "range" in self.headers:
             begin, end = (int(x) for x in self.headers["range"].removeprefix("bytes=").split("-"))
@@ -145,9 +169,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self.refuse(416, "InvalidRange")
                 return
             part = data[begin:end + 1]
-            self.answer(206, part, [("ETag", etag(data)), ("Content-Range", f"bytes {begin}-{begin + len(part) - 1}/{len(data)}")])
+            self.answer(206, part, [("ETag", self.store.etag(data)), ("Content-Range", f"bytes {begin}-{begin + len(part) - 1}/{len(data)}")])
         else:
-            self.answer(200, data, [("ETag", etag(data))])
+            self.answer(200, data[:], [("ETag", self.store.etag(data))])
 
     def list_objects(self, query):
         prefix, delimiter, found = query.get("prefix", ""), query.get("delimiter"), {}
@@ -175,12 +199,24 @@ class Handler(http.server.BaseHTTPRequestHandler):
         elif self.store.excludes and self.headers.get("if-none-match") == "*" and key in self.store.objects:
             self.refuse(412, "PreconditionFailed")
             return
+        elif "x-amz-copy-source" in self.headers:
+            body = self.store.objects[key] = self.store.objects[urllib.parse.unquote(self.headers["x-amz-copy-source"]).split("/", 2)[2]]
+            self.answer(200, f"<CopyObjectResult><ETag>{self.store.etag(body)}</ETag></CopyObjectResult>")
+            return
         else:
             self.store.objects[key] = body
-        self.answer(200, b"", [("ETag", etag(body))])
+        self.answer(200, b"", [("ETag", self.store.etag(body))])
+
+    def delete_many(self, body):
+        """As its specification has it: quiet, so only what was not deleted is in the answer."""
+        for name in re.findall(r"<Object><Key>(.*?)</Key></Object>", body.decode()):
+            self.store.objects.pop(html.unescape(name), None)
+        self.answer(200, "<DeleteResult></DeleteResult>")
 
     def on_post(self, key, query, body):
-        if "uploads" in query:
+        if "delete" in query:
+            self.delete_many(body)
+        elif "uploads" in query:
             number = str(len(self.store.requests))
             self.store.uploads[number] = (key, {})
             self.answer(200, f"<InitiateMultipartUploadResult><UploadId>{number}</UploadId></InitiateMultipartUploadResult>")
@@ -188,7 +224,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.refuse(404, "NoSuchUpload")
         else:
             parts = self.store.uploads.pop(query["uploadId"])[1]
-            self.store.objects[key] = b"".join(parts[number] for number in sorted(parts))
+            whole = Parts([parts[number] for number in sorted(parts)])
+            self.store.objects[key] = whole[:] if self.store.checks else whole
             self.answer(200, "<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>")
 
     def on_delete(self, key, query, body):

@@ -1,7 +1,9 @@
 """Object stores that tests read from and write to: the one of server.py; weed (SeaweedFS) and moto, which come from PyPI."""
 import contextlib
+import glob
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -45,53 +47,88 @@ class Other:
 
 
 def free_ports(count):
-    """Ports that nobody has, and 10000 above each: weed takes both."""
-    ports = []
-    for port in range(20000 + os.getpid() % 5000 * 4, 50000):
-        with contextlib.ExitStack() as stack:
+    """Ports that nobody has, and 10,000 above each, where SeaweedFS listens too. All lie below those that connections get by themselves (32768 to 60999)."""
+    ports = set()
+    while len(ports) < count:
+        port = random.randrange(10000, 20000)
+        with socket.socket() as low, socket.socket() as high:
             try:
-                for one in (port, port + 10000):
-                    stack.enter_context(socket.socket()).bind(("127.0.0.1", one))
+                low.bind(("127.0.0.1", port))
+                high.bind(("127.0.0.1", port + 10000))
+                ports.add(port)
             except OSError:
-                continue
-            ports.append(port)
-        if len(ports) == count:
-            return ports
-    raise SystemExit("no ports are free")
+                pass
+    return list(ports)
+
+
+def weed_command(program, directory, ports, *options):
+    s3, master, volume, filer = ports
+    return [program, "server", f"-dir={directory}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-master.port={master}", f"-volume.port={volume}",
+            f"-filer.port={filer}", "-s3", f"-s3.port={s3}", "-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false", *options]
+
+
+def remove_sockets(ports):
+    """Those of a SeaweedFS that was killed: it makes them in /tmp, whatever TMPDIR says."""
+    for port in ports:
+        for path in glob.glob(f"/tmp/seaweedfs-*-{port}.sock") + glob.glob(f"/tmp/seaweedfs-*-{port + 10000}.sock"):
+            os.unlink(path)
+
+
+class Gone(Exception):
+    """A server ended before it answered."""
 
 
 def wait_for_bucket(store, process, log):
+    last = None
     for _ in range(600):
+        if process.poll() is not None:
+            raise Gone(open(log).read()[-2000:])
         try:
             store.client.create_bucket(Bucket=BUCKET)
             return
         except Exception as e:  # not up yet
             last = e
-        if process.poll() is not None:
-            break
         time.sleep(0.1)
     raise SystemExit(f"the server did not come up: {last}\n{open(log).read()[-2000:]}")
 
 
 @contextlib.contextmanager
-def running(command, url, folder):
+def running(command_on, ports, folder):
     log = os.path.join(folder, "log")
     with open(log, "w") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=folder)
+        process = subprocess.Popen(command_on(ports), stdout=out, stderr=subprocess.STDOUT, cwd=folder, env={**os.environ, "TMPDIR": folder})
     try:
-        store = Other(url)
+        store = Other(f"http://127.0.0.1:{ports[0]}")
         wait_for_bucket(store, process, log)
         yield store
     finally:
         process.kill()
         process.wait()
+        remove_sockets(ports)
+
+
+@contextlib.contextmanager
+def on_free_ports(command_on, folder):
+    """A server that answers. Another program may take a port between the look and the start: then with other ports."""
+    with contextlib.ExitStack() as stack:
+        for tries in reversed(range(3)):
+            try:
+                store = stack.enter_context(running(command_on, free_ports(4), folder))
+                break
+            except Gone:
+                if not tries:
+                    raise
+        yield store
 
 
 @contextlib.contextmanager
 def opened(name, is_open=False):
-    """is_open: requests that nobody signed are taken too, by weed."""
+    """is_open: requests that nobody signed are taken too. Ours then only keeps bytes, and digests none."""
     if name == "own":
         with Server() as server:
+            if is_open:
+                server.store.check_signatures = server.store.checks = False
+                server.store.etag = lambda data: f'"{id(data):x}"'
             yield Own(server)
         return
     program = os.path.join(os.path.dirname(sys.executable), {"weed": "weed", "moto": "moto_server"}[name])
@@ -101,14 +138,13 @@ def opened(name, is_open=False):
         sys.exit(77)
     folder = tempfile.mkdtemp(prefix="perdure-store-")
     try:
-        s3, master, volume, filer = free_ports(4)
         with open(os.path.join(folder, "s3.json"), "w") as f:
             json.dump({"identities": [{"name": "test", "credentials": [{"accessKey": ACCESS, "secretKey": SECRET}],
                                        "actions": ["Admin", "Read", "Write", "List", "Tagging"]}]}, f)
-        weed = [program, "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-master.port={master}", f"-volume.port={volume}",
-                f"-filer.port={filer}", "-s3", f"-s3.port={s3}", *([] if is_open else [f"-s3.config={folder}/s3.json"]), "-volume.max=20", "-master.volumeSizeLimitMB=256"]
-        command = weed if name == "weed" else [program, "-H", "127.0.0.1", "-p", str(s3)]
-        with running(command, f"http://127.0.0.1:{s3}", folder) as store:
+        options = ["-volume.max=200", "-master.volumeSizeLimitMB=256", *([] if is_open else [f"-s3.config={folder}/s3.json"])]
+        command_on = {"weed": lambda ports: weed_command(program, folder, ports, *options),
+                      "moto": lambda ports: [program, "-H", "127.0.0.1", "-p", str(ports[0])]}[name]
+        with on_free_ports(command_on, folder) as store:
             yield store
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -68,6 +68,15 @@ static void write_keys(const struct pd_model_config *c, const char *directory)
     fprintf(f, "rope_scaling: %s, rope_factor: %.9g, rope_low_frequency_factor: %.9g, rope_high_frequency_factor: %.9g, ",
             scaling[c->rope_scaling], (double)c->rope_factor, (double)c->rope_low_frequency_factor,
             (double)c->rope_high_frequency_factor);
+    if (c->experts) {
+        fprintf(f, "qk_norm: %s, rotated: %u, experts: %u, experts_per_token: %u, expert_ffn: %u, shared_experts: %u, ",
+                c->qk_norm ? "true" : "false", c->rotated, c->experts, c->experts_per_token, c->expert_ffn,
+                c->shared_experts);
+        fprintf(f, "dense_blocks: %u, router_groups: %u, router_groups_kept: %u, renormalise: %s, routed_scale: %.9g, ",
+                c->dense_blocks, c->router_groups, c->router_groups_kept, c->renormalise ? "true" : "false",
+                (double)c->routed_scale);
+        fprintf(f, "balance_loss: %.9g, ", (double)c->balance_loss);
+    }
     fprintf(f, "rope_original_context: %u, init_std: %.9g}\n", c->rope_original_context, (double)c->init_std);
     fclose(f);
 }

@@ -12,7 +12,7 @@ import tempfile
 
 PERDURE, PEERS = os.path.abspath(sys.argv[1]), os.path.join(os.path.abspath(sys.argv[2]), "tools", "bench", "peers")
 PYTHON = os.environ.get("PERDURE_PEER_PYTHON", sys.executable)
-FAST = ("torch_save", "safetensors_file", "torch_adam", "torch_dcp", "torch_convert")  # nothing is compiled
+FAST = ("torch_save", "safetensors_file", "torch_adam", "torch_dcp", "torch_writer", "torch_convert", "torch_s3")  # nothing is compiled
 NUMBERS = ("perdure_seconds", "peer_seconds", "ratio", "ratio_low", "ratio_high")
 
 

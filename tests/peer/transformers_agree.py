@@ -7,6 +7,7 @@ For each family: transformers reads the config.json that perdure writes, and the
 perdure's table of names and views. PERDURE_PEER_PYTHON names an interpreter that has torch (CPU), transformers and h5py. Exit
 77: there is none.
 """
+import filecmp
 import json
 import math
 import os
@@ -22,6 +23,7 @@ try:
     import numpy
     import torch
     import transformers
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 except ImportError as missing:
     print(f"skipped: {missing}; PERDURE_PEER_PYTHON names an interpreter that has torch, transformers and h5py", file=sys.stderr)
     sys.exit(77)
@@ -30,7 +32,22 @@ LENGTH, SEQUENCES, STEPS, RATE, TOLERANCE = 32, 8, 20, 1e-3, 1e-5
 SIZES = dict(vocab_size=256, hidden_size=64, intermediate_size=112, num_hidden_layers=2, num_attention_heads=4,
              max_position_embeddings=128, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None)
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
+EXPERTS = dict(num_experts=8, num_experts_per_tok=3, moe_intermediate_size=48, num_key_value_heads=2)
+EXTRA = {"olmoe": {"z_loss": 0.01}, "glm4_moe": {"z_loss": 0.01, "bias_step": 0.01}}  # keys that config.json does not have
 FAMILIES = {
+    "mixtral": lambda: transformers.MixtralConfig(**SIZES, num_key_value_heads=2, num_local_experts=8, rope_theta=1e6,
+                                                  router_aux_loss_coef=0.05),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**{**SIZES, "tie_word_embeddings": True}, **EXPERTS, head_dim=24,
+                                                     norm_topk_prob=True, router_aux_loss_coef=0.05),
+    "olmoe": lambda: transformers.OlmoeConfig(**SIZES, num_key_value_heads=2, num_experts=8, num_experts_per_tok=3,
+                                              router_aux_loss_coef=0.05),
+    "glm4_moe": lambda: transformers.Glm4MoeConfig(
+        **{**SIZES, "num_hidden_layers": 3}, num_key_value_heads=2, head_dim=16, n_routed_experts=8, num_experts_per_tok=3,
+        moe_intermediate_size=48, n_shared_experts=2, n_group=4, topk_group=2, routed_scaling_factor=1.5, attention_bias=True,
+        use_qk_norm=True, first_k_dense_replace=1),
+    "glm4_air": lambda: transformers.Glm4MoeConfig(
+        **{**SIZES, "num_hidden_layers": 3}, num_key_value_heads=2, head_dim=16, n_routed_experts=8, num_experts_per_tok=2,
+        moe_intermediate_size=48, n_shared_experts=1, first_k_dense_replace=2, norm_topk_prob=False),
     "llama": lambda: transformers.LlamaConfig(**{**SIZES, "tie_word_embeddings": True}, num_key_value_heads=2, rope_scaling=LLAMA3,
                                               rope_theta=5e5),
     "linear": lambda: transformers.LlamaConfig(**SIZES, num_key_value_heads=4, head_dim=24,
@@ -54,14 +71,42 @@ def write_weights(model, directory):
     """state_dict as it is, copies of tied tensors included."""
     offset = 0
     with open(f"{directory}/weights.bin", "wb") as data, open(f"{directory}/weights.txt", "w", encoding="utf-8") as names:
-        for name, tensor in model.state_dict().items():
+        for name, tensor in one_by_one(model).items():
             data.write(tensor.detach().contiguous().float().numpy().tobytes())
             print(name, offset, tensor.dim(), *tensor.shape, file=names)
             offset += tensor.numel()
 
 
+def one_by_one(model):
+    """state_dict with one tensor an expert, as in files on the hub."""
+    state = {}
+    for name, tensor in model.state_dict().items():
+        prefix, expert = name.rsplit(".mlp.", 1) if ".mlp." in name else (name, "")
+        if model.config.model_type == "mixtral" and expert:
+            prefix, parts = f"{prefix}.block_sparse_moe", ("w1", "w3", "w2")
+        else:
+            prefix, parts = f"{prefix}.mlp", ("gate_proj", "up_proj", "down_proj")
+        if expert == "experts.gate_up_proj":
+            for e, both in enumerate(tensor):
+                for part, half in zip(parts, both.chunk(2)):
+                    state[f"{prefix}.experts.{e}.{part}.weight"] = half
+        elif expert == "experts.down_proj":
+            state |= {f"{prefix}.experts.{e}.{parts[2]}.weight": down for e, down in enumerate(tensor)}
+        else:
+            state[f"{prefix}.{expert}" if expert else name] = tensor
+    return state
+
+
 def load(model, state):
     """Every tensor of `state` has a place, and none is left but the copy of a tied one."""
+    if hasattr(model.config, "num_experts_per_tok"):
+        ours = one_by_one(model)
+        tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+        assert set(ours) - tied == set(state), set(ours) ^ set(state)
+        with torch.no_grad():
+            for name, tensor in state.items():
+                ours[name].copy_(tensor)
+        return
     missing, unexpected = model.load_state_dict(state, strict=False)
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     assert set(missing) <= tied and not unexpected, (missing, unexpected)
@@ -106,37 +151,74 @@ def check_logits(families, model, directory, what):
     return error
 
 
-def train_theirs(model, text):
+def auxiliary(config, extra, routed):
+    """Means over the blocks with experts, of a whole micro-batch. `routed`: what each router returned."""
+    balance = sum(load_balancing_loss_func((logits,), 8, config.num_experts_per_tok) for logits, _, _ in routed) / len(routed)
+    z = sum(torch.logsumexp(logits, -1).square().mean() for logits, _, _ in routed) / len(routed)
+    return getattr(config, "router_aux_loss_coef", 0.0) * balance + extra.get("z_loss", 0.0) * z
+
+
+def move_biases(model, extra, chosen):
+    """Of the experts that had more tokens than the mean down, of the others up. `chosen`: by block, of a step."""
+    routers = [m for m in model.modules() if hasattr(m, "e_score_correction_bias")]
+    for router, indices in zip(routers, chosen):
+        counts = torch.bincount(indices.flatten(), minlength=8).double()
+        router.e_score_correction_bias -= extra.get("bias_step", 0.0) * torch.sign(counts - counts.mean()).float()
+
+
+def train_theirs(model, text, extra):
     """AdamW with the decay of matrices alone; every step has all samples."""
-    matrices = [p for p in model.parameters() if p.dim() == 2]
-    vectors = [p for p in model.parameters() if p.dim() != 2]
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() == 1]
     optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}], lr=RATE,
                                   betas=(0.9, 0.95), eps=1e-8)
     samples = torch.tensor([list(text[i * LENGTH:i * LENGTH + LENGTH + 1]) for i in range(SEQUENCES)])
-    losses = []
+    routed, losses = [], []
+    hooks = [m.register_forward_hook(lambda _m, _in, out: routed.append(out))
+             for name, m in model.named_modules() if name.endswith("mlp.gate")]
     for _ in range(STEPS):
+        routed.clear()
         logits = model(samples[:, :-1]).logits
         loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), samples[:, 1:].reshape(-1))
+        if routed:
+            loss = loss + auxiliary(model.config, extra, routed)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        move_biases(model, extra, [indices for _, _, indices in routed])
         losses.append(loss.item())
+    for hook in hooks:
+        hook.remove()
     return losses
 
 
-def train_ours(perdure, directory, text):
+def train_ours(perdure, directory, text, extra):
     with open(f"{directory}/text", "wb") as f:
         f.write(text)
     with open(f"{directory}/model.yaml", encoding="utf-8") as f:
         model = f.read()
     with open(f"{directory}/run.yaml", "w", encoding="utf-8") as f:
         f.write(f"{model}run: {{dir: {directory}/run, steps: {STEPS}, seed: 7}}\ndata: {{train: {directory}/text}}\n"
-                f"batch: {{sequences: {SEQUENCES}, micro_batch: 2, context: {LENGTH}}}\nnumerics: {{precision: fp32}}\n"
+                f"batch: {{sequences: {SEQUENCES}, micro_batch: {SEQUENCES if extra is not None else 2}, context: {LENGTH}}}\nnumerics: {{precision: fp32}}\n"
                 f"optimizer: {{lr: {RATE}, min_lr: {RATE}, warmup_steps: 0}}\nlayout: {{ranks: 1, threads: 1}}\n")
-    run(perdure, "train", f"{directory}/run.yaml")
+    run(perdure, "train", f"{directory}/run.yaml", *(f"model.{key}={value}" for key, value in (extra or {}).items()))
     with open(f"{directory}/run/metrics.jsonl", encoding="utf-8") as lines:
-        return [entry["loss"] for entry in map(json.loads, lines) if "loss" in entry]
+        return [entry["loss"] + entry.get("router_loss", 0.0) for entry in map(json.loads, lines) if "loss" in entry]
+
+
+def check_files(perdure, model, directory):
+    """transformers loads what perdure exports, and perdure imports what transformers saves: one tensor an expert, nothing dropped."""
+    run(perdure, "ckpt", "export", f"{directory}/run", f"{directory}/exported", "--format=safetensors")
+    loaded, report = transformers.AutoModelForCausalLM.from_pretrained(f"{directory}/exported", dtype=torch.float32,
+                                                                       output_loading_info=True)
+    assert not any(report.values()), report
+    ours, theirs = model.state_dict(), loaded.state_dict()
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    loaded.save_pretrained(f"{directory}/saved")
+    run(perdure, "ckpt", "import", f"{directory}/saved", f"{directory}/imported")
+    run(perdure, "ckpt", "export", f"{directory}/imported", f"{directory}/again", "--format=safetensors")
+    assert filecmp.cmp(f"{directory}/exported/model.safetensors", f"{directory}/again/model.safetensors", shallow=False)
 
 
 def greedy(model, prompt, count):
@@ -153,7 +235,8 @@ def check(perdure, families, family, directory):
     theirs, ours = f"{directory}/theirs", f"{directory}/ours"
     FAMILIES[family]().save_pretrained(theirs)
     config = json.load(open(f"{theirs}/config.json", encoding="utf-8"))
-    architecture = {"llama": "Llama", "linear": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+    architecture = {"llama": "Llama", "linear": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3",
+                    "mixtral": "Mixtral", "qwen3_moe": "Qwen3Moe", "olmoe": "Olmoe", "glm4_moe": "Glm4Moe", "glm4_air": "Glm4Moe"}
     config["architectures"] = [architecture[family] + "ForCausalLM" if family in architecture else "GPT2LMHeadModel"]
     json.dump(config, open(f"{theirs}/config.json", "w", encoding="utf-8"))
     run(families, "init", f"{theirs}/config.json", 7, ours)
@@ -162,17 +245,20 @@ def check(perdure, families, family, directory):
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(ours), dtype=torch.float32,
                                                           attn_implementation="eager").eval()
     with torch.no_grad():  # norms and biases off their start
-        for parameter in model.parameters():
+        for parameter in [*model.parameters(), *(b for n, b in model.named_buffers() if n.endswith("correction_bias"))]:
             parameter += 0.1 * torch.randn_like(parameter)
     first = check_logits(families, model, theirs, f"{family}, random weights")
     text = bytes((i * i // 7 + 3 * i) % 61 + 40 for i in range(LENGTH * SEQUENCES + 1))
     load(model, read_weights(ours))
-    expected, found = train_theirs(model, text), train_ours(perdure, ours, text)
+    extra = EXTRA.get(family, {}) if hasattr(model.config, "num_experts_per_tok") else None
+    expected, found = train_theirs(model, text, extra), train_ours(perdure, ours, text, extra)
     assert len(found) == STEPS, found
     off = max(abs(a - b) / abs(b) for a, b in zip(found, expected))
     assert off < TOLERANCE, f"{family}: losses differ by {off:.2e}: {found} {expected}"
     load(model, read_checkpoint(f"{ours}/run", family))
     last = check_logits(families, model, ours, f"{family}, trained weights")
+    if extra is not None:
+        check_files(perdure, model, ours)
     prompt = list(text[:12])
     sampled = json.loads(run(perdure, "sample", f"{ours}/run", "--json", "--temperature=0", "--count=40", "--tokens=" +
                              ",".join(map(str, prompt))))

@@ -34,6 +34,7 @@ struct operation {
     const void *bias;
     const float *a_scale, *b_scale;
     int8_t sums_fast;
+    int32_t multiprocessors;
 };
 
 struct preference {
@@ -42,7 +43,7 @@ struct preference {
 };
 
 struct algorithm {
-    int32_t parts, products;
+    int32_t parts, products, multiprocessors;
     uint32_t scheme, align[4];
     uint8_t types[4], turned[2]; /* of a, b, d and the bias */
 };
@@ -155,6 +156,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t to, cublasLtM
         return put(&o->bias_type, sizeof o->bias_type, value, bytes);
     case CUBLASLT_MATMUL_DESC_FAST_ACCUM:
         return put(&o->sums_fast, sizeof o->sums_fast, value, bytes);
+    case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET:
+        return put(&o->multiprocessors, sizeof o->multiprocessors, value, bytes);
     case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
         return put(&o->a_scale, sizeof o->a_scale, value, bytes);
     case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
@@ -279,6 +282,7 @@ static struct algorithm algorithm_of(const struct product *p, const struct prefe
     a.turned[0] = p->o.a_turned != CUBLAS_OP_N;
     a.turned[1] = p->o.b_turned != CUBLAS_OP_N;
     a.products = p->d.count;
+    a.multiprocessors = p->o.multiprocessors;
     return a;
 }
 
@@ -336,7 +340,7 @@ static bool is_for(const struct algorithm *a, const struct product *p)
 {
     const struct algorithm own = algorithm_of(p, NULL);
     return !memcmp(a->types, own.types, sizeof own.types) && !memcmp(a->turned, own.turned, sizeof own.turned) &&
-           a->products == own.products;
+           a->products == own.products && a->multiprocessors == own.multiprocessors;
 }
 
 cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t operation, cublasLtMatrixLayout_t a,
@@ -442,7 +446,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
     if (!refused && !is_for(&way, &p)) refused = CUBLAS_STATUS_INVALID_VALUE;
     if (!refused) refused = check_memory(&p, &way, pointers, workspace, workspace_bytes);
     if (refused) return refused;
-    counts.gemms++;
+    if (!counts.gemms++ || p.o.multiprocessors < counts.multiprocessors_min)
+        counts.multiprocessors_min = p.o.multiprocessors;
+    if (p.o.multiprocessors > counts.multiprocessors_max) counts.multiprocessors_max = p.o.multiprocessors;
     counts.split += way.parts > 1;
     counts.fast += p.o.sums_fast != 0;
     counts.parts += (uint32_t)p.d.count;

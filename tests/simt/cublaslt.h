@@ -5,11 +5,12 @@
 #include <stdint.h>
 
 struct simt_cublaslt_counts {
-    uint32_t asked; /* for an algorithm */
-    uint32_t gemms; /* that were made */
-    uint32_t split; /* of these with k split */
-    uint32_t fast;  /* of these with fast accumulation */
-    uint32_t parts; /* products in all: those of a call lie a stride apart */
+    uint32_t asked;                                   /* for an algorithm */
+    uint32_t gemms;                                   /* that were made */
+    uint32_t split;                                   /* of these with k split */
+    uint32_t fast;                                    /* of these with fast accumulation */
+    int32_t multiprocessors_min, multiprocessors_max; /* that a call was given; 0: all */
+    uint32_t parts;                                   /* products in all: the products of a call lie a stride apart */
 };
 
 /* Of the process so far. */

@@ -156,6 +156,10 @@ SIMT_INLINE float __ll2float_rn(long long x)
 {
     return static_cast<float>(x);
 }
+SIMT_INLINE float __int2float_rn(int x)
+{
+    return static_cast<float>(x);
+}
 SIMT_INLINE unsigned __float_as_uint(float x)
 {
     return pd_f32_bits(x);

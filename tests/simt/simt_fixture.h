@@ -15,17 +15,17 @@ static const uint64_t some_orders[] = {0, 1, 77};
 enum { SOME_ORDERS = 3 };
 
 /* An array of n elements that begins `shift` elements behind an aligned address; poison or random values. */
-struct room {
+struct buffer {
     enum pd_dtype dtype;
     size_t count, shift;
     char *base;
     void *data;
 };
 
-TEST_INLINE struct room room_new(enum pd_dtype dtype, size_t count, size_t shift)
+TEST_INLINE struct buffer buffer_new(enum pd_dtype dtype, size_t count, size_t shift)
 {
     const size_t bytes = pd_dtype_bytes(dtype);
-    struct room r = {.dtype = dtype, .count = count, .shift = shift};
+    struct buffer r = {.dtype = dtype, .count = count, .shift = shift};
     void *base = NULL;
     cr_assert_eq(posix_memalign(&base, 64, (shift + count + GUARD) * bytes), 0);
     r.base = base;
@@ -34,29 +34,29 @@ TEST_INLINE struct room room_new(enum pd_dtype dtype, size_t count, size_t shift
     return r;
 }
 
-TEST_INLINE struct room room_random(enum pd_dtype dtype, size_t count, size_t shift, double deviation, uint64_t *seed)
+TEST_INLINE struct buffer buffer_random(enum pd_dtype dtype, size_t count, size_t shift, double deviation, uint64_t *seed)
 {
-    struct room r = room_new(dtype, count, shift);
+    struct buffer r = buffer_new(dtype, count, shift);
     for (size_t i = 0; i < count; i++)
         value_put(dtype, r.data, i, deviation * random_normal(seed));
     return r;
 }
 
-TEST_INLINE struct room room_copy(const struct room *of)
+TEST_INLINE struct buffer buffer_copy(const struct buffer *of)
 {
-    struct room r = room_new(of->dtype, of->count, of->shift);
+    struct buffer r = buffer_new(of->dtype, of->count, of->shift);
     memcpy(r.data, of->data, of->count * pd_dtype_bytes(of->dtype));
     return r;
 }
 
-TEST_INLINE void room_free(struct room *r)
+TEST_INLINE void buffer_free(struct buffer *r)
 {
     free(r->base);
-    *r = (struct room){0};
+    *r = (struct buffer){0};
 }
 
 /* Guards too. */
-TEST_INLINE void rooms_equal(const struct room *got, const struct room *want, const char *what)
+TEST_INLINE void buffers_equal(const struct buffer *got, const struct buffer *want, const char *what)
 {
     const size_t bytes = pd_dtype_bytes(want->dtype), all = want->count + GUARD;
     if (memcmp(got->data, want->data, all * bytes) == 0) return;
@@ -68,7 +68,7 @@ TEST_INLINE void rooms_equal(const struct room *got, const struct room *want, co
 }
 
 /* Norm of the difference over the norm of what is wanted; a guard that was written is a failure. */
-TEST_INLINE void room_near(const struct room *got, const double *want, double tolerance, const char *what)
+TEST_INLINE void buffer_near(const struct buffer *got, const double *want, double tolerance, const char *what)
 {
     double difference = 0, size = 0;
     for (size_t i = 0; i < got->count; i++) {

@@ -8,12 +8,14 @@
 static struct pd_error err;
 #define DONE(call) cr_assert_eq(call, PD_OK, "%s", err.message)
 
+static uint32_t multiprocessors; /* of gemms_new */
+
 static struct pd_cuda_gemms *gemms_new(bool invariant, bool any_shape)
 {
     struct pd_cuda_gemms *gemms;
     void *workspace = NULL;
     cr_assert_eq(posix_memalign(&workspace, 256, PD_CUDA_GEMM_WORKSPACE_BYTES), 0);
-    const struct pd_cuda_gemms_options options = {invariant, any_shape, workspace};
+    const struct pd_cuda_gemms_options options = {invariant, any_shape, multiprocessors, workspace};
     DONE(pd_cuda_gemms_new(&options, &gemms, &err));
     return gemms;
 }
@@ -25,10 +27,10 @@ struct form {
     enum pd_fp8 a_format, b_format;
 };
 
-static struct room operand(const struct form *f, uint64_t rows, uint64_t columns, enum pd_fp8 format, size_t shift,
-                           uint64_t *seed)
+static struct buffer operand(const struct form *f, uint64_t rows, uint64_t columns, enum pd_fp8 format, size_t shift,
+                             uint64_t *seed)
 {
-    struct room r = room_random(f->in, rows * (columns + f->pad), shift, 1, seed);
+    struct buffer r = buffer_random(f->in, rows * (columns + f->pad), shift, 1, seed);
     for (size_t i = 0; i < r.count && format; i++)
         ((uint8_t *)r.data)[i] = (uint8_t)(random_u64(seed) % 0x70); /* finite in either format */
     return r;
@@ -40,10 +42,10 @@ static bool agree(struct pd_cuda_gemms *gemms, const struct form *f, const char 
     uint64_t seed = 99;
     const float a_scale = 0.5f, b_scale = 0.25f;
     const uint64_t a_columns = f->trans_a ? f->m : f->k, b_columns = f->trans_b ? f->k : f->n;
-    struct room a = operand(f, f->trans_a ? f->k : f->m, a_columns, f->a_format, f->pad == 3, &seed);
-    struct room b = operand(f, f->trans_b ? f->n : f->k, b_columns, f->b_format, f->pad == 5, &seed);
-    struct room want = room_random(f->out, f->m * (f->n + f->pad), 0, 1, &seed), got = room_copy(&want);
-    struct room bias = room_random(f->out, f->n, 0, 1, &seed), residual = room_random(f->out, want.count, 0, 1, &seed);
+    struct buffer a = operand(f, f->trans_a ? f->k : f->m, a_columns, f->a_format, f->pad == 3, &seed);
+    struct buffer b = operand(f, f->trans_b ? f->n : f->k, b_columns, f->b_format, f->pad == 5, &seed);
+    struct buffer want = buffer_random(f->out, f->m * (f->n + f->pad), 0, 1, &seed), got = buffer_copy(&want);
+    struct buffer bias = buffer_random(f->out, f->n, 0, 1, &seed), residual = buffer_random(f->out, want.count, 0, 1, &seed);
     struct pd_gemm g = {.m = f->m, .n = f->n, .k = f->k, .trans_a = f->trans_a, .trans_b = f->trans_b};
     g.a = (struct pd_matrix){a.data, f->in, a_columns + f->pad};
     g.b = (struct pd_matrix){b.data, f->in, b_columns + f->pad};
@@ -69,7 +71,7 @@ static bool agree(struct pd_cuda_gemms *gemms, const struct form *f, const char 
     cr_assert(off < most, "%s, %llu x %llu x %llu, transposed %d %d, in %d out %d: off by %g", what,
               (unsigned long long)f->m, (unsigned long long)f->n, (unsigned long long)f->k, f->trans_a, f->trans_b, f->in,
               f->out, off);
-    room_free(&a), room_free(&b), room_free(&want), room_free(&got), room_free(&bias), room_free(&residual);
+    buffer_free(&a), buffer_free(&b), buffer_free(&want), buffer_free(&got), buffer_free(&bias), buffer_free(&residual);
     return simt_cublaslt_counted().gemms > before;
 }
 
@@ -235,6 +237,24 @@ Test(simt_cublaslt, few_tiles_are_made_in_parts_of_k)
               agree(gemms, &half, "a result that would be rounded twice"));
     cr_assert_eq(simt_cublaslt_counted().parts - before, 3);
     pd_cuda_gemms_free(gemms), pd_cuda_gemms_free(fast), pd_cuda_gemms_free(cut);
+}
+
+/* Whole, in parts of k, and by an algorithm chosen for another shape: beside NCCL's kernels all of them take fewer. */
+Test(simt_cublaslt, products_leave_multiprocessors)
+{
+    const struct form whole = {24, 40, 64, 0, PD_BF16, PD_BF16, .trans_a = false},
+                      parts = {24, 40, 4096, 0, PD_BF16, PD_F32, .trans_a = true};
+    multiprocessors = 116;
+    struct pd_cuda_gemms *each = gemms_new(true, false), *any = gemms_new(true, true), *fast = gemms_new(false, false);
+    cr_assert(agree(each, &whole, "whole") && agree(each, &parts, "in parts") && agree(any, &whole, "of any shape") &&
+              agree(fast, &parts, "fast"));
+    cr_expect_eq(simt_cublaslt_counted().multiprocessors_min, 116);
+    cr_expect_eq(simt_cublaslt_counted().multiprocessors_max, 116);
+    multiprocessors = 0;
+    struct pd_cuda_gemms *all = gemms_new(true, false);
+    cr_assert(agree(all, &whole, "with all"));
+    cr_expect_eq(simt_cublaslt_counted().multiprocessors_min, 0, "the library's default");
+    pd_cuda_gemms_free(each), pd_cuda_gemms_free(any), pd_cuda_gemms_free(fast), pd_cuda_gemms_free(all);
 }
 
 /* A library that knows no algorithm for parts multiplies the whole. */

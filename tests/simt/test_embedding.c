@@ -11,14 +11,14 @@ struct scene {
 };
 
 /* Adding gives the sum of what was there and of what is written where nothing is added; 0 added is no change. */
-static void check_adding(struct fixture *f, const struct pd_embedding *from, const struct room *written)
+static void check_adding(struct fixture *f, const struct pd_embedding *from, const struct buffer *written)
 {
     const size_t n = from->vocab * from->columns;
     uint64_t seed = n;
-    struct room before = room_random(PD_F32, n, 0, 1, &seed), added[2];
+    struct buffer before = buffer_random(PD_F32, n, 0, 1, &seed), added[2];
     for (int i = 0; i < 2; i++) {
         struct pd_embedding e = *from;
-        added[i] = room_new(PD_F32, n, 0);
+        added[i] = buffer_new(PD_F32, n, 0);
         memcpy(added[i].data, before.data, n * sizeof(float));
         e.adds = true;
         e.dtoken_table = added[i].data;
@@ -28,17 +28,17 @@ static void check_adding(struct fixture *f, const struct pd_embedding *from, con
     }
     for (size_t i = 0; i < n; i++)
         ((float *)before.data)[i] += ((const float *)written->data)[i];
-    rooms_equal(&added[0], &before, "table that the CPU added to");
-    rooms_equal(&added[1], &before, "table that was added to");
-    room_free(&before), room_free(&added[0]), room_free(&added[1]);
+    buffers_equal(&added[0], &before, "table that the CPU added to");
+    buffers_equal(&added[1], &before, "table that was added to");
+    buffer_free(&before), buffer_free(&added[0]), buffer_free(&added[1]);
 }
 
 static void check(struct fixture *f, const struct scene *s)
 {
     uint64_t seed = s->rows + s->columns;
-    struct room table = room_random(s->dtype, s->vocab * s->columns, 0, 1, &seed);
-    struct room places = room_random(s->dtype, CONTEXT * s->columns, 0, 1, &seed);
-    struct room dout = room_random(s->dtype, s->rows * s->columns, 0, 1, &seed), out[2], dtable[2], dplaces[2];
+    struct buffer table = buffer_random(s->dtype, s->vocab * s->columns, 0, 1, &seed);
+    struct buffer places = buffer_random(s->dtype, CONTEXT * s->columns, 0, 1, &seed);
+    struct buffer dout = buffer_random(s->dtype, s->rows * s->columns, 0, 1, &seed), out[2], dtable[2], dplaces[2];
     int32_t *tokens = malloc(s->rows * sizeof *tokens), *positions = malloc(s->rows * sizeof *positions);
     for (size_t r = 0; r < s->rows; r++) {
         tokens[r] = (int32_t)(random_u64(&seed) % (uint64_t)s->words);
@@ -46,8 +46,8 @@ static void check(struct fixture *f, const struct scene *s)
         positions[r] = (int32_t)(r % CONTEXT);
     }
     for (int i = 0; i < 2; i++) {
-        out[i] = room_new(s->dtype, s->rows * s->columns, 0), dtable[i] = room_new(PD_F32, s->vocab * s->columns, 0);
-        dplaces[i] = room_new(PD_F32, CONTEXT * s->columns, 0);
+        out[i] = buffer_new(s->dtype, s->rows * s->columns, 0), dtable[i] = buffer_new(PD_F32, s->vocab * s->columns, 0);
+        dplaces[i] = buffer_new(PD_F32, CONTEXT * s->columns, 0);
         const struct pd_embedding e = {.rows = s->rows,
                                        .columns = s->columns,
                                        .vocab = s->vocab,
@@ -68,12 +68,12 @@ static void check(struct fixture *f, const struct scene *s)
         if (i == 1) MUST(pd_cuda_embedding_backward(NULL, &e, &err));
         if (i == 0) check_adding(f, &e, &dtable[0]);
     }
-    rooms_equal(&out[1], &out[0], "out");
-    rooms_equal(&dtable[1], &dtable[0], "gradient of the table");
-    rooms_equal(&dplaces[1], &dplaces[0], "gradient of positions");
-    struct room *all[] = {&table, &places, &dout, &out[0], &out[1], &dtable[0], &dtable[1], &dplaces[0], &dplaces[1]};
+    buffers_equal(&out[1], &out[0], "out");
+    buffers_equal(&dtable[1], &dtable[0], "gradient of the table");
+    buffers_equal(&dplaces[1], &dplaces[0], "gradient of positions");
+    struct buffer *all[] = {&table, &places, &dout, &out[0], &out[1], &dtable[0], &dtable[1], &dplaces[0], &dplaces[1]};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        room_free(all[i]);
+        buffer_free(all[i]);
     free(tokens), free(positions);
 }
 

@@ -15,15 +15,15 @@ struct scene {
 static void check(struct fixture *f, const struct scene *s)
 {
     uint64_t seed = s->present * 7 + s->columns;
-    struct room part[PARTS_MAX], own = {0};
+    struct buffer part[PARTS_MAX], own = {0};
     const float *parts[PARTS_MAX];
     for (uint32_t p = 0; p < s->parts; p++) {
-        part[p] = room_random(PD_F32, ROWS * s->ld, 0, 1, &seed);
+        part[p] = buffer_random(PD_F32, ROWS * s->ld, 0, 1, &seed);
         parts[p] = s->present >> p & 1u ? part[p].data : NULL;
     }
-    struct room bias = room_random(s->bias < 0 ? PD_F32 : (enum pd_dtype)s->bias, s->columns, 0, 1, &seed);
-    struct room residual = room_random(s->residual < 0 ? PD_F32 : (enum pd_dtype)s->residual, ROWS * s->ld, 0, 1, &seed);
-    struct room want = room_new(s->out, ROWS * s->ld, 0), got = room_new(s->out, ROWS * s->ld, 0);
+    struct buffer bias = buffer_random(s->bias < 0 ? PD_F32 : (enum pd_dtype)s->bias, s->columns, 0, 1, &seed);
+    struct buffer residual = buffer_random(s->residual < 0 ? PD_F32 : (enum pd_dtype)s->residual, ROWS * s->ld, 0, 1, &seed);
+    struct buffer want = buffer_new(s->out, ROWS * s->ld, 0), got = buffer_new(s->out, ROWS * s->ld, 0);
     struct pd_finish finish = {.rows = ROWS,
                                .columns = s->columns,
                                .part_count = s->parts,
@@ -36,7 +36,7 @@ static void check(struct fixture *f, const struct scene *s)
                                .out = {want.data, s->out, s->ld}};
     MUST(pd_finish(f->math, &finish, &err));
     if (s->in_place) { /* what lies between the rows of a part stays */
-        own = room_copy(&part[0]);
+        own = buffer_copy(&part[0]);
         for (size_t r = 0; r < ROWS; r++)
             memcpy((float *)own.data + r * s->ld, (float *)want.data + r * s->ld, s->columns * sizeof(float));
         finish.out.data = part[0].data;
@@ -44,10 +44,10 @@ static void check(struct fixture *f, const struct scene *s)
         finish.out.data = got.data;
     }
     MUST(pd_cuda_finish(NULL, &finish, &err));
-    rooms_equal(s->in_place ? &part[0] : &got, s->in_place ? &own : &want, "finish");
+    buffers_equal(s->in_place ? &part[0] : &got, s->in_place ? &own : &want, "finish");
     for (uint32_t p = 0; p < s->parts; p++)
-        room_free(&part[p]);
-    room_free(&bias), room_free(&residual), room_free(&want), room_free(&got), room_free(&own);
+        buffer_free(&part[p]);
+    buffer_free(&bias), buffer_free(&residual), buffer_free(&want), buffer_free(&got), buffer_free(&own);
 }
 
 Test(finish, any_parts)

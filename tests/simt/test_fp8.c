@@ -20,7 +20,7 @@ struct codes {
     float scale[PD_FP8_SCALE_FLOATS];
 };
 
-static struct pd_quantize random_matrix(uint64_t *state, struct room *ret_x)
+static struct pd_quantize random_matrix(uint64_t *state, struct buffer *ret_x)
 {
     struct pd_quantize q = {.rows = 1 + below(state, 150), .columns = 1 + below(state, 150)};
     const uint64_t step = below(state, 2) ? 4 : 1;
@@ -29,7 +29,7 @@ static struct pd_quantize random_matrix(uint64_t *state, struct room *ret_x)
     q.format = below(state, 2) ? PD_FP8_E4M3 : PD_FP8_E5M2;
     q.ld_codes = q.columns + below(state, 3) * step;
     q.ld_transposed = q.rows + below(state, 3);
-    *ret_x = room_random((enum pd_dtype)below(state, 3), q.rows * ld, below(state, 2), 0.3, state);
+    *ret_x = buffer_random((enum pd_dtype)below(state, 3), q.rows * ld, below(state, 2), 0.3, state);
     q.x = (struct pd_matrix){ret_x->data, ret_x->dtype, ld};
     if (below(state, 8) == 0) value_put(ret_x->dtype, ret_x->data, below(state, q.rows) * ld, INFINITY);
     return q;
@@ -52,7 +52,7 @@ static void codes_free(struct codes *c)
 
 static void random_codes(struct pd_math *cpu, uint64_t *state)
 {
-    struct room x;
+    struct buffer x;
     struct pd_error err;
     struct pd_quantize ours = random_matrix(state, &x), theirs = ours;
     const uint64_t which = 1 + below(state, 3);
@@ -68,7 +68,7 @@ static void random_codes(struct pd_math *cpu, uint64_t *state)
     cr_assert_arr_eq(got.across, want.across, ours.columns * ours.ld_transposed + GUARD,
                      "transposed (%lu, %lu) of %s, format %d", ours.rows, ours.columns, pd_dtype_name(x.dtype), ours.format);
     codes_free(&got), codes_free(&want);
-    room_free(&x);
+    buffer_free(&x);
 }
 
 Test(simt_fp8, codes_of_the_cpu)
@@ -101,13 +101,13 @@ static void random_product(struct pd_math *cpu, uint64_t *state)
     g.a_scale = &scales[0];
     g.b_scale = &scales[1];
     g.accumulate = below(state, 2);
-    struct room c = room_random(PD_F32, g.m * g.n, 0, 1e4, state), want = room_copy(&c);
+    struct buffer c = buffer_random(PD_F32, g.m * g.n, 0, 1e4, state), want = buffer_copy(&c);
     g.c = (struct pd_matrix){c.data, PD_F32, g.n};
     cr_assert_eq(pd_cuda_gemm_plain(NULL, &g, &err), PD_OK, "%s", err.message);
     g.c.data = want.data;
     cr_assert_eq(pd_gemm(cpu, &g, &err), PD_OK);
-    rooms_equal(&c, &want, "product of codes");
-    room_free(&c), room_free(&want);
+    buffers_equal(&c, &want, "product of codes");
+    buffer_free(&c), buffer_free(&want);
     free(a), free(b);
 }
 

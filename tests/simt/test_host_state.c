@@ -133,7 +133,9 @@ static void compare(const char *data, const char *numerics)
     static const struct {
         const char *what, *update;
         bool is_saving;
-    } others[] = {{"a saver beside it", "host", true}, {"by the GPU", "device", false}, {"by the GPU, a saver beside it", "device", true}};
+    } others[] = {{"a saver beside it", "host", true},
+                  {"by the GPU", "device", false},
+                  {"by the GPU, a saver beside it", "device", true}};
     struct left alone = {.bytes = 0};
     for (size_t i = 0; i <= sizeof others / sizeof *others; i++) {
         struct pd_config config;

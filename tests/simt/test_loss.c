@@ -20,8 +20,8 @@ static int32_t *targets_of(const struct scene *s, size_t words, uint64_t *seed)
     return targets;
 }
 
-static struct pd_cross_entropy loss_of(const struct scene *s, struct room *logits, const int32_t *targets,
-                                       struct room *losses, struct room *gradient)
+static struct pd_cross_entropy loss_of(const struct scene *s, struct buffer *logits, const int32_t *targets,
+                                       struct buffer *losses, struct buffer *gradient)
 {
     const size_t wide = s->dtype == PD_F32 ? 1 : 2;
     return (struct pd_cross_entropy){.rows = s->rows,
@@ -44,27 +44,27 @@ static struct pd_cross_entropy loss_of(const struct scene *s, struct room *logit
 static void check(struct fixture *f, const struct scene *s)
 {
     uint64_t seed = s->vocab + s->chunks;
-    struct room logits[2] = {room_random(PD_F32, s->rows * s->ld, 0, 4, &seed)};
-    struct room losses[2], gradient[2];
+    struct buffer logits[2] = {buffer_random(PD_F32, s->rows * s->ld, 0, 4, &seed)};
+    struct buffer losses[2], gradient[2];
     int32_t *targets = targets_of(s, s->vocab, &seed);
-    logits[1] = room_copy(&logits[0]);
+    logits[1] = buffer_copy(&logits[0]);
     for (int i = 0; i < 2; i++) {
-        losses[i] = room_new(PD_F32, s->rows, 0), gradient[i] = room_new(s->dtype, s->rows * (s->ld + 1), 0);
+        losses[i] = buffer_new(PD_F32, s->rows, 0), gradient[i] = buffer_new(s->dtype, s->rows * (s->ld + 1), 0);
         const struct pd_cross_entropy l = loss_of(s, &logits[i], targets, &losses[i], &gradient[i]);
         if (i == 0) MUST(pd_cross_entropy(f->math, &l, &err));
         if (i == 1) MUST(pd_cuda_cross_entropy(NULL, &l, &err));
     }
-    rooms_equal(&losses[1], &losses[0], "losses");
-    rooms_equal(&gradient[1], &gradient[0], "gradient");
+    buffers_equal(&losses[1], &losses[0], "losses");
+    buffers_equal(&gradient[1], &gradient[0], "gradient");
     if (s->overlay) { /* what lies behind a gradient is half overwritten logits: only gradients are promised */
         const size_t bytes = pd_dtype_bytes(s->dtype);
         for (size_t r = 0; r < s->rows; r++)
             cr_assert_arr_eq((float *)logits[1].data + r * s->ld, (float *)logits[0].data + r * s->ld, s->vocab * bytes);
     } else {
-        rooms_equal(&logits[1], &logits[0], "logits");
+        buffers_equal(&logits[1], &logits[0], "logits");
     }
     for (int i = 0; i < 2; i++)
-        room_free(&logits[i]), room_free(&losses[i]), room_free(&gradient[i]);
+        buffer_free(&logits[i]), buffer_free(&losses[i]), buffer_free(&gradient[i]);
     free(targets);
 }
 
@@ -92,12 +92,12 @@ Test(loss, whole_vocabulary_in_chunks)
 }
 
 /* The kernel's losses and gradient, under some order of threads. */
-static void run_one_chunk(const struct scene *s, size_t order, const struct room *from, const int32_t *targets,
-                          struct room *ret_losses, struct room *ret_gradient)
+static void run_one_chunk(const struct scene *s, size_t order, const struct buffer *from, const int32_t *targets,
+                          struct buffer *ret_losses, struct buffer *ret_gradient)
 {
-    struct room logits = room_copy(from);
-    *ret_losses = room_new(PD_F32, s->rows, 0);
-    *ret_gradient = room_new(s->dtype, s->rows * s->vocab, 0);
+    struct buffer logits = buffer_copy(from);
+    *ret_losses = buffer_new(PD_F32, s->rows, 0);
+    *ret_gradient = buffer_new(s->dtype, s->rows * s->vocab, 0);
     struct pd_cross_entropy l = loss_of(s, &logits, targets, ret_losses, ret_gradient);
     if (!s->overlay) l.ld_dlogits = s->vocab;
     simt_set_order(order);
@@ -105,14 +105,14 @@ static void run_one_chunk(const struct scene *s, size_t order, const struct room
     for (size_t r = 0; r < s->rows && s->overlay; r++)
         for (size_t i = 0; i < s->vocab; i++)
             value_put(s->dtype, ret_gradient->data, r * s->vocab + i, value_get(s->dtype, l.dlogits, r * l.ld_dlogits + i));
-    room_free(&logits);
+    buffer_free(&logits);
 }
 
 static void check_one_chunk(const struct scene *s)
 {
     static const double tolerance[] = {[PD_F32] = 1e-6, [PD_BF16] = 4e-3, [PD_F16] = 6e-4};
     uint64_t seed = s->vocab;
-    struct room logits = room_random(PD_F32, s->rows * s->ld, 0, 4, &seed), losses[SOME_ORDERS], gradient[SOME_ORDERS];
+    struct buffer logits = buffer_random(PD_F32, s->rows * s->ld, 0, 4, &seed), losses[SOME_ORDERS], gradient[SOME_ORDERS];
     int32_t *targets = targets_of(s, s->vocab, &seed);
     double *exact = malloc(s->rows * s->vocab * sizeof *exact), *exact_gradient = malloc(s->rows * s->vocab * sizeof *exact);
     double exact_losses[16];
@@ -122,14 +122,14 @@ static void check_one_chunk(const struct scene *s)
     ref_cross_entropy(s->rows, s->vocab, exact, targets, 0.25, exact_losses, exact_gradient);
     for (size_t o = 0; o < SOME_ORDERS; o++) {
         run_one_chunk(s, some_orders[o], &logits, targets, &losses[o], &gradient[o]);
-        room_near(&losses[o], exact_losses, 1e-6, "losses");
-        room_near(&gradient[o], exact_gradient, tolerance[s->dtype], "gradient");
-        rooms_equal(&losses[o], &losses[0], "losses in another order");
-        rooms_equal(&gradient[o], &gradient[0], "gradient in another order");
+        buffer_near(&losses[o], exact_losses, 1e-6, "losses");
+        buffer_near(&gradient[o], exact_gradient, tolerance[s->dtype], "gradient");
+        buffers_equal(&losses[o], &losses[0], "losses in another order");
+        buffers_equal(&gradient[o], &gradient[0], "gradient in another order");
     }
     for (size_t o = 0; o < SOME_ORDERS; o++)
-        room_free(&losses[o]), room_free(&gradient[o]);
-    room_free(&logits), free(targets), free(exact), free(exact_gradient);
+        buffer_free(&losses[o]), buffer_free(&gradient[o]);
+    buffer_free(&logits), free(targets), free(exact), free(exact_gradient);
 }
 
 Test(loss, a_vocabulary_in_one_chunk)
@@ -180,13 +180,13 @@ Test(loss, rows_at_the_ends_of_the_range)
 static void check_cut(struct fixture *f, const struct scene *s)
 {
     uint64_t seed = s->vocab + s->first_column;
-    struct room logits = room_random(PD_F32, s->rows * s->ld, 0, 4, &seed);
+    struct buffer logits = buffer_random(PD_F32, s->rows * s->ld, 0, 4, &seed);
     int32_t *targets = targets_of(s, s->first_column + 2 * s->vocab + 3, &seed);
-    struct room losses[2], gradient[2], max[2], sum[2], target[2];
+    struct buffer losses[2], gradient[2], max[2], sum[2], target[2];
     for (int i = 0; i < 2; i++) {
-        losses[i] = room_new(PD_F32, s->rows, 0), gradient[i] = room_new(s->dtype, s->rows * (s->ld + 1), 0);
-        max[i] = room_new(PD_F32, s->rows, 0), sum[i] = room_new(PD_F32, s->rows, 0);
-        target[i] = room_new(PD_F32, s->rows, 0);
+        losses[i] = buffer_new(PD_F32, s->rows, 0), gradient[i] = buffer_new(s->dtype, s->rows * (s->ld + 1), 0);
+        max[i] = buffer_new(PD_F32, s->rows, 0), sum[i] = buffer_new(PD_F32, s->rows, 0);
+        target[i] = buffer_new(PD_F32, s->rows, 0);
         for (size_t r = 0; r < s->rows; r++)
             ((float *)target[i].data)[r] = 0.5f;
         struct pd_cross_entropy l = loss_of(s, &logits, targets, &losses[i], &gradient[i]);
@@ -202,14 +202,15 @@ static void check_cut(struct fixture *f, const struct scene *s)
         if (i == 0) MUST(pd_cross_entropy(f->math, &l, &err));
         if (i == 1) MUST(pd_cuda_cross_entropy(NULL, &l, &err));
     }
-    rooms_equal(&max[1], &max[0], "max");
-    rooms_equal(&sum[1], &sum[0], "sum");
-    rooms_equal(&target[1], &target[0], "target's logit");
-    rooms_equal(&losses[1], &losses[0], "losses");
-    rooms_equal(&gradient[1], &gradient[0], "gradient");
+    buffers_equal(&max[1], &max[0], "max");
+    buffers_equal(&sum[1], &sum[0], "sum");
+    buffers_equal(&target[1], &target[0], "target's logit");
+    buffers_equal(&losses[1], &losses[0], "losses");
+    buffers_equal(&gradient[1], &gradient[0], "gradient");
     for (int i = 0; i < 2; i++)
-        room_free(&losses[i]), room_free(&gradient[i]), room_free(&max[i]), room_free(&sum[i]), room_free(&target[i]);
-    room_free(&logits), free(targets);
+        buffer_free(&losses[i]), buffer_free(&gradient[i]), buffer_free(&max[i]), buffer_free(&sum[i]),
+            buffer_free(&target[i]);
+    buffer_free(&logits), free(targets);
 }
 
 Test(loss, cut_vocabulary)
@@ -230,11 +231,11 @@ static void check_parts(size_t vocab, size_t part, enum pd_dtype dtype)
     enum { ROWS = 6 };
     const struct scene s = {.rows = ROWS, .vocab = vocab, .ld = vocab, .dtype = dtype, .chunks = 1};
     uint64_t seed = vocab + part;
-    struct room logits = room_random(PD_F32, ROWS * vocab, 0, 4, &seed), losses[SOME_ORDERS], gradient[SOME_ORDERS];
+    struct buffer logits = buffer_random(PD_F32, ROWS * vocab, 0, 4, &seed), losses[SOME_ORDERS], gradient[SOME_ORDERS];
     int32_t *targets = targets_of(&s, vocab, &seed);
     float max[ROWS], sum[ROWS], target[ROWS];
     for (size_t o = 0; o < SOME_ORDERS; o++) {
-        losses[o] = room_new(PD_F32, ROWS, 0), gradient[o] = room_new(dtype, ROWS * (vocab + 1), 0);
+        losses[o] = buffer_new(PD_F32, ROWS, 0), gradient[o] = buffer_new(dtype, ROWS * (vocab + 1), 0);
         struct pd_cross_entropy l = loss_of(&s, &logits, targets, &losses[o], &gradient[o]);
         struct pd_error err;
         simt_set_order(some_orders[o]);
@@ -246,13 +247,13 @@ static void check_parts(size_t vocab, size_t part, enum pd_dtype dtype)
                 l.dlogits = (char *)gradient[o].data + begin * pd_dtype_bytes(dtype);
                 cr_assert_eq(gradients ? pd_cuda_cross_entropy(NULL, &l, &err) : pd_cuda_logits_part(NULL, &l, &err), PD_OK);
             }
-        rooms_equal(&losses[o], &losses[0], "losses in another order");
-        rooms_equal(&gradient[o], &gradient[0], "gradient in another order");
+        buffers_equal(&losses[o], &losses[0], "losses in another order");
+        buffers_equal(&gradient[o], &gradient[0], "gradient in another order");
     }
-    struct room one[2] = {room_new(PD_F32, ROWS, 0), room_new(dtype, ROWS * (vocab + 1), 0)};
+    struct buffer one[2] = {buffer_new(PD_F32, ROWS, 0), buffer_new(dtype, ROWS * (vocab + 1), 0)};
     const struct pd_cross_entropy whole = loss_of(&s, &logits, targets, &one[0], &one[1]);
     MUST(pd_cuda_cross_entropy(NULL, &whole, &err));
-    if (part >= vocab) rooms_equal(&losses[0], &one[0], "losses"), rooms_equal(&gradient[0], &one[1], "gradient");
+    if (part >= vocab) buffers_equal(&losses[0], &one[0], "losses"), buffers_equal(&gradient[0], &one[1], "gradient");
     for (size_t r = 0; r < ROWS; r++)
         cr_assert_float_eq(((float *)losses[0].data)[r], ((float *)one[0].data)[r], 4e-6);
     for (size_t i = 0; i < ROWS * vocab; i++) {
@@ -261,8 +262,8 @@ static void check_parts(size_t vocab, size_t part, enum pd_dtype dtype)
         cr_assert(fabs(is - should) <= (dtype == PD_F32 ? 4e-6 : 1e-2) * fabs(should) + 1e-9, "%g %g", is, should);
     }
     for (size_t o = 0; o < SOME_ORDERS; o++)
-        room_free(&losses[o]), room_free(&gradient[o]);
-    room_free(&logits), room_free(&one[0]), room_free(&one[1]), free(targets);
+        buffer_free(&losses[o]), buffer_free(&gradient[o]);
+    buffer_free(&logits), buffer_free(&one[0]), buffer_free(&one[1]), free(targets);
 }
 
 Test(loss, parts_of_the_columns)
@@ -277,16 +278,16 @@ Test(loss, sums_are_brought_to_a_larger_maximum)
 {
     enum { ROWS = 300 };
     uint64_t seed = 3;
-    struct room part = room_random(PD_F32, ROWS, 0, 4, &seed), max = room_random(PD_F32, ROWS, 0, 4, &seed), sum[2];
+    struct buffer part = buffer_random(PD_F32, ROWS, 0, 4, &seed), max = buffer_random(PD_F32, ROWS, 0, 4, &seed), sum[2];
     struct fixture f = fixture_new(PD_ISA_AUTO, 2);
-    sum[0] = room_random(PD_F32, ROWS, 0, 9, &seed);
+    sum[0] = buffer_random(PD_F32, ROWS, 0, 9, &seed);
     for (size_t r = 0; r < ROWS; r++)
         ((float *)max.data)[r] = ((float *)part.data)[r] + (r % 3 ? fabsf(((float *)max.data)[r]) : 0);
-    sum[1] = room_copy(&sum[0]);
+    sum[1] = buffer_copy(&sum[0]);
     MUST(pd_logits_rescale(f.math, ROWS, part.data, max.data, sum[0].data, &err));
     MUST(pd_cuda_logits_rescale(NULL, ROWS, part.data, max.data, sum[1].data, &err));
-    rooms_equal(&sum[1], &sum[0], "sums");
-    room_free(&part), room_free(&max), room_free(&sum[0]), room_free(&sum[1]), fixture_free(&f);
+    buffers_equal(&sum[1], &sum[0], "sums");
+    buffer_free(&part), buffer_free(&max), buffer_free(&sum[0]), buffer_free(&sum[1]), fixture_free(&f);
 }
 
 Test(loss, ranks_of_a_cut_vocabulary_are_joined)
@@ -294,28 +295,28 @@ Test(loss, ranks_of_a_cut_vocabulary_are_joined)
     enum { ROWS = 300, LD = 304, RANKS = 3, COLUMNS = 50 };
     struct fixture f = fixture_new(PD_ISA_AUTO, 2);
     uint64_t seed = 9;
-    struct room all_max = room_random(PD_F32, (size_t)RANKS * LD, 0, 4, &seed);
-    struct room all_targets = room_random(PD_F32, (size_t)RANKS * LD, 0, 4, &seed), max[2], target[2];
+    struct buffer all_max = buffer_random(PD_F32, (size_t)RANKS * LD, 0, 4, &seed);
+    struct buffer all_targets = buffer_random(PD_F32, (size_t)RANKS * LD, 0, 4, &seed), max[2], target[2];
     int32_t targets[ROWS];
     for (int i = 0; i < ROWS; i++)
         targets[i] = i % 7 == 0 ? -1 : i * 11 % (RANKS * COLUMNS - 4);
     ((float *)all_max.data)[5] = -INFINITY;
     ((float *)all_max.data)[2 * LD + 6] = INFINITY;
     for (int i = 0; i < 2; i++) {
-        max[i] = room_new(PD_F32, ROWS, 0), target[i] = room_new(PD_F32, ROWS, 0);
+        max[i] = buffer_new(PD_F32, ROWS, 0), target[i] = buffer_new(PD_F32, ROWS, 0);
         struct pd_logits_join j = {
             .rows = ROWS, .ld = LD, .ranks = RANKS, .all_max = all_max.data, .max = max[i].data, .rank_columns = COLUMNS};
         MUST(i == 0 ? pd_logits_join(f.math, &j, &err) : pd_cuda_logits_join(NULL, &j, &err));
         j.max = NULL, j.all_targets = all_targets.data, j.target_logit = target[i].data, j.targets = targets;
         MUST(i == 0 ? pd_logits_join(f.math, &j, &err) : pd_cuda_logits_join(NULL, &j, &err));
     }
-    rooms_equal(&max[1], &max[0], "max");
-    rooms_equal(&target[1], &target[0], "target's logit");
+    buffers_equal(&max[1], &max[0], "max");
+    buffers_equal(&target[1], &target[0], "target's logit");
     cr_assert_eq(((float *)max[0].data)[6], INFINITY);
     cr_assert_eq(((float *)target[0].data)[9], ((float *)all_targets.data)[99 / COLUMNS * LD + 9]);
     for (int i = 0; i < 2; i++)
-        room_free(&max[i]), room_free(&target[i]);
-    room_free(&all_max), room_free(&all_targets), fixture_free(&f);
+        buffer_free(&max[i]), buffer_free(&target[i]);
+    buffer_free(&all_max), buffer_free(&all_targets), fixture_free(&f);
 }
 
 Test(loss, a_target_outside_is_found)

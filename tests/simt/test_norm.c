@@ -19,13 +19,13 @@ static pd_status backward(struct fixture *f, const struct pd_norm *n, bool cpu, 
 {
     if (cpu) return pd_norm_backward(f->math, n, err);
     const uint64_t bytes = pd_cuda_norm_workspace_bytes(n);
-    struct room room = room_new(PD_F32, bytes / sizeof(float), 0);
-    const pd_status st = pd_cuda_norm_backward(NULL, n, (struct pd_cuda_workspace){room.data, bytes, NULL}, err);
-    room_free(&room);
+    struct buffer buffer = buffer_new(PD_F32, bytes / sizeof(float), 0);
+    const pd_status st = pd_cuda_norm_backward(NULL, n, (struct pd_cuda_workspace){buffer.data, bytes, NULL}, err);
+    buffer_free(&buffer);
     return st;
 }
 
-static double *exact_of(const struct room *r)
+static double *exact_of(const struct buffer *r)
 {
     double *x = malloc((r->count + 1) * sizeof *x);
     for (size_t i = 0; i < r->count; i++)
@@ -33,15 +33,15 @@ static double *exact_of(const struct room *r)
     return x;
 }
 
-static void check_weights(const struct scene *s, const struct room *x, const struct room *weight, const struct room *dout,
-                          const struct room *dweight, const struct room *dbias)
+static void check_weights(const struct scene *s, const struct buffer *x, const struct buffer *weight,
+                          const struct buffer *dout, const struct buffer *dweight, const struct buffer *dbias)
 {
     double *in[3] = {exact_of(x), exact_of(weight), exact_of(dout)};
     double *dx = malloc(s->rows * s->columns * sizeof *dx);
     double *want[2] = {malloc(s->columns * sizeof(double)), malloc(s->columns * sizeof(double))};
     ref_norm_backward(s->rows, s->columns, 1e-5, in[0], in[1], in[2], NULL, dx, want[0], s->layer ? want[1] : NULL);
-    room_near(dweight, want[0], 1e-5, "dweight");
-    if (s->layer) room_near(dbias, want[1], 1e-5, "dbias");
+    buffer_near(dweight, want[0], 1e-5, "dweight");
+    if (s->layer) buffer_near(dbias, want[1], 1e-5, "dbias");
     free(in[0]), free(in[1]), free(in[2]), free(dx), free(want[0]), free(want[1]);
 }
 
@@ -49,16 +49,16 @@ static void check(struct fixture *f, const struct scene *s)
 {
     const size_t n = s->rows * s->columns;
     uint64_t seed = n + s->shift + s->dtype;
-    struct room x = room_random(s->dtype, n, s->shift, 2, &seed), dout = room_random(s->dtype, n, s->shift, 1, &seed);
-    struct room weight = room_random(s->dtype, s->columns, s->shift, 1, &seed);
-    struct room bias = room_random(s->dtype, s->columns, s->shift, 1, &seed);
-    struct room residual = room_random(s->dtype, n, s->shift, 1, &seed);
-    struct room out[2], mean[2], rstd[2], dx[2], dweight[3], dbias[3];
+    struct buffer x = buffer_random(s->dtype, n, s->shift, 2, &seed), dout = buffer_random(s->dtype, n, s->shift, 1, &seed);
+    struct buffer weight = buffer_random(s->dtype, s->columns, s->shift, 1, &seed);
+    struct buffer bias = buffer_random(s->dtype, s->columns, s->shift, 1, &seed);
+    struct buffer residual = buffer_random(s->dtype, n, s->shift, 1, &seed);
+    struct buffer out[2], mean[2], rstd[2], dx[2], dweight[3], dbias[3];
     for (size_t i = 0; i < 3; i++)
-        dweight[i] = room_new(PD_F32, s->columns, 0), dbias[i] = room_new(PD_F32, s->columns, 0);
+        dweight[i] = buffer_new(PD_F32, s->columns, 0), dbias[i] = buffer_new(PD_F32, s->columns, 0);
     for (size_t i = 0; i < 2; i++) {
-        out[i] = room_new(s->dtype, n, s->shift), mean[i] = room_new(PD_F32, s->rows, 0);
-        rstd[i] = room_new(PD_F32, s->rows, 0), dx[i] = room_copy(&residual);
+        out[i] = buffer_new(s->dtype, n, s->shift), mean[i] = buffer_new(PD_F32, s->rows, 0);
+        rstd[i] = buffer_new(PD_F32, s->rows, 0), dx[i] = buffer_copy(&residual);
         struct pd_norm norm = {.rows = s->rows,
                                .columns = s->columns,
                                .dtype = s->dtype,
@@ -80,22 +80,22 @@ static void check(struct fixture *f, const struct scene *s)
         MUST(backward(f, &norm, i == 0, &err));
         if (i == 0) continue;
         norm.dx = out[1].data, norm.dweight = dweight[2].data, norm.dbias = s->layer ? dbias[2].data : NULL;
-        rooms_equal(&out[1], &out[0], "out");
+        buffers_equal(&out[1], &out[0], "out");
         simt_set_order(some_orders[1 + n % 2]);
         MUST(backward(f, &norm, false, &err));
         simt_set_order(0);
     }
-    rooms_equal(&mean[1], &mean[0], "mean");
-    rooms_equal(&rstd[1], &rstd[0], "rstd");
-    rooms_equal(&dx[1], &dx[0], "dx");
-    rooms_equal(&dweight[2], &dweight[1], "dweight in another order of threads");
-    rooms_equal(&dbias[2], &dbias[1], "dbias in another order of threads");
+    buffers_equal(&mean[1], &mean[0], "mean");
+    buffers_equal(&rstd[1], &rstd[0], "rstd");
+    buffers_equal(&dx[1], &dx[0], "dx");
+    buffers_equal(&dweight[2], &dweight[1], "dweight in another order of threads");
+    buffers_equal(&dbias[2], &dbias[1], "dbias in another order of threads");
     check_weights(s, &x, &weight, &dout, &dweight[1], &dbias[1]);
-    struct room *all[] = {&x,          &dout,       &weight,   &bias,     &residual, &out[0], &out[1],
-                          &mean[0],    &mean[1],    &rstd[0],  &rstd[1],  &dx[0],    &dx[1],  &dweight[0],
-                          &dweight[1], &dweight[2], &dbias[0], &dbias[1], &dbias[2]};
+    struct buffer *all[] = {&x,          &dout,       &weight,   &bias,     &residual, &out[0], &out[1],
+                            &mean[0],    &mean[1],    &rstd[0],  &rstd[1],  &dx[0],    &dx[1],  &dweight[0],
+                            &dweight[1], &dweight[2], &dbias[0], &dbias[1], &dbias[2]};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        room_free(all[i]);
+        buffer_free(all[i]);
 }
 
 static void check_all(bool layer)
@@ -127,11 +127,11 @@ static void check_heads(struct fixture *f, enum pd_dtype dtype, uint32_t tokens,
 {
     const size_t ld = (heads + 1) * columns + gap, kept_heads = heads + 1, rows = (size_t)tokens * heads;
     uint64_t seed = tokens + gap;
-    struct room x[2], dx[2], kept[2], rstd[2], dweight[3], weight = room_random(dtype, columns, 0, 1, &seed);
-    struct room dense = room_new(dtype, rows * columns, 0), ddense = room_new(dtype, rows * columns, 0);
-    struct room flat = room_new(PD_F32, rows, 0), out = room_new(dtype, rows * columns, 0);
-    x[0] = room_random(dtype, tokens * ld, 0, 2, &seed), x[1] = room_copy(&x[0]);
-    dx[0] = room_random(dtype, tokens * ld, 0, 1, &seed), dx[1] = room_copy(&dx[0]);
+    struct buffer x[2], dx[2], kept[2], rstd[2], dweight[3], weight = buffer_random(dtype, columns, 0, 1, &seed);
+    struct buffer dense = buffer_new(dtype, rows * columns, 0), ddense = buffer_new(dtype, rows * columns, 0);
+    struct buffer flat = buffer_new(PD_F32, rows, 0), out = buffer_new(dtype, rows * columns, 0);
+    x[0] = buffer_random(dtype, tokens * ld, 0, 2, &seed), x[1] = buffer_copy(&x[0]);
+    dx[0] = buffer_random(dtype, tokens * ld, 0, 1, &seed), dx[1] = buffer_copy(&dx[0]);
     const size_t bytes = pd_dtype_bytes(dtype), row = columns * bytes;
     for (size_t r = 0; r < rows; r++) {
         const size_t at = (r / heads * ld + r % heads * columns) * bytes;
@@ -140,9 +140,9 @@ static void check_heads(struct fixture *f, enum pd_dtype dtype, uint32_t tokens,
     }
     struct pd_norm n = {.rows = rows, .columns = columns, .dtype = dtype, .epsilon = 1e-6f, .weight = weight.data};
     for (int i = 0; i < 3; i++)
-        dweight[i] = room_new(PD_F32, columns, 0);
+        dweight[i] = buffer_new(PD_F32, columns, 0);
     for (int i = 0; i < 2; i++) {
-        kept[i] = room_new(dtype, tokens * kept_heads * columns, 0), rstd[i] = room_new(PD_F32, tokens * kept_heads, 0);
+        kept[i] = buffer_new(dtype, tokens * kept_heads * columns, 0), rstd[i] = buffer_new(PD_F32, tokens * kept_heads, 0);
         struct pd_norm h = n;
         h.heads = heads, h.kept_heads = (uint32_t)kept_heads, h.ld = ld, h.kept = kept[i].data, h.rstd = rstd[i].data;
         h.x = h.out = x[i].data, h.dweight = dweight[i].data;
@@ -153,15 +153,15 @@ static void check_heads(struct fixture *f, enum pd_dtype dtype, uint32_t tokens,
     n.x = dense.data, n.out = out.data, n.rstd = flat.data, n.dout = n.dx = ddense.data, n.dweight = dweight[2].data;
     MUST(pd_cuda_norm_forward(NULL, &n, &err));
     MUST(backward(f, &n, false, &err));
-    rooms_equal(&x[1], &x[0], "out of heads");
-    rooms_equal(&kept[1], &kept[0], "kept");
-    rooms_equal(&rstd[1], &rstd[0], "rstd of heads");
-    rooms_equal(&dx[1], &dx[0], "dx of heads");
-    rooms_equal(&dweight[2], &dweight[1], "dweight of heads");
-    struct room *all[] = {&x[0],       &x[1],       &dx[0],      &dx[1],  &kept[0], &kept[1], &rstd[0], &rstd[1],
-                          &dweight[0], &dweight[1], &dweight[2], &weight, &dense,   &ddense,  &flat,    &out};
+    buffers_equal(&x[1], &x[0], "out of heads");
+    buffers_equal(&kept[1], &kept[0], "kept");
+    buffers_equal(&rstd[1], &rstd[0], "rstd of heads");
+    buffers_equal(&dx[1], &dx[0], "dx of heads");
+    buffers_equal(&dweight[2], &dweight[1], "dweight of heads");
+    struct buffer *all[] = {&x[0],       &x[1],       &dx[0],      &dx[1],  &kept[0], &kept[1], &rstd[0], &rstd[1],
+                            &dweight[0], &dweight[1], &dweight[2], &weight, &dense,   &ddense,  &flat,    &out};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        room_free(all[i]);
+        buffer_free(all[i]);
 }
 
 Test(norm, heads)
@@ -185,11 +185,11 @@ struct turned {
     const float *cos_sin;
 };
 
-struct turned_rooms {
-    struct room x, dx, kept, rstd, dweight;
+struct turned_buffers {
+    struct buffer x, dx, kept, rstd, dweight;
 };
 
-static struct pd_norm turned_norm(const struct turned *t, const struct turned_rooms *r)
+static struct pd_norm turned_norm(const struct turned *t, const struct turned_buffers *r)
 {
     const uint32_t heads = t->first + t->others;
     return (struct pd_norm){.rows = (uint64_t)t->tokens * heads,
@@ -206,7 +206,7 @@ static struct pd_norm turned_norm(const struct turned *t, const struct turned_ro
                             .out = r->x.data};
 }
 
-static struct pd_norm turned_gradient(const struct turned *t, const struct turned_rooms *r)
+static struct pd_norm turned_gradient(const struct turned *t, const struct turned_buffers *r)
 {
     struct pd_norm n = turned_norm(t, r);
     n.rows = (uint64_t)t->tokens * t->first;
@@ -218,7 +218,7 @@ static struct pd_norm turned_gradient(const struct turned *t, const struct turne
 }
 
 /* All heads at once forward; backward of the first run, whose dweight is its own. */
-static void run_turned(struct fixture *f, const struct turned *t, const struct turned_rooms *r, bool cpu)
+static void run_turned(struct fixture *f, const struct turned *t, const struct turned_buffers *r, bool cpu)
 {
     struct pd_norm n = turned_norm(t, r);
     n.positions = t->positions, n.cos_sin = t->cos_sin;
@@ -230,7 +230,7 @@ static void run_turned(struct fixture *f, const struct turned *t, const struct t
 }
 
 /* One operation after the other: the norm of each run, then the rotation of both; the rotation back, then the norm. */
-static void run_apart(struct fixture *f, const struct turned *t, const struct turned_rooms *r)
+static void run_apart(struct fixture *f, const struct turned *t, const struct turned_buffers *r)
 {
     const size_t bytes = pd_dtype_bytes(t->dtype);
     struct pd_norm n = turned_norm(t, r);
@@ -261,19 +261,19 @@ static void check_turned(struct fixture *f, struct turned t, size_t shift, uint6
     enum { POSITIONS = 50 };
     uint64_t seed = t.tokens + t.columns + shift;
     const size_t rows = (size_t)t.tokens * t.kept_heads;
-    struct room weight = room_random(t.dtype, t.columns, shift, 1, &seed);
-    struct room other = room_random(t.dtype, t.columns, shift, 1, &seed);
-    struct room angles = room_random(PD_F32, POSITIONS * t.columns, 0, 1, &seed);
-    struct room x = room_random(t.dtype, t.tokens * t.ld, shift, 2, &seed);
-    struct room dx = room_random(t.dtype, t.tokens * t.ld, shift, 1, &seed);
+    struct buffer weight = buffer_random(t.dtype, t.columns, shift, 1, &seed);
+    struct buffer other = buffer_random(t.dtype, t.columns, shift, 1, &seed);
+    struct buffer angles = buffer_random(PD_F32, POSITIONS * t.columns, 0, 1, &seed);
+    struct buffer x = buffer_random(t.dtype, t.tokens * t.ld, shift, 2, &seed);
+    struct buffer dx = buffer_random(t.dtype, t.tokens * t.ld, shift, 1, &seed);
     int32_t *positions = malloc(t.tokens * sizeof *positions);
-    struct turned_rooms r[3];
+    struct turned_buffers r[3];
     for (uint32_t i = 0; i < t.tokens; i++)
         positions[i] = (int32_t)(i * 7 % POSITIONS);
     t.weight = weight.data, t.other_weight = other.data, t.positions = positions, t.cos_sin = angles.data;
     for (int i = 0; i < 3; i++) {
-        r[i] = (struct turned_rooms){room_copy(&x), room_copy(&dx), room_new(t.dtype, rows * t.columns, shift),
-                                     room_new(PD_F32, rows, 0), room_new(PD_F32, t.columns, 0)};
+        r[i] = (struct turned_buffers){buffer_copy(&x), buffer_copy(&dx), buffer_new(t.dtype, rows * t.columns, shift),
+                                       buffer_new(PD_F32, rows, 0), buffer_new(PD_F32, t.columns, 0)};
     }
     run_turned(f, &t, &r[0], true);
     simt_set_order(order);
@@ -282,15 +282,16 @@ static void check_turned(struct fixture *f, struct turned t, size_t shift, uint6
     run_apart(f, &t, &r[2]);
     for (int i = 0; i < 3; i += 2) {
         const char *beside = i ? "beside one after the other" : "beside the CPU";
-        rooms_equal(&r[1].x, &r[i].x, beside);
-        rooms_equal(&r[1].kept, &r[i].kept, beside);
-        rooms_equal(&r[1].rstd, &r[i].rstd, beside);
-        rooms_equal(&r[1].dx, &r[i].dx, beside);
+        buffers_equal(&r[1].x, &r[i].x, beside);
+        buffers_equal(&r[1].kept, &r[i].kept, beside);
+        buffers_equal(&r[1].rstd, &r[i].rstd, beside);
+        buffers_equal(&r[1].dx, &r[i].dx, beside);
     }
-    rooms_equal(&r[1].dweight, &r[2].dweight, "dweight beside one after the other");
+    buffers_equal(&r[1].dweight, &r[2].dweight, "dweight beside one after the other");
     for (int i = 0; i < 3; i++)
-        room_free(&r[i].x), room_free(&r[i].dx), room_free(&r[i].kept), room_free(&r[i].rstd), room_free(&r[i].dweight);
-    room_free(&weight), room_free(&other), room_free(&angles), room_free(&x), room_free(&dx);
+        buffer_free(&r[i].x), buffer_free(&r[i].dx), buffer_free(&r[i].kept), buffer_free(&r[i].rstd),
+            buffer_free(&r[i].dweight);
+    buffer_free(&weight), buffer_free(&other), buffer_free(&angles), buffer_free(&x), buffer_free(&dx);
     free(positions);
 }
 

@@ -132,8 +132,8 @@ Test(simt_sizes, rope, .init = begin)
     int32_t *positions = zeros(ROWS + 1, sizeof *positions);
     const float *angles = ending(PD_F32, 0, SIZE, 8);
     void *x = ending(PD_BF16, ROWS * LD, LD, 9), *few = ending(PD_BF16, 0, LD, 9);
-    const struct pd_rope many = {ROWS + 1, HEADS, SIZE, PD_BF16, x, LD, positions, angles, false, NULL, 0};
-    const struct pd_rope last = {1, HEADS, SIZE, PD_BF16, few, LD, positions, angles, false, NULL, 0};
+    const struct pd_rope many = {ROWS + 1, HEADS, SIZE, PD_BF16, x, LD, positions, angles, false, NULL, 0, 0};
+    const struct pd_rope last = {1, HEADS, SIZE, PD_BF16, few, LD, positions, angles, false, NULL, 0, 0};
     DONE(pd_cuda_rope(NULL, &many, &err));
     DONE(pd_cuda_rope(NULL, &last, &err));
     same(PD_BF16, x, ROWS * LD, few, LD, "rope");

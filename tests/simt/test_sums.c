@@ -6,22 +6,22 @@
 static void check_columns(enum pd_dtype dtype, size_t rows, size_t n, size_t ld)
 {
     uint64_t seed = rows + n;
-    struct room x = room_random(dtype, rows * ld, 0, 1, &seed), out[SOME_ORDERS];
+    struct buffer x = buffer_random(dtype, rows * ld, 0, 1, &seed), out[SOME_ORDERS];
     double *want = calloc(n + 1, sizeof *want);
     for (size_t r = 0; r < rows; r++)
         for (size_t i = 0; i < n; i++)
             want[i] += value_get(dtype, x.data, r * ld + i);
     for (size_t o = 0; o < SOME_ORDERS; o++) {
-        out[o] = room_new(PD_F32, n, 0);
+        out[o] = buffer_new(PD_F32, n, 0);
         simt_set_order(some_orders[o]);
         MUST(pd_cuda_column_sum(NULL, rows, n, ld, dtype, x.data, out[o].data, &err));
     }
-    room_near(&out[0], want, 1e-5, "column sums");
+    buffer_near(&out[0], want, 1e-5, "column sums");
     for (size_t o = 1; o < SOME_ORDERS; o++)
-        rooms_equal(&out[o], &out[0], "column sums in another order");
+        buffers_equal(&out[o], &out[0], "column sums in another order");
     for (size_t o = 0; o < SOME_ORDERS; o++)
-        room_free(&out[o]);
-    room_free(&x), free(want);
+        buffer_free(&out[o]);
+    buffer_free(&x), free(want);
 }
 
 Test(sums, of_columns)
@@ -32,22 +32,22 @@ Test(sums, of_columns)
         check_columns(all_dtypes[d], 64, 16, 16);
         check_columns(all_dtypes[d], 300, 45, 45);
     }
-    struct room out = room_new(PD_F32, 3, 0);
+    struct buffer out = buffer_new(PD_F32, 3, 0);
     const double zeros[3] = {0};
     MUST(pd_cuda_column_sum(NULL, 0, 3, 3, PD_F32, NULL, out.data, &err));
-    room_near(&out, zeros, 0, "no rows");
-    room_free(&out);
+    buffer_near(&out, zeros, 0, "no rows");
+    buffer_free(&out);
 }
 
 static void check_squares(struct fixture *f, size_t rows, size_t columns)
 {
     uint64_t seed = rows + columns;
-    struct room x = room_random(PD_F32, rows * columns, 0, 1, &seed);
+    struct buffer x = buffer_random(PD_F32, rows * columns, 0, 1, &seed);
     double *want = malloc(rows * sizeof *want), *got = malloc(rows * sizeof *got);
     MUST(pd_row_squares(f->math, rows, columns, x.data, want, &err));
     MUST(pd_cuda_row_squares(NULL, rows, columns, x.data, got, &err));
     cr_assert_arr_eq(got, want, rows * sizeof *want, "%zu x %zu", rows, columns);
-    room_free(&x), free(want), free(got);
+    buffer_free(&x), free(want), free(got);
 }
 
 Test(sums, squares_of_rows)
@@ -99,7 +99,7 @@ Test(sums, exact_of_floats)
 {
     for (size_t n = 1; n < 5000; n = 3 * n + 1) {
         uint64_t seed = n;
-        struct room x = room_random(PD_F32, n, 0, 100, &seed);
+        struct buffer x = buffer_random(PD_F32, n, 0, 100, &seed);
         struct pd_superaccumulator want, got = {0};
         pd_superaccumulator_init(&want);
         for (size_t i = 0; i < n; i++)
@@ -109,7 +109,7 @@ Test(sums, exact_of_floats)
         simt_set_order(0);
         const double a = pd_superaccumulator_value(&got), b = pd_superaccumulator_value(&want);
         cr_assert(got.pending == n && memcmp(&a, &b, sizeof a) == 0, "%zu terms: %.17g, not %.17g", n, a, b);
-        room_free(&x);
+        buffer_free(&x);
     }
 }
 

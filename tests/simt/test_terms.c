@@ -19,10 +19,10 @@ static void make(struct sums *s, const void *x, enum pd_term_source source, bool
     const uint64_t bytes = source == PD_TERM_INTEGER ? 8 : 4;
     for (uint32_t i = 0; i < RUNS; i++) {
         int64_t *to = s->terms + cuts[i] + i, n = (int64_t)(cuts[i + 1] - cuts[i]);
-        runs[i] = (struct pd_term_run){(const char *)x + cuts[i] * bytes, keeps ? to : NULL, (uint64_t)n, adds, to + n, !adds,
-                                       s->flags[i]};
+        runs[i] = (struct pd_term_run){
+            (const char *)x + cuts[i] * bytes, keeps ? to : NULL, (uint64_t)n, adds, !adds, q.scale, to + n, s->flags[i]};
     }
-    *t = (struct pd_terms){runs, RUNS, source, q.scale, q.limit, MARK};
+    *t = (struct pd_terms){runs, RUNS, source, q.limit, MARK, false};
 }
 
 static pd_status both(struct pd_math *math, struct sums *got, struct sums *want, const void *x, enum pd_term_source source,
@@ -65,10 +65,11 @@ Test(simt_terms, bits_of_the_cpu)
         for (uint32_t i = 0; i < RUNS; i++) {
             const uint64_t n = cuts[i + 1] - cuts[i];
             int64_t *a = got.terms + cuts[i] + i, *b = want.terms + cuts[i] + i;
-            const struct pd_term_sums apart[] = {{n, a, got.apart + cuts[i], 0x1p-43f, NULL, NULL, 0},
-                                                 {n, b, want.apart + cuts[i], 0x1p-43f, NULL, NULL, 0}};
-            const struct pd_term_sums in_place[] = {{n, a, (float *)a, 0x1p-43f, a + n, &got.damaged[i], MARK},
-                                                    {n, b, (float *)b, 0x1p-43f, b + n, &want.damaged[i], MARK}};
+            const struct pd_term_sums apart[] = {{n, a, got.apart + cuts[i], 0x1p-43f, NULL, NULL, 0, false, NULL},
+                                                 {n, b, want.apart + cuts[i], 0x1p-43f, NULL, NULL, 0, false, NULL}};
+            const struct pd_term_sums in_place[] = {
+                {n, a, (float *)a, 0x1p-43f, a + n, &got.damaged[i], MARK, false, NULL},
+                {n, b, (float *)b, 0x1p-43f, b + n, &want.damaged[i], MARK, false, NULL}};
             cr_assert_eq(pd_cuda_term_sums(NULL, &apart[0], &err), PD_OK, "%s", err.message);
             cr_assert_eq(pd_term_sums(f.math, &apart[1], &err), PD_OK);
             cr_assert_eq(pd_cuda_term_sums(NULL, &in_place[0], &err), PD_OK, "%s", err.message);
@@ -79,6 +80,51 @@ Test(simt_terms, bits_of_the_cpu)
         cr_assert_eq(memcmp(got.apart, want.apart, sizeof got.apart), 0);
         cr_assert_eq(memcmp(got.damaged, want.damaged, sizeof got.damaged), 0);
         cr_assert(got.damaged[3] == MARK && got.damaged[4] != MARK);
+    }
+    fixture_free(&f);
+}
+
+/* 32 bits, in place, with the largest. */
+Test(simt_terms, narrow_bits_of_the_cpu)
+{
+    static struct {
+        int32_t terms[N + 1];
+        uint32_t flags[2], damaged;
+        float largest;
+    } both[2];
+    static float x[N];
+    static int32_t whole[N];
+    struct fixture f = fixture_new(PD_ISA_AUTO, 2);
+    const struct pd_quantum q = pd_quantum32_of(777, 3, -5, 0);
+    struct pd_error err;
+    uint64_t seed = 14;
+    for (uint32_t i = 0; i < N; i++) {
+        x[i] = (float)ldexp(random_normal(&seed), (int)(i % 30) - 30);
+        whole[i] = (int32_t)random_u64(&seed);
+    }
+    x[1500] = INFINITY, x[1501] = 0x1p100f;
+    for (int order = 0; order < SOME_ORDERS; order++) {
+        simt_set_order(some_orders[order]);
+        memset(both, 0, sizeof both);
+        for (int k = 0; k < 2; k++) {
+            int32_t *to = both[k].terms;
+            for (int turn = 0; turn < 3; turn++) {
+                const struct pd_term_run run = {
+                    turn < 2 ? (const void *)x : whole, to, N, turn > 0, !turn, q.scale, to + N, both[k].flags};
+                const struct pd_terms t = {&run, 1, turn < 2 ? PD_TERM_F32 : PD_TERM_INTEGER, q.limit, MARK, true};
+                cr_assert_eq(k ? pd_terms(f.math, &t, &err) : pd_cuda_terms(NULL, &t, &err), PD_OK, "%s", err.message);
+            }
+        }
+        cr_assert_eq(memcmp(&both[0], &both[1], sizeof both[0]), 0, "terms differ");
+        cr_assert(both[0].flags[0] == MARK && both[0].flags[1] == MARK);
+        for (int k = 0; k < 2; k++) {
+            int32_t *sums = both[k].terms;
+            const struct pd_term_sums s = {N,    sums, (float *)sums,   q.quantum, sums + N, &both[k].damaged,
+                                           MARK, true, &both[k].largest};
+            cr_assert_eq(k ? pd_term_sums(f.math, &s, &err) : pd_cuda_term_sums(NULL, &s, &err), PD_OK, "%s", err.message);
+        }
+        cr_assert_eq(memcmp(&both[0], &both[1], sizeof both[0]), 0, "sums differ");
+        cr_assert(both[0].damaged == 0 && both[0].largest > 0);
     }
     fixture_free(&f);
 }

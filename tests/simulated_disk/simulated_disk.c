@@ -1,6 +1,6 @@
 /* Hosts, mounts, faults and crashes of the machine room; the calls of a process are in vfs.c. */
 #include "ckpt/base/digest.h"
-#include "tests/simulated_disk/room.h"
+#include "tests/simulated_disk/internal.h"
 
 #include <errno.h>
 #include <stdarg.h>

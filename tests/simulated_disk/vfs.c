@@ -1,7 +1,7 @@
 /* The slots of the simulated disk: each takes the disk's lock, lets the fault strike, changes the tree, writes a trace line.
  */
 #include "ckpt/base/digest.h"
-#include "tests/simulated_disk/room.h"
+#include "tests/simulated_disk/internal.h"
 
 #include <errno.h>
 #include <inttypes.h>

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What a user is told when something fails: every message of the rooms that users meet names a thing, says the cause, and what to do next, or
+"""What a user is told when something fails: every message of the modules that users meet names a thing, says the cause, and what to do next, or
 stands in errors.txt with the reason why nobody can do anything.  errors.py [TOP] [--list]"""
 import os
 import re
 import sys
 
 TOP = os.path.abspath(sys.argv[1] if len(sys.argv) > 1 and not sys.argv[1].startswith("-") else os.path.join(os.path.dirname(__file__), "..", ".."))
-ROOMS = ("tools", "tools/commands", "tools/report", "trainer/config", "trainer/launch", "trainer/status", "trainer/run", "trainer/sample", "trainer/plan")
+ROOMS = ("tools", "tools/library", "tools/commands", "tools/report", "trainer/config", "trainer/launch", "trainer/status", "trainer/run", "trainer/sample", "trainer/plan")
 CALL = re.compile(r"\b(PD_FAIL|PD_FAIL_ERRNO|pd_error_set)\s*\(")
 # Nobody can be told what to do about these: more memory, a bug of ours, somebody's own wish.
 FREE = {"PD_NO_MEMORY": "memory is out", "PD_BUG": "a bug of ours", "PD_STOPPED": "somebody asked for it"}
@@ -75,14 +75,14 @@ def exceptions():
 
 def main():
     allowed, breaches, count = exceptions(), [], 0
-    for room in ROOMS:
-        folder = os.path.join(TOP, room)
+    for module in ROOMS:
+        folder = os.path.join(TOP, module)
         for name in sorted(os.listdir(folder)):
             if not name.endswith(".c"):
                 continue
             for line, status, errno, words in messages(os.path.join(folder, name)):
                 count += 1
-                relative = f"{room}/{name}"
+                relative = f"{module}/{name}"
                 # What another said, or what the system says, comes behind these.
                 passes_on = re.search(r"%(\.[*\d]+)?s%?s?%?s?$", words) or errno
                 if status in FREE:

@@ -420,8 +420,8 @@ pd_status pd_bench_attention(int argc, char **argv, struct pd_error *err)
         {0}};
     const struct pd_usage usage = {
         .doc = "Attention alone, forward and backward, in TFLOP/s of the pairs that causal attention looks at. "
-               "forward_tflops and backward_tflops are for the longest sequences; forward_error and backward_error are "
-               "of some rows beside float64. PERDURE_ATTENTION=mma, wgmma, onepass or plain asks for other kernels.",
+               "forward_tflops and backward_tflops are for the longest sequences; forward_error and backward_error compare "
+               "some rows with float64. PERDURE_ATTENTION=mma, wgmma, onepass or plain asks for other kernels.",
         .options = options,
         .json = &b.json};
     PD_COMMAND_PARSE(&usage, argc, argv, err);

@@ -2,10 +2,12 @@
 
 #include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
+#include "ckpt/base/random_bits.h"
 #include "trainer/run/signals.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -128,51 +130,52 @@ static pd_status bench_check_space(struct pd_vfs *vfs, const char *dir, uint64_t
     return PD_OK;
 }
 
-pd_status pd_bench_room_open(const char *dir, uint64_t bytes, bool on_disk, struct pd_bench_room *ret_room,
-                             struct pd_error *err)
+pd_status pd_bench_dir_open(const char *above, uint64_t bytes, bool on_disk, struct pd_bench_dir *ret_dir,
+                            struct pd_error *err)
 {
-    struct pd_bench_room room = {0};
-    int length = snprintf(room.path, sizeof room.path, "%s/perdure-bench-XXXXXX", dir);
-    if (length < 0 || (size_t)length >= sizeof room.path) PD_FAIL(err, PD_INVALID, "--dir: the path is too long");
+    struct pd_bench_dir dir = {0};
+    int length = snprintf(dir.path, sizeof dir.path, "%s/perdure-bench-XXXXXX", above);
+    if (length < 0 || (size_t)length >= sizeof dir.path) PD_FAIL(err, PD_INVALID, "--dir: the path is too long");
     PD_TRY(pd_signals_install(err));
-    PD_TRY(pd_vfs_new_auto(&room.vfs, err));
-    pd_status st = bench_check_space(room.vfs, dir, bytes, on_disk, err);
-    if (!st && !mkdtemp(room.path)) {
+    PD_TRY(pd_vfs_new_auto(&dir.vfs, err));
+    pd_status st = bench_check_space(dir.vfs, above, bytes, on_disk, err);
+    if (!st && !mkdtemp(dir.path)) {
         int number = errno;
-        st = pd_error_set(err, pd_status_from_errno(number), PD_WHERE, number, "%s: making a directory for the bench", dir);
+        st =
+            pd_error_set(err, pd_status_from_errno(number), PD_WHERE, number, "%s: making a directory for the bench", above);
     }
     if (st) {
-        pd_vfs_free(room.vfs);
+        pd_vfs_free(dir.vfs);
         return st;
     }
-    *ret_room = room;
+    *ret_dir = dir;
     return PD_OK;
 }
 
-void pd_bench_room_path(const struct pd_bench_room *room, const char *name, char *ret_path)
+void pd_bench_dir_path(const struct pd_bench_dir *dir, const char *name, char *ret_path)
 {
-    int length = snprintf(ret_path, 4096, "%s/%s", room->path, name);
+    int length = snprintf(ret_path, 4096, "%s/%s", dir->path, name);
     PD_CHECK(length > 0 && length < 4096);
 }
 
-pd_status pd_bench_room_remove(const struct pd_bench_room *room, const char *name, struct pd_error *err)
+pd_status pd_bench_dir_remove(const struct pd_bench_dir *dir, const char *name, struct pd_error *err)
 {
     char path[4096];
-    pd_bench_room_path(room, name, path);
+    pd_bench_dir_path(dir, name, path);
     struct pd_stat stat;
-    pd_status st = pd_vfs_stat(room->vfs, path, &stat, err);
+    pd_status st = pd_vfs_stat(dir->vfs, path, &stat, err);
     if (st) return st == PD_NOT_FOUND ? PD_OK : st;
-    return stat.type == PD_ENTRY_DIRECTORY ? pd_vfs_remove_tree(room->vfs, path, DEPTH_MAX, err)
-                                           : pd_vfs_unlink(room->vfs, path, err);
+    return stat.type == PD_ENTRY_DIRECTORY ? pd_vfs_remove_tree(dir->vfs, path, DEPTH_MAX, err)
+                                           : pd_vfs_unlink(dir->vfs, path, err);
 }
 
-void pd_bench_room_close(struct pd_bench_room *room)
+void pd_bench_dir_close(struct pd_bench_dir *dir)
 {
     struct pd_error err;
-    if (!room->vfs) return;
-    if (pd_vfs_remove_tree(room->vfs, room->path, DEPTH_MAX, &err))
-        fprintf(stderr, "perdure: %s stays behind: %s\n", room->path, err.message);
-    pd_vfs_free(room->vfs);
+    if (!dir->vfs) return;
+    if (pd_vfs_remove_tree(dir->vfs, dir->path, DEPTH_MAX, &err))
+        fprintf(stderr, "perdure: %s stays behind: %s\n", dir->path, err.message);
+    pd_vfs_free(dir->vfs);
 }
 
 #define DISCARDS_QUIET_NS UINT64_C(200000000)
@@ -197,11 +200,11 @@ static bool count_discards(dev_t disk, uint64_t *ret_count)
 
 /* With mount option `discard` a file system discards removed blocks after its commit, in the background. Waits for that:
  * a measurement would wait behind it. */
-static void wait_for_discards(const struct pd_bench_room *room)
+static void wait_for_discards(const struct pd_bench_dir *dir)
 {
     struct stat st;
     uint64_t before, now;
-    if (stat(room->path, &st) || !count_discards(st.st_dev, &before)) return;
+    if (stat(dir->path, &st) || !count_discards(st.st_dev, &before)) return;
     const uint64_t start = pd_clock_monotonic_ns(NULL);
     for (uint64_t changed = start; pd_clock_monotonic_ns(NULL) - start < DISCARDS_WAIT_NS; before = now) {
         usleep(10000);
@@ -216,16 +219,43 @@ bool pd_bench_should_leave(void)
     return pd_signals_pending() != PD_SIGNAL_NONE;
 }
 
-pd_status pd_bench_room_settle(const struct pd_bench_room *room, struct pd_error *err)
+pd_status pd_bench_dir_settle(const struct pd_bench_dir *dir, struct pd_error *err)
 {
     if (pd_bench_should_leave()) PD_FAIL(err, PD_STOPPED, "bench: asked to leave, its files are removed");
-    int fd = open(room->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (fd < 0) PD_FAIL_ERRNO(err, errno, "%s: opening", room->path);
+    int fd = open(dir->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) PD_FAIL_ERRNO(err, errno, "%s: opening", dir->path);
     int failed = syncfs(fd) ? errno : 0;
     close(fd);
-    if (failed) PD_FAIL_ERRNO(err, failed, "%s: waiting for the file system", room->path);
-    wait_for_discards(room);
+    if (failed) PD_FAIL_ERRNO(err, failed, "%s: waiting for the file system", dir->path);
+    wait_for_discards(dir);
     return PD_OK;
+}
+
+/* ---- a place in a bucket ---- */
+
+pd_status pd_bench_bucket_open(const char *url, struct pd_bench_bucket *ret_bucket, struct pd_error *err)
+{
+    struct pd_bench_bucket *b = ret_bucket;
+    PD_TRY(pd_object_url_parse(url, &b->place, err));
+    snprintf(b->prefix, sizeof b->prefix, "%.800s%sbench-%08" PRIx32, b->place.key, b->place.key[0] ? "/" : "",
+             pd_random_bits(pd_clock_wall_ns(), 0));
+    return pd_bucket_open(b->place.bucket, NULL, &b->bucket, err);
+}
+
+static pd_status bucket_remove_one(void *context, const char *key, uint64_t bytes, bool is_directory, struct pd_error *err)
+{
+    (void)bytes, (void)is_directory;
+    return pd_bucket_delete(context, key, err);
+}
+
+void pd_bench_bucket_close(struct pd_bench_bucket *b)
+{
+    char below[PD_OBJECT_KEY_MAX + 2];
+    struct pd_error err = {0};
+    snprintf(below, sizeof below, "%s/", b->prefix);
+    if (b->bucket && pd_bucket_list(b->bucket, below, true, bucket_remove_one, b->bucket, &err))
+        fprintf(stderr, "cannot remove s3://%s/%s: %s\n", b->place.bucket, b->prefix, err.message);
+    pd_bucket_close(b->bucket);
 }
 
 #define HUGE_BYTES (UINT64_C(2) << 20)

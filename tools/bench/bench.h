@@ -3,6 +3,8 @@
 #pragma once
 
 #include "ckpt/io/vfs.h"
+#include "ckpt/objects/bucket.h"
+#include "ckpt/objects/url.h"
 #include "resharder/layout.h"
 #include "tools/command.h"
 #include "tools/output.h"
@@ -53,38 +55,50 @@ struct pd_bench_options {
     uint64_t every;          /* for bench ckpt, like those below: 0: no training, one save after the other */
     unsigned state_in_files; /* --state: 0 memory, 1 nvme */
     enum pd_device_choice device;
-    uint64_t steps; /* 0: not given */
+    uint64_t steps;     /* 0: not given */
+    const char *bucket; /* a second tier, s3://bucket/prefix; NULL: none */
 };
 
 /* clang-format off */
-#define PD_BENCH_ROOM_OPTIONS(o)                                                                                       \
+#define PD_BENCH_DIR_OPTIONS(o)                                                                                       \
     PD_OPTION("dir", "DIR", "where files of the bench live while it runs (.)", PD_OPTION_TEXT, &(o)->dir),               \
     PD_OPTION("bytes", "N", "bytes of one file, 32M or more: 512M, 2G", PD_OPTION_BYTES, &(o)->bytes,                    \
      UINT64_C(32) << 20, UINT64_C(1) << 46, "32M or more, such as 512M or 2G"),                                        \
     PD_OPTION("pairs", "N", "alternated pairs of measurements, 1 to 99", PD_OPTION_U64, &(o)->pairs, 1, PD_BENCH_PAIRS_MAX)
 /* clang-format on */
 
-struct pd_bench_room {
+struct pd_bench_dir {
     struct pd_vfs *vfs;
     char path[3072];
 };
 
 /* From here on catches the signals that ask to stop, so that gigabytes are not left behind.
- *   on_disk  refuses a `dir` in a memory file system, which measures no disk (PD_INVALID)
+ *   on_disk  refuses `above` in a memory file system, which measures no disk (PD_INVALID)
  *   errors   PD_NO_SPACE: fewer than `bytes` are free */
-PD_MUST_USE pd_status pd_bench_room_open(const char *dir, uint64_t bytes, bool on_disk, struct pd_bench_room *ret_room,
-                                         struct pd_error *err);
+PD_MUST_USE pd_status pd_bench_dir_open(const char *above, uint64_t bytes, bool on_disk, struct pd_bench_dir *ret_dir,
+                                        struct pd_error *err);
 /* Removes the directory and everything in it. */
-void pd_bench_room_close(struct pd_bench_room *room);
+void pd_bench_dir_close(struct pd_bench_dir *dir);
 /* ret_path holds 4096 bytes. */
-void pd_bench_room_path(const struct pd_bench_room *room, const char *name, char *ret_path);
+void pd_bench_dir_path(const struct pd_bench_dir *dir, const char *name, char *ret_path);
 /* Removes `name` and everything below; it may be absent. */
-PD_MUST_USE pd_status pd_bench_room_remove(const struct pd_bench_room *room, const char *name, struct pd_error *err);
+PD_MUST_USE pd_status pd_bench_dir_remove(const struct pd_bench_dir *dir, const char *name, struct pd_error *err);
 /* Call before each measurement: syncs earlier writes and deletions, so that they do not slow it down.
  *   errors  PD_STOPPED: a signal asked to stop */
-PD_MUST_USE pd_status pd_bench_room_settle(const struct pd_bench_room *room, struct pd_error *err);
+PD_MUST_USE pd_status pd_bench_dir_settle(const struct pd_bench_dir *dir, struct pd_error *err);
 
-/* True if a signal asked to stop, for an engine's should_leave; pd_bench_room_settle then returns PD_STOPPED. */
+/* A place of its own in a bucket: s3://bucket/prefix/bench-NUMBER. */
+struct pd_bench_bucket {
+    struct pd_object_url place; /* as the user gave it */
+    char prefix[PD_OBJECT_KEY_MAX + 1];
+    struct pd_bucket *bucket;
+};
+
+PD_MUST_USE pd_status pd_bench_bucket_open(const char *url, struct pd_bench_bucket *ret_bucket, struct pd_error *err);
+/* Removes every object below the prefix. */
+void pd_bench_bucket_close(struct pd_bench_bucket *bucket);
+
+/* True if a signal asked to stop, for an engine's should_leave; pd_bench_dir_settle then returns PD_STOPPED. */
 bool pd_bench_should_leave(void);
 
 /* bench ckpt --every: tools/bench/every.c. */

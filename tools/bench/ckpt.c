@@ -2,7 +2,9 @@
  * file of the same size. Fresh: both sides write new files. Recycled: both overwrite blocks of an earlier file. A load
  * verifies every checksum and fills memory touched before; the raw side reads the same shard file. */
 #include "ckpt/base/clock.h"
+#include "ckpt/base/cpu.h"
 #include "ckpt/base/digest.h"
+#include "ckpt/base/thread_pool.h"
 #include "ckpt/store/store.h"
 #include "resharder/load/load.h"
 #include "tools/bench/bench.h"
@@ -17,8 +19,9 @@ enum measure { SAVE_FRESH, SAVE_RECYCLED, LOAD, MEASURES };
 
 struct ckpt_bench {
     struct pd_bench_options options;
-    struct pd_bench_room room;
+    struct pd_bench_dir dir;
     struct pd_group group;
+    struct pd_thread_pool *pool; /* as large as a run of one rank has it */
     struct pd_model *model;
     struct pd_layout layout;
     struct pd_bench_memory memory; /* holds the state */
@@ -45,7 +48,7 @@ static pd_status make_state(struct ckpt_bench *b, struct pd_error *err)
         pd_bench_fill(data, pd_box_elements(&m->boxes[i].box), i + 1);
         b->data[i] = data;
     }
-    return pd_shard_writer_new(b->room.vfs, tensors, m->boxes, m->box_count, m->io_buffers, PD_BENCH_IO_BYTES, NULL,
+    return pd_shard_writer_new(b->dir.vfs, tensors, m->boxes, m->box_count, m->io_buffers, PD_BENCH_IO_BYTES, NULL,
                                &b->writer, err);
 }
 
@@ -55,9 +58,9 @@ static pd_status open_store(struct ckpt_bench *b, const char *name, struct pd_st
 {
     const struct pd_store_options options = {.writable = true, .keep_last = 1};
     char path[4096];
-    pd_bench_room_path(&b->room, name, path);
-    PD_TRY(pd_vfs_mkdir(b->room.vfs, path, err));
-    return pd_store_open(b->room.vfs, path, &options, &b->group, ret_store, err);
+    pd_bench_dir_path(&b->dir, name, path);
+    PD_TRY(pd_vfs_mkdir(b->dir.vfs, path, err));
+    return pd_store_open(b->dir.vfs, path, &options, &b->group, ret_store, err);
 }
 
 static pd_status ckpt_save(struct ckpt_bench *b, struct pd_store *store, double *ret_seconds, struct pd_error *err)
@@ -84,9 +87,9 @@ static pd_status ckpt_save(struct ckpt_bench *b, struct pd_store *store, double 
 static pd_status write_raw(struct ckpt_bench *b, bool fresh, double *ret_seconds, struct pd_error *err)
 {
     char path[4096];
-    if (fresh) PD_TRY(pd_bench_room_remove(&b->room, "raw", err));
-    PD_TRY(pd_bench_room_settle(&b->room, err));
-    pd_bench_room_path(&b->room, fresh ? "raw" : "raw-recycled", path);
+    if (fresh) PD_TRY(pd_bench_dir_remove(&b->dir, "raw", err));
+    PD_TRY(pd_bench_dir_settle(&b->dir, err));
+    pd_bench_dir_path(&b->dir, fresh ? "raw" : "raw-recycled", path);
     return pd_raw_bench_write(b->raw, path, pd_shard_writer_file_bytes(b->writer), fresh ? PD_RAW_FRESH : PD_RAW_RECYCLED,
                               ret_seconds, err);
 }
@@ -107,10 +110,11 @@ static pd_status ckpt_load(struct ckpt_bench *b, double *ret_seconds, struct pd_
                                             .kinds = (1u << PD_KIND_COUNT) - 1,
                                             .buffers = b->memory.io_buffers,
                                             .buffer_bytes = PD_BENCH_IO_BYTES,
+                                            .pool = b->pool,
                                             .destination = pd_bench_memory_box,
                                             .context = &b->memory};
     uint64_t start = pd_clock_monotonic_ns(NULL);
-    pd_status st = pd_load(b->room.vfs, &b->group, &request, NULL, err);
+    pd_status st = pd_load(b->dir.vfs, &b->group, &request, NULL, err);
     double seconds = pd_clock_seconds_since(start);
     pd_commit_deinit(&commit);
     if (!st) *ret_seconds = seconds;
@@ -122,7 +126,7 @@ static pd_status read_raw(struct ckpt_bench *b, double *ret_seconds, struct pd_e
     char directory[4096], path[4096 + 32];
     pd_store_entry_path(b->recycled, pd_store_entry_at(b->recycled, 0), directory);
     snprintf(path, sizeof path, "%s/shard-00000.h5", directory);
-    PD_TRY(pd_bench_room_settle(&b->room, err));
+    PD_TRY(pd_bench_dir_settle(&b->dir, err));
     return pd_raw_bench_read(b->raw, path, pd_shard_writer_file_bytes(b->writer), ret_seconds, err);
 }
 
@@ -133,14 +137,14 @@ static pd_status run_ours(void *bench, double *ret_seconds, struct pd_error *err
     struct ckpt_bench *b = bench;
     if (b->measure == SAVE_FRESH) {
         struct pd_store *store = NULL;
-        PD_TRY(pd_bench_room_remove(&b->room, "fresh", err));
+        PD_TRY(pd_bench_dir_remove(&b->dir, "fresh", err));
         PD_TRY(open_store(b, "fresh", &store, err));
-        pd_status st = pd_bench_room_settle(&b->room, err);
+        pd_status st = pd_bench_dir_settle(&b->dir, err);
         if (!st) st = ckpt_save(b, store, ret_seconds, err);
         pd_store_close(store);
         return st;
     }
-    PD_TRY(pd_bench_room_settle(&b->room, err));
+    PD_TRY(pd_bench_dir_settle(&b->dir, err));
     return b->measure == LOAD ? ckpt_load(b, ret_seconds, err) : ckpt_save(b, b->recycled, ret_seconds, err);
 }
 
@@ -155,10 +159,11 @@ static pd_status ckpt_measure_all(struct ckpt_bench *b, struct pd_error *err)
 {
     double unused;
     pd_group_init_single(&b->group);
+    PD_TRY(pd_thread_pool_new(pd_cpu_cores(), &b->pool, err));
     pd_layout_init_dp(&b->layout, 1);
     PD_TRY(pd_bench_model_of_bytes(b->options.bytes, &b->model, err));
     PD_TRY(make_state(b, err));
-    PD_TRY(pd_raw_bench_new(b->room.vfs, 0, 0, &b->raw, err));
+    PD_TRY(pd_raw_bench_new(b->dir.vfs, 0, 0, &b->raw, err));
     PD_TRY(open_store(b, "recycled", &b->recycled, err));
     for (int i = 0; i < 2; i++)
         PD_TRY(ckpt_save(b, b->recycled, &unused, err)); /* the third save can reuse a file */
@@ -183,7 +188,8 @@ static void ckpt_release(struct ckpt_bench *b)
     pd_bench_memory_deinit(&b->memory);
     free(b->data);
     pd_model_free(b->model);
-    pd_bench_room_close(&b->room);
+    pd_thread_pool_free(b->pool);
+    pd_bench_dir_close(&b->dir);
 }
 
 static pd_status ckpt_print(const struct ckpt_bench *b, struct pd_error *err)
@@ -204,7 +210,7 @@ static pd_status ckpt_print(const struct ckpt_bench *b, struct pd_error *err)
     pd_report_u64(&r, "state_bytes", b->model->parameter_count * PD_BENCH_STATE_BYTES_A_PARAMETER, PD_UNIT_BYTES);
     pd_report_u64(&r, "file_bytes", bytes, PD_UNIT_BYTES);
     PD_REPORT_U64S(&r, {"boxes", b->memory.box_count}, {"pairs", b->options.pairs});
-    pd_report_text(&r, "engine", pd_vfs_describe(b->room.vfs));
+    pd_report_text(&r, "engine", pd_vfs_describe(b->dir.vfs));
     return pd_report_end(&r, err);
 }
 
@@ -217,13 +223,14 @@ static const char about[] =
 static const char about_every[] =
     "Whole training steps with a save every N of them in the background, alternated with the same steps without (128M, 40 "
     "pairs, in memory where there is room). stall_p50, stall_p99: share of the time that training waited; "
-    "slowdown_every_step: what is lost in all. With --state nvme the state lies in files, which a save links (512M, 7 pairs "
+    "slowdown_every_step, work_every_step: what is lost in all, and in processor time. With --state nvme the state lies in "
+    "files, which a save links (512M, 7 pairs "
     "of 4 steps): extra_bytes a save writes, as a share of the state; flushes a save:";
 
 static pd_status ckpt_parse(int argc, char **argv, struct pd_bench_options *o, bool *ret_done, struct pd_error *err)
 {
     struct pd_option options[] = {
-        PD_BENCH_ROOM_OPTIONS(o),
+        PD_BENCH_DIR_OPTIONS(o),
         {.doc = about_every},
         PD_OPTION("every", "N", "a run that saves every N steps, against one that does not", PD_OPTION_U64, &o->every, 1,
                   1000, "a number of steps from 1 to 1000"),
@@ -231,6 +238,7 @@ static pd_status ckpt_parse(int argc, char **argv, struct pd_bench_options *o, b
                   .expected = "memory or nvme"),
         PD_OPTION("device", "NAME", "auto, cpu or gpu (auto)", PD_OPTION_CHOICE, &o->device, .expected = "auto, cpu or gpu"),
         PD_OPTION("steps", "N", "with --state nvme: steps of one measurement", PD_OPTION_U64, &o->steps, 1, 1000),
+        PD_OPTION("bucket", "URL", "with uploads to s3://BUCKET/PREFIX, against saves alone", PD_OPTION_TEXT, &o->bucket),
         {0}};
     const struct pd_usage usage = {.doc = about, .options = options, .json = &o->json};
     return pd_command_parse(&usage, argc, argv, ret_done, err);
@@ -244,14 +252,14 @@ pd_status pd_bench_ckpt(int argc, char **argv, struct pd_error *err)
     if (done) return PD_OK;
     /* Checks options against each other, and sets defaults. */
     struct pd_bench_options *o = &b.options;
-    if (!o->every && (o->state_in_files || o->device || o->steps))
-        PD_FAIL(err, PD_USAGE, "--state, --device and --steps are for --every");
+    if (!o->every && (o->state_in_files || o->device || o->steps || o->bucket))
+        PD_FAIL(err, PD_USAGE, "--state, --device, --steps and --bucket are for --every");
     if (!o->state_in_files && o->steps) PD_FAIL(err, PD_USAGE, "--steps is for --state nvme");
     if (!o->bytes) o->bytes = (o->state_in_files ? UINT64_C(512) : o->every ? UINT64_C(128) : UINT64_C(2048)) << 20;
     if (!o->pairs) o->pairs = o->state_in_files ? 7 : o->every ? 40 : 15;
     if (!o->dir && !o->every) o->dir = ".";
     if (b.options.every) return pd_bench_every(&b.options, err);
-    PD_TRY(pd_bench_room_open(b.options.dir, 6 * b.options.bytes, true, &b.room, err));
+    PD_TRY(pd_bench_dir_open(b.options.dir, 6 * b.options.bytes, true, &b.dir, err));
     pd_status st = ckpt_measure_all(&b, err);
     if (!st) st = ckpt_print(&b, err);
     ckpt_release(&b);

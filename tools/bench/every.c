@@ -4,11 +4,13 @@
  * saves alternate with turns without; a turn ends when its checkpoint is committed. With state in memory a rehearsal
  * first times a copy alone, then makes the batch so large that a step takes at least COPIES of them. With --state nvme
  * the update works on generations of the store, a save links the file that the update wrote, and the batch makes forward
- * and backward take about as long as the update; the VFS counts writes and flushes. */
+ * and backward take about as long as the update; the VFS counts writes and flushes. With --bucket all
+ * turns save into memory, and every second turn uploads that too, during its steps and longer. */
 #include "ckpt/base/checked.h"
 #include "ckpt/base/clock.h"
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/words.h"
+#include "ckpt/objects/upload.h"
 #include "tools/bench/bench.h"
 #include "trainer/run/save.h"
 
@@ -21,12 +23,13 @@ enum { COPIES = 20, STEPS = 4, REHEARSALS = 5, MICRO_BATCHES_MAX = 4096, SAVES_M
 
 struct every_bench {
     struct pd_bench_options options;
-    struct pd_bench_room room;
+    struct pd_bench_dir dir;
     char file_system[16], device[96], tokens[4096];
     uint32_t threads;
     /* A run and its saves. Tiers point to the group and outlive engines. */
     struct pd_bench_run run;
-    struct pd_group group;
+    struct pd_group group, bucket_group;
+    struct pd_bench_bucket bucket; /* the second tier, if there is one */
     struct pd_tiers *tiers;
     struct pd_saver *saver; /* NULL: no saves */
     struct pd_run_state state;
@@ -38,7 +41,8 @@ struct every_bench {
     double work_s[2];                /* of the current pair */
     struct pd_vfs_counts written[2]; /* without, with */
     uint64_t save_count;
-    double *stalls, *seconds; /* (SAVES_MAX) share of steps during a save; seconds from its start until committed */
+    double upload_bytes_per_second; /* of the last one */
+    double *stalls, *seconds;       /* (SAVES_MAX) share of steps during a save; seconds from its start until committed */
 };
 
 /* ---- a run ---- */
@@ -88,10 +92,10 @@ static pd_status every_build(struct every_bench *b, uint64_t micro_batches, stru
     PD_TRY(configure(b, micro_batches, err));
     PD_TRY(pd_bench_run_open(&b->run, b->threads, err));
     if (b->options.state_in_files) {
-        PD_TRY(pd_state_open(whole->engine->state, b->room.vfs, pd_tiers_store(b->tiers, 0), err));
+        PD_TRY(pd_state_open(whole->engine->state, b->dir.vfs, pd_tiers_store(b->tiers, 0), err));
         PD_TRY(pd_state_init(whole->engine->state, &b->state.identity, err));
     }
-    PD_TRY(pd_saver_new(b->room.vfs, b->tiers, &b->group, whole->engine, 1, &b->saver, err));
+    PD_TRY(pd_saver_new(b->dir.vfs, b->tiers, &b->group, whole->engine, 1, &b->saver, err));
     if (!b->options.state_in_files) pd_saver_keep_ready(b->saver);
     whole->engine->should_leave = pd_bench_should_leave;
     whole->engine->before_update = (struct pd_before_update){on_update, b};
@@ -117,7 +121,7 @@ static pd_status run_steps(struct every_bench *b, uint64_t count, double *ret_se
         b->run.whole.engine->next_identity = b->state.identity;
         b->run.whole.engine->next_identity.step++;
         const pd_status st = pd_engine_step(b->run.whole.engine, b->state.samples, b->state.updates, &result, err);
-        PD_TRY(st == PD_STOPPED ? pd_bench_room_settle(&b->room, err) : st);
+        PD_TRY(st == PD_STOPPED ? pd_bench_dir_settle(&b->dir, err) : st);
         b->state.samples += b->run.config.batch.sequences;
         b->state.updates++;
         b->state.identity.step++;
@@ -127,12 +131,12 @@ static pd_status run_steps(struct every_bench *b, uint64_t count, double *ret_se
     return PD_OK;
 }
 
-/* Saves the state from before `steps` while they run. */
-static pd_status run_saved(struct every_bench *b, uint64_t steps, struct pd_saver_outcome *outcome, double *ret_seconds,
-                           struct pd_error *err)
+/* Saves the state from before `steps` while they run. `everywhere`: uploads it too, while they run and longer. */
+static pd_status run_saved(struct every_bench *b, uint64_t steps, bool everywhere, struct pd_saver_outcome *outcome,
+                           double *ret_seconds, struct pd_error *err)
 {
     const uint64_t start = pd_clock_monotonic_ns(NULL);
-    pd_saver_start(b->saver, &b->state, true);
+    pd_saver_start(b->saver, &b->state, everywhere);
     if (steps)
         PD_TRY(run_steps(b, steps, ret_seconds, err));
     else
@@ -145,6 +149,26 @@ static pd_status run_saved(struct every_bench *b, uint64_t steps, struct pd_save
     return outcome->status;
 }
 
+/* Waits until the bucket, if there is one, has the step. If its thread was still ending the upload before when the save came,
+ * nothing begins: the next save makes up for it. */
+static pd_status wait_for_upload(struct every_bench *b, uint64_t step, struct pd_error *err)
+{
+    struct pd_tier_report r = {.newest_step = step};
+    struct pd_saver_outcome unused;
+    double seconds;
+    uint32_t idle = 0;
+    do {
+        if (b->options.bucket) pd_tiers_report(b->tiers, 1, &r);
+        if (r.failures) PD_FAIL(err, PD_IO, "%s: %s", b->options.bucket, r.cause);
+        if (pd_bench_should_leave()) PD_FAIL(err, PD_STOPPED, "bench: asked to leave");
+        if (r.newest_step < step) pd_clock_sleep_ns(10000000);
+        idle = r.uploading_step ? 0 : idle + 1;
+        if (r.newest_step < step && idle % 500 == 0 && idle) PD_TRY(run_saved(b, 1, false, &unused, &seconds, err));
+    } while (r.newest_step < step);
+    if (r.bytes_per_second > 0) b->upload_bytes_per_second = r.bytes_per_second;
+    return PD_OK;
+}
+
 /* ---- rehearsal: chooses the micro-batches of a step; leaves an engine with such steps ---- */
 
 static pd_status rehearse_copy(struct every_bench *b, struct pd_error *err)
@@ -153,7 +177,7 @@ static pd_status rehearse_copy(struct every_bench *b, struct pd_error *err)
     struct pd_saver_outcome outcome;
     for (int i = -2; i < REHEARSALS; i++) { /* the first ones create files */
         PD_TRY(run_steps(b, 1, &unused, err));
-        PD_TRY(run_saved(b, 0, &outcome, i < 0 ? &unused : &copies[i], err));
+        PD_TRY(run_saved(b, 0, false, &outcome, i < 0 ? &unused : &copies[i], err));
     }
     b->copy_s = pd_bench_quantile(copies, REHEARSALS, 0.5);
     return PD_OK;
@@ -197,12 +221,13 @@ static pd_status rehearse(struct every_bench *b, struct pd_error *err)
 
 /* ---- turns ---- */
 
-static pd_status run_and_save(struct every_bench *b, struct pd_error *err)
+static pd_status run_and_save(struct every_bench *b, bool is_counted, struct pd_error *err)
 {
     struct pd_saver_outcome outcome;
     double seconds;
     PD_CHECK(b->save_count < SAVES_MAX);
-    PD_TRY(run_saved(b, b->options.every, &outcome, &seconds, err));
+    PD_TRY(run_saved(b, b->options.every, is_counted, &outcome, &seconds, err));
+    if (!is_counted) return PD_OK;
     b->stalls[b->save_count] = outcome.stall_seconds / seconds;
     b->seconds[b->save_count++] = outcome.save_seconds;
     return PD_OK;
@@ -212,15 +237,17 @@ static pd_status run_turn(struct every_bench *b, bool has_saves, double *ret_sec
 {
     struct pd_vfs_counts *sum = &b->written[has_saves];
     double unused;
-    PD_TRY(pd_bench_room_settle(&b->room, err));
-    const struct pd_vfs_counts before = pd_vfs_counts(b->room.vfs);
+    PD_TRY(pd_bench_dir_settle(&b->dir, err));
+    const struct pd_vfs_counts before = pd_vfs_counts(b->dir.vfs);
     const double work = pd_bench_processor_seconds();
     const uint64_t start = pd_clock_monotonic_ns(NULL);
     for (uint64_t i = 0; i < b->options.steps; i += b->options.every)
-        PD_TRY(has_saves ? run_and_save(b, err) : run_steps(b, b->options.every, &unused, err));
+        PD_TRY(has_saves || b->options.bucket ? run_and_save(b, has_saves, err)
+                                              : run_steps(b, b->options.every, &unused, err));
     *ret_seconds = pd_clock_seconds_since(start);
+    if (has_saves) PD_TRY(wait_for_upload(b, b->state.identity.step - b->options.every, err));
     b->work_s[has_saves] = pd_bench_processor_seconds() - work;
-    const struct pd_vfs_counts after = pd_vfs_counts(b->room.vfs);
+    const struct pd_vfs_counts after = pd_vfs_counts(b->dir.vfs);
     sum->bytes_written += after.bytes_written - before.bytes_written;
     sum->flushes += after.flushes - before.flushes;
     return PD_OK;
@@ -243,17 +270,23 @@ static pd_status every_measure(struct every_bench *b, struct pd_error *err)
     b->stalls = calloc(SAVES_MAX, sizeof *b->stalls);
     b->seconds = calloc(SAVES_MAX, sizeof *b->seconds);
     if (!b->stalls || !b->seconds) PD_FAIL(err, PD_NO_MEMORY, "bench: no memory");
-    pd_bench_room_path(&b->room, "tokens", b->tokens);
+    pd_bench_dir_path(&b->dir, "tokens", b->tokens);
     PD_TRY(pd_bench_write_tokens(b->tokens, UINT64_C(1) << 16, 256, true, err));
-    char path[4096];
-    const struct pd_tiers_options options = {.tiers = {{.dir = path, .keep_last = 1}},
-                                             .count = 1,
-                                             .groups = {&b->group},
-                                             .generations = b->options.state_in_files};
+    char path[4096], url[PD_OBJECT_KEY_MAX + 128];
+    const struct pd_tiers_options options = {
+        .tiers = {{.dir = path, .keep_last = 1, .every = 1},
+                  {.dir = url, .keep_last = 1, .upload_memory = PD_UPLOAD_MEMORY_BYTES}},
+        .count = b->options.bucket ? 2 : 1,
+        .groups = {&b->group, &b->bucket_group},
+        .generations = b->options.state_in_files};
     pd_group_init_single(&b->group);
-    pd_bench_room_path(&b->room, "store", path);
-    PD_TRY(pd_vfs_mkdir(b->room.vfs, path, err));
-    PD_TRY(pd_tiers_open(b->room.vfs, &options, &b->tiers, err));
+    pd_group_init_single(&b->bucket_group);
+    if (b->options.bucket) PD_TRY(pd_bench_bucket_open(b->options.bucket, &b->bucket, err));
+    snprintf(url, sizeof url, "s3://%s/%s", b->bucket.place.bucket, b->bucket.prefix);
+    pd_bench_dir_path(&b->dir, "store", path);
+    PD_TRY(pd_vfs_mkdir(b->dir.vfs, path, err));
+    PD_TRY(pd_tiers_open(b->dir.vfs, &options, &b->tiers, err));
+    PD_TRY(pd_tiers_start(b->tiers, err));
     b->state = (struct pd_run_state){.identity = {.run_id = {1, 2}, .lineage = 1},
                                      .fence = pd_tiers_fence(b->tiers),
                                      .loss_scale = 1.0,
@@ -261,7 +294,7 @@ static pd_status every_measure(struct every_bench *b, struct pd_error *err)
                                      .config = config_text};
     PD_TRY(rehearse(b, err));
     for (int i = 0; i < (b->options.state_in_files ? 4 : 1); i++) { /* write every file in rotation once */
-        PD_TRY(run_saved(b, 1, &unused, &seconds, err));
+        PD_TRY(run_saved(b, 1, true, &unused, &seconds, err));
         PD_TRY(run_steps(b, 1, &seconds, err));
     }
     for (uint64_t pair = 0; pair < b->options.pairs; pair++) {
@@ -305,6 +338,13 @@ static pd_status every_print(const struct every_bench *b, struct pd_error *err)
     report_lost(&r, "work_every_step", &work);
     pd_report_double(&r, "step_seconds", step_s, PD_UNIT_SECONDS);
     pd_report_double(&r, "save_seconds", pd_bench_quantile(b->seconds, saves, 0.5), PD_UNIT_SECONDS);
+    if (b->options.bucket) {
+        pd_report_double(&r, "upload_bytes_per_second", b->upload_bytes_per_second, PD_UNIT_BYTES_PER_SECOND);
+        pd_report_double(&r, "step_processor_seconds", work.ceiling_s / (double)b->options.steps, PD_UNIT_SECONDS);
+        pd_report_double(&r, "upload_processor_seconds",
+                         (work.ratio - 1) * work.ceiling_s * (double)b->options.every / (double)b->options.steps,
+                         PD_UNIT_SECONDS);
+    }
     if (b->options.state_in_files) {
         report_files(b, &r);
     } else {
@@ -317,7 +357,7 @@ static pd_status every_print(const struct every_bench *b, struct pd_error *err)
     pd_report_text(&r, "device", b->device);
     pd_report_text(&r, "dir", b->options.dir);
     pd_report_text(&r, "file_system", b->file_system);
-    pd_report_text(&r, "engine", pd_vfs_describe(b->room.vfs));
+    pd_report_text(&r, "engine", pd_vfs_describe(b->dir.vfs));
     return pd_report_end(&r, err);
 }
 
@@ -347,14 +387,14 @@ static pd_status look_for_device(enum pd_device_choice choice, struct pd_error *
 
 /* One checkpoint is kept and one is written, and the run's state is a little more than requested; state in files has
  * another file to read and more to overwrite. */
-static pd_status open_room(struct every_bench *b, struct pd_error *err)
+static pd_status open_dir(struct every_bench *b, struct pd_error *err)
 {
     const uint64_t bytes = b->options.bytes, needed = b->options.state_in_files ? 5 * bytes : 2 * bytes + bytes / 4;
     struct pd_space space;
     PD_TRY(look_for_device(b->options.device, err));
     PD_TRY(choose_dir(b, err));
-    PD_TRY(pd_bench_room_open(b->options.dir, needed, b->options.state_in_files, &b->room, err));
-    PD_TRY(pd_vfs_space(b->room.vfs, b->options.dir, &space, err));
+    PD_TRY(pd_bench_dir_open(b->options.dir, needed, b->options.state_in_files, &b->dir, err));
+    PD_TRY(pd_vfs_space(b->dir.vfs, b->options.dir, &space, err));
     snprintf(b->file_system, sizeof b->file_system, "%s", space.type_name);
     return PD_OK;
 }
@@ -365,13 +405,14 @@ pd_status pd_bench_every(const struct pd_bench_options *options, struct pd_error
     if (!b.options.steps) b.options.steps = b.options.state_in_files ? STEPS * b.options.every : b.options.every;
     b.options.steps = pd_round_up(b.options.steps, b.options.every);
     pd_numerics_thread_init();
-    pd_status st = open_room(&b, err);
+    pd_status st = open_dir(&b, err);
     if (!st) st = every_measure(&b, err);
     if (!st) st = every_print(&b, err);
     every_release(&b);
     pd_tiers_close(b.tiers);
+    pd_bench_bucket_close(&b.bucket);
     free(b.stalls);
     free(b.seconds);
-    pd_bench_room_close(&b.room);
+    pd_bench_dir_close(&b.dir);
     return st;
 }

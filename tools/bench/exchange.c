@@ -2,7 +2,7 @@
  *
  * Ranks are processes, started as perdure train starts them; hosts are pretended, or network namespaces of
  * tools/bench/hosts.sh. With P parameters on H hosts each must send at least (8 + 2) * P * (H - 1) / H bytes under ZeRO-1
- * and 2, and (8 + 4) * P * (H - 1) / H under ZeRO-3: gradient terms of 8 bytes to their owners, and bf16 parameters back,
+ * and 2, and (8 + 4) * P * (H - 1) / H under ZeRO-3: gradient terms of 8 bytes (or 4) to their owners, and bf16 parameters back,
  * which ZeRO-3 gathers twice. Each measurement lies between two barriers, whose bytes count too. */
 #include "ckpt/base/clock.h"
 #include "ckpt/base/parse.h"
@@ -17,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { TERM_BYTES = 8, PARAMETER_BYTES = 2, RUNS_MAX = PD_BENCH_PAIRS_MAX, WORDS_MAX = 64, CONTEXT_MAX = 64 };
+enum { PARAMETER_BYTES = 2, RUNS_MAX = PD_BENCH_PAIRS_MAX, WORDS_MAX = 64, CONTEXT_MAX = 64 };
 
 struct exchange_bench {
     uint32_t hosts, ranks, runs;
@@ -214,7 +214,8 @@ static pd_status bench_step(struct exchange_bench *b, const char *tokens, uint32
     pd_status st = open_run(b, b->comm, tokens, stage, micro_batches, &steps.run, err);
     if (!st) st = planned_bytes(b, &steps.run, &steps.planned, err);
     if (!st) {
-        steps.ideal = (TERM_BYTES + PARAMETER_BYTES * (stage == 3 ? 2 : 1)) * (b->hosts - 1.0) *
+        const size_t term = steps.run.config.numerics.terms == PD_TERMS_32 ? sizeof(int32_t) : sizeof(int64_t);
+        steps.ideal = (double)(term + PARAMETER_BYTES * (stage == 3 ? 2u : 1u)) * (b->hosts - 1.0) *
                       (double)steps.run.whole.model->parameter_count;
         st = exchange_measure_all(b, name, &steps, err);
     }
@@ -316,7 +317,8 @@ pd_status pd_bench_exchange(int argc, char **argv, struct pd_error *err)
         .arguments = "[section.key=value...]",
         .doc =
             "Bytes that leave a host in a step of training, over (8 + 2) bytes a parameter under ZeRO-1 and (8 + 4) under "
-            "ZeRO-3, times the share of other hosts, for 1, 4 and 16 micro-batches a rank.\vWith tools/bench/hosts.sh hosts "
+            "ZeRO-3 (4 for 8 with numerics.terms=32), times the share of other hosts, for 1, 4 and 16 micro-batches a "
+            "rank.\vWith tools/bench/hosts.sh hosts "
             "are network namespaces, their interfaces count bytes too, and links may have a rate: wire_ratio is the "
             "time of a step over the time of the bytes on the link, if compute alone takes less than half of that.",
         .options = options,

@@ -21,7 +21,7 @@
 
 struct offload_bench {
     struct pd_bench_options options;
-    struct pd_bench_room room;
+    struct pd_bench_dir dir;
     struct pd_model *model;
     struct pd_layout layout;
     struct pd_shard_box *boxes;
@@ -119,7 +119,7 @@ static pd_status offload_run_step(void *bench, double *ret_seconds, struct pd_er
 {
     struct offload_bench *b = bench;
     struct pd_update_step update;
-    PD_TRY(pd_bench_room_settle(&b->room, err));
+    PD_TRY(pd_bench_dir_settle(&b->dir, err));
     uint64_t start = pd_clock_monotonic_ns(NULL);
     b->step++;
     const struct pd_optimizer_store_step step = {
@@ -135,9 +135,9 @@ static pd_status run_raw(void *bench, double *ret_seconds, struct pd_error *err)
 {
     struct offload_bench *b = bench;
     char from[4096], to[4096];
-    pd_bench_room_path(&b->room, b->step % 2 ? "raw-a" : "raw-b", from);
-    pd_bench_room_path(&b->room, b->step % 2 ? "raw-b" : "raw-a", to);
-    PD_TRY(pd_bench_room_settle(&b->room, err));
+    pd_bench_dir_path(&b->dir, b->step % 2 ? "raw-a" : "raw-b", from);
+    pd_bench_dir_path(&b->dir, b->step % 2 ? "raw-b" : "raw-a", to);
+    PD_TRY(pd_bench_dir_settle(&b->dir, err));
     return pd_raw_bench_mixed(b->raw, from, to, b->report.bytes_read, ret_seconds, err);
 }
 
@@ -176,8 +176,8 @@ static pd_status offload_prepare(struct offload_bench *b, struct pd_error *err)
     if (!st) st = pd_arena_new(&plan, &b->arena, err);
     if (!st) st = pd_math_cpu_new(b->pool, threads, PD_ISA_AUTO, b->arena, &b->math, err);
     PD_TRY(st);
-    const struct pd_optimizer_store_options options = {.vfs = b->room.vfs,
-                                                       .directory = b->room.path,
+    const struct pd_optimizer_store_options options = {.vfs = b->dir.vfs,
+                                                       .directory = b->dir.path,
                                                        .tensors = &b->model->tensors,
                                                        .boxes = b->boxes,
                                                        .box_count = b->box_count,
@@ -186,7 +186,7 @@ static pd_status offload_prepare(struct offload_bench *b, struct pd_error *err)
                                                        .buffers = b->ring,
                                                        .buffer_bytes = PD_OPTIMIZER_STORE_BUFFERS_FAST};
     PD_TRY(pd_optimizer_store_new(&options, &b->store, err));
-    PD_TRY(pd_raw_bench_new(b->room.vfs, RAW_BLOCK, RAW_DEPTH, &b->raw, err));
+    PD_TRY(pd_raw_bench_new(b->dir.vfs, RAW_BLOCK, RAW_DEPTH, &b->raw, err));
     PD_TRY(put_all(b, err));
     for (int i = 0; i < 3; i++) /* write every generation's file once */
         PD_TRY(offload_run_step(b, &unused, err));
@@ -240,7 +240,7 @@ static pd_status offload_print(const struct offload_bench *b, struct pd_error *e
     pd_report_double(&r, "raw_seconds", io.ceiling_s, PD_UNIT_SECONDS);
     PD_REPORT_U64S(&r, {"parameters", b->parameters}, {"pairs", b->options.pairs}, {"threads", b->options.threads});
     pd_report_text(&r, "moments", pd_dtype_name(b->moments));
-    pd_report_text(&r, "engine", pd_vfs_describe(b->room.vfs));
+    pd_report_text(&r, "engine", pd_vfs_describe(b->dir.vfs));
     return pd_report_end(&r, err);
 }
 
@@ -255,14 +255,14 @@ static void offload_release(struct offload_bench *b)
     free(b->boxes);
     free(b->box_first);
     free(b->row_sums);
-    pd_bench_room_close(&b->room); /* memory is freed at exit */
+    pd_bench_dir_close(&b->dir); /* memory is freed at exit */
 }
 
 pd_status pd_bench_offload(int argc, char **argv, struct pd_error *err)
 {
     struct offload_bench b = {.options = {.dir = ".", .bytes = UINT64_C(1536) << 20, .pairs = 7, .threads = 2}};
     struct pd_option options[] = {
-        PD_BENCH_ROOM_OPTIONS(&b.options),
+        PD_BENCH_DIR_OPTIONS(&b.options),
         PD_OPTION("threads", "N", "threads that compute (2)", PD_OPTION_U64, &b.options.threads, 1, 1024),
         PD_OPTION("moments", "TYPE", "fp32 (default) or bf16: optimizer.moments", PD_OPTION_CHOICE, &b.moments,
                   .expected = "fp32 or bf16"),
@@ -276,7 +276,7 @@ pd_status pd_bench_offload(int argc, char **argv, struct pd_error *err)
         .options = options,
         .json = &b.options.json};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
-    PD_TRY(pd_bench_room_open(b.options.dir, 6 * b.options.bytes, true, &b.room, err));
+    PD_TRY(pd_bench_dir_open(b.options.dir, 6 * b.options.bytes, true, &b.dir, err));
     pd_status st = offload_prepare(&b, err);
     for (uint64_t pair = 0; !st && pair < b.options.pairs; pair++)
         st = run_pair(&b, err);

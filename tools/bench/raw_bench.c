@@ -37,7 +37,7 @@ pd_status pd_raw_bench_new(struct pd_vfs *vfs, uint64_t block_bytes, uint32_t de
         bench->block_bytes % PD_VFS_ALIGN == 0 && pd_checked_mul_u64(bench->block_bytes, bench->depth, &bench->buffer_bytes);
     pd_status st = PD_OK;
     if (!fits)
-        st = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "blocks of %" PRIu64 " bytes are no multiple of %u or too large",
+        st = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "blocks of %" PRIu64 " bytes are too large, or not a multiple of %u",
                           bench->block_bytes, PD_VFS_ALIGN);
     void *buffers =
         st ? MAP_FAILED : mmap(NULL, bench->buffer_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -21,7 +21,7 @@ enum { LOADERS = 2 };
 
 struct reshard_bench {
     struct pd_bench_options options;
-    struct pd_bench_room room;
+    struct pd_bench_dir dir;
     struct pd_group group; /* of one rank */
     struct pd_model *model;
     struct pd_layout stored, loaded, rewritten;
@@ -93,7 +93,7 @@ static pd_status make_shard(struct reshard_bench *b, uint32_t rank, unsigned cha
     snprintf(path, sizeof path, "%s/shard-%05u.h5", b->source, rank);
     pd_status st = pd_layout_shard_boxes(&b->stored, tensors, rank, &boxes, &count, err);
     if (!st)
-        st = pd_shard_writer_new(b->room.vfs, tensors, boxes, count, buffers + FILL_BYTES, PD_BENCH_IO_BYTES - FILL_BYTES,
+        st = pd_shard_writer_new(b->dir.vfs, tensors, boxes, count, buffers + FILL_BYTES, PD_BENCH_IO_BYTES - FILL_BYTES,
                                  NULL, &writer, err);
     if (!st)
         st = make_boxes(writer, path, &b->commit.state.identity, rank, boxes, count, buffers, &b->commit.shards[rank], err);
@@ -110,7 +110,7 @@ static pd_status write_record(const struct reshard_bench *b, struct pd_error *er
     struct pd_file *file = NULL;
     snprintf(path, sizeof path, "%s/commit.h5", b->source);
     PD_TRY(pd_commit_encode(&b->commit, &data, &bytes, err));
-    pd_status st = pd_file_open(b->room.vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err);
+    pd_status st = pd_file_open(b->dir.vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err);
     if (!st) st = pd_file_write(file, 0, data, bytes, err);
     const pd_status closed = pd_file_close(file, st ? NULL : err);
     free(data);
@@ -122,7 +122,7 @@ static pd_status make_source(struct reshard_bench *b, struct pd_error *err)
     const uint32_t world = pd_layout_world(&b->stored);
     unsigned char *buffers = aligned_alloc(PD_VFS_ALIGN, PD_BENCH_IO_BYTES);
     pd_status st = PD_OK;
-    pd_bench_room_path(&b->room, "source", b->source);
+    pd_bench_dir_path(&b->dir, "source", b->source);
     b->commit = (struct pd_commit){.shard_count = world, .shards = calloc(world, sizeof *b->commit.shards)};
     b->commit.state = (struct pd_run_state){.identity = {.run_id = {1, 2}, .lineage = 1, .step = 1},
                                             .loss_scale = 1,
@@ -134,7 +134,7 @@ static pd_status make_source(struct reshard_bench *b, struct pd_error *err)
                                             .environment = strdup("{}")};
     if (!buffers || !b->commit.shards || !b->commit.state.config || !b->commit.state.environment)
         st = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "bench: no memory");
-    if (!st) st = pd_vfs_mkdir(b->room.vfs, b->source, err);
+    if (!st) st = pd_vfs_mkdir(b->dir.vfs, b->source, err);
     for (uint32_t r = 0; !st && r < world; r++) {
         st = make_shard(b, r, buffers, err);
         b->data_bytes += b->commit.shards[r].data_bytes;
@@ -166,13 +166,13 @@ static pd_status rewrite_ours(void *bench, double *ret_seconds, struct pd_error 
 {
     struct reshard_bench *b = bench;
     char target[4096];
-    PD_TRY(pd_bench_room_remove(&b->room, "target", err));
-    pd_bench_room_path(&b->room, "target", target);
-    PD_TRY(pd_vfs_mkdir(b->room.vfs, target, err));
-    PD_TRY(pd_bench_room_settle(&b->room, err));
+    PD_TRY(pd_bench_dir_remove(&b->dir, "target", err));
+    pd_bench_dir_path(&b->dir, "target", target);
+    PD_TRY(pd_vfs_mkdir(b->dir.vfs, target, err));
+    PD_TRY(pd_bench_dir_settle(&b->dir, err));
     const struct pd_store_options options = {.writable = true, .keep_last = 1};
     struct pd_store *store = NULL;
-    PD_TRY(pd_store_open(b->room.vfs, target, &options, &b->group, &store, err));
+    PD_TRY(pd_store_open(b->dir.vfs, target, &options, &b->group, &store, err));
     const struct pd_import_request request = {.source = b->source,
                                               .ours = &b->commit,
                                               .tensors = &b->model->tensors,
@@ -181,7 +181,7 @@ static pd_status rewrite_ours(void *bench, double *ret_seconds, struct pd_error 
                                               .buffers = b->rewrite_buffers};
     const double cpu_before = pd_bench_processor_seconds();
     const uint64_t start = pd_clock_monotonic_ns(NULL);
-    pd_status st = pd_reshard(b->room.vfs, &request, NULL, err);
+    pd_status st = pd_reshard(b->dir.vfs, &request, NULL, err);
     *ret_seconds = pd_clock_seconds_since(start);
     b->offline_cpu_s = pd_bench_processor_seconds() - cpu_before;
     pd_store_close(store);
@@ -193,14 +193,14 @@ static pd_status rewrite_raw(void *bench, double *ret_seconds, struct pd_error *
     struct reshard_bench *b = bench;
     char path[4096];
     double writing = 0;
-    PD_TRY(pd_bench_room_remove(&b->room, "raw", err));
-    PD_TRY(pd_bench_room_settle(&b->room, err));
-    pd_bench_room_path(&b->room, "raw", path);
+    PD_TRY(pd_bench_dir_remove(&b->dir, "raw", err));
+    PD_TRY(pd_bench_dir_settle(&b->dir, err));
+    pd_bench_dir_path(&b->dir, "raw", path);
     PD_TRY(pd_raw_bench_write(b->raw, path, b->file_bytes, PD_RAW_FRESH, &writing, err));
-    PD_TRY(pd_bench_room_settle(&b->room, err));
+    PD_TRY(pd_bench_dir_settle(&b->dir, err));
     PD_TRY(read_raw(b, ret_seconds, err));
     *ret_seconds += writing;
-    return pd_bench_room_remove(&b->room, "raw", err);
+    return pd_bench_dir_remove(&b->dir, "raw", err);
 }
 
 /* ---- loads ---- */
@@ -226,14 +226,14 @@ static pd_status load_rank(struct pd_comm *comm, void *context, struct pd_error 
                                             .destination = pd_bench_memory_box,
                                             .context = m};
     pd_comm_group(comm, &group);
-    return pd_load(l->b->room.vfs, &group, &request, &l->b->reports[comm->rank], err);
+    return pd_load(l->b->dir.vfs, &group, &request, &l->b->reports[comm->rank], err);
 }
 
 static pd_status reshard_load(struct reshard_bench *b, const char *directory, const struct pd_commit *commit,
                               double *ret_seconds, struct pd_error *err)
 {
     struct loading l = {b, directory, commit};
-    PD_TRY(pd_bench_room_settle(&b->room, err));
+    PD_TRY(pd_bench_dir_settle(&b->dir, err));
     const uint64_t start = pd_clock_monotonic_ns(NULL);
     pd_status st = pd_comm_run_local(LOADERS, 1, load_rank, &l, err);
     *ret_seconds = pd_clock_seconds_since(start);
@@ -260,8 +260,8 @@ static pd_status check_rewritten(struct reshard_bench *b, struct pd_error *err)
     const uint64_t digest = memory_digest(b);
     for (int r = 0; r < LOADERS; r++)
         memset(b->loaders[r].data, 0, b->loaders[r].bytes);
-    pd_bench_room_path(&b->room, "target", target);
-    PD_TRY(pd_store_open(b->room.vfs, target, &look, &b->group, &store, err));
+    pd_bench_dir_path(&b->dir, "target", target);
+    PD_TRY(pd_store_open(b->dir.vfs, target, &look, &b->group, &store, err));
     pd_status st =
         pd_store_count(store) == 1 ? PD_OK : pd_error_set(err, PD_BUG, PD_WHERE, 0, "bench: no checkpoint was rewritten");
     if (!st) st = pd_store_read_commit(store, pd_store_entry_at(store, 0), &commit, err);
@@ -290,7 +290,7 @@ static pd_status reshard_measure_all(struct reshard_bench *b, struct pd_error *e
     make_layout(&b->loaded, LOADERS, 1, 1, b->model->unit_count);
     make_layout(&b->rewritten, 1, 4, 2, b->model->unit_count);
     PD_TRY(make_source(b, err));
-    PD_TRY(pd_raw_bench_new(b->room.vfs, 0, 0, &b->raw, err));
+    PD_TRY(pd_raw_bench_new(b->dir.vfs, 0, 0, &b->raw, err));
     PD_TRY(pd_bench_map(PD_RESHARD_BUFFER_BYTES, &b->rewrite_buffers, err));
     for (uint64_t pair = 0; pair < b->options.pairs; pair++)
         PD_TRY(pd_pairs_measure(&b->offline_pairs, b, rewrite_ours, rewrite_raw, err));
@@ -311,7 +311,7 @@ static void reshard_release(struct reshard_bench *b)
     pd_raw_bench_free(b->raw);
     pd_commit_deinit(&b->commit);
     pd_model_free(b->model);
-    pd_bench_room_close(&b->room); /* memory is freed at exit */
+    pd_bench_dir_close(&b->dir); /* memory is freed at exit */
 }
 
 static void read_totals(const struct reshard_bench *b, double *ret_amplification, double *ret_worst)
@@ -343,14 +343,14 @@ static pd_status reshard_print(const struct reshard_bench *b, struct pd_error *e
     pd_report_u64(&r, "peak_rss_bytes", b->peak_rss_bytes, PD_UNIT_BYTES);
     pd_report_u64(&r, "state_bytes", b->data_bytes, PD_UNIT_BYTES);
     pd_report_u64(&r, "pairs", b->options.pairs, PD_UNIT_NONE);
-    pd_report_text(&r, "engine", pd_vfs_describe(b->room.vfs));
+    pd_report_text(&r, "engine", pd_vfs_describe(b->dir.vfs));
     return pd_report_end(&r, err);
 }
 
 pd_status pd_bench_reshard(int argc, char **argv, struct pd_error *err)
 {
     struct reshard_bench b = {.options = {.dir = ".", .bytes = UINT64_C(1) << 30, .pairs = 3}};
-    struct pd_option options[] = {PD_BENCH_ROOM_OPTIONS(&b.options), {0}};
+    struct pd_option options[] = {PD_BENCH_DIR_OPTIONS(&b.options), {0}};
     const struct pd_usage usage = {
         .doc = "A checkpoint loaded by two ranks and rewritten offline, each under another layout, against raw direct reads "
                "and writes of as many bytes, alternated. load_ratio: throughput of ours / raw. offline_ratio: seconds of "
@@ -358,7 +358,7 @@ pd_status pd_bench_reshard(int argc, char **argv, struct pd_error *err)
         .options = options,
         .json = &b.options.json};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
-    PD_TRY(pd_bench_room_open(b.options.dir, 4 * b.options.bytes, true, &b.room, err));
+    PD_TRY(pd_bench_dir_open(b.options.dir, 4 * b.options.bytes, true, &b.dir, err));
     pd_status st = reshard_measure_all(&b, err);
     if (!st) st = reshard_print(&b, err);
     reshard_release(&b);

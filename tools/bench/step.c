@@ -356,9 +356,8 @@ static pd_status step_parse(struct step_bench *b, int argc, char **argv, bool *r
     if (*ret_done) return PD_OK;
     b->is_gpu = b->device == PD_DEVICE_GPU || (b->device == PD_DEVICE_AUTO && pd_dev_cuda_count());
     const char *misplaced = first_given(options, b->is_gpu ? on_cpu : on_gpu);
-    if (misplaced && b->is_gpu)
-        PD_FAIL(err, PD_USAGE, "--%s counts on the processor alone: give --device=cpu beside it", misplaced);
-    if (misplaced) PD_FAIL(err, PD_USAGE, "--%s counts on a GPU alone: --device=gpu", misplaced);
+    if (misplaced && b->is_gpu) PD_FAIL(err, PD_USAGE, "--%s works on a CPU alone: add --device=cpu", misplaced);
+    if (misplaced) PD_FAIL(err, PD_USAGE, "--%s works on a GPU alone: add --device=gpu", misplaced);
     return PD_OK;
 }
 

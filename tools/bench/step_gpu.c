@@ -74,6 +74,7 @@ struct measured {
     double busy[STAGES];                    /* by lane, including overlaps: compute, then the stages from EXCHANGE on */
     uint32_t plain_shapes;                  /* of GEMMs without a cuBLASLt algorithm */
     uint64_t operations, lost;              /* lost: operations beyond the capacity; 0: shares can be trusted */
+    uint64_t watched_sequences;             /* of the step with timed operations */
 };
 
 /* Result of the planner's recipe. */
@@ -87,6 +88,7 @@ struct gpu_bench {
     const struct pd_bench_step_gpu *asked;
     const char *model_name;
     struct choice choice;
+    uint64_t sequences; /* of the next step; fewer than asked for if the operations of all cannot be timed */
     uint32_t placement, threads, blocks, recomputed; /* recomputed: of the blocks */
     uint64_t device_bytes, host_bytes, parameters;
     double flops_per_token, peak;
@@ -121,13 +123,13 @@ static pd_status configure(struct pd_bench_run *r, const struct gpu_bench *b, co
     if (choice.layers != PD_LAYERS_ALL) snprintf(layers, sizeof layers, "%u", choice.layers);
     snprintf(model, sizeof model, "preset: %.48s", b->model_name);
     snprintf(sections, sizeof sections,
-             "numerics: {precision: %.16s, mode: %s, virtual_tp: 1, virtual_sp: 1}\n"
+             "numerics: {precision: %.16s, mode: %s, virtual_tp: 1, virtual_sp: 1, lanes: 1}\n"
              "layout: {ranks: 1, recompute: %s, recompute_layers: %s, threads: %u}\n%s",
              a->precision ? a->precision : "bf16", mode, choice.recompute, layers, b->threads,
              placements[b->placement].yaml);
     const struct pd_bench_run_options options = {.model = model,
                                                  .tokens = b->tokens_path,
-                                                 .sequences = a->sequences,
+                                                 .sequences = b->sequences,
                                                  .micro_batch = choice.micro_batch,
                                                  .context = a->context,
                                                  .sections = sections,
@@ -165,15 +167,16 @@ static pd_status plan_one(struct pd_bench_run *r, const struct gpu_bench *b, str
 }
 
 /* Largest micro-batch that fits, 0 if none does; needed: bytes of the last one tried. */
-static pd_status largest_micro_batch(struct pd_bench_run *r, const struct gpu_bench *b, const char *recompute, uint64_t room,
-                                     uint64_t *ret_micro_batch, uint64_t *ret_needed, struct pd_error *err)
+static pd_status largest_micro_batch(struct pd_bench_run *r, const struct gpu_bench *b, const char *recompute,
+                                     uint64_t available, uint64_t *ret_micro_batch, uint64_t *ret_needed,
+                                     struct pd_error *err)
 {
     *ret_micro_batch = 0;
     for (uint64_t micro_batch = b->asked->micro_batch ? b->asked->micro_batch : MICRO_BATCH_MAX;
          micro_batch && !*ret_micro_batch; micro_batch = b->asked->micro_batch ? 0 : micro_batch / 2) {
         if (b->asked->sequences % micro_batch) continue;
         PD_TRY(plan_one(r, b, (struct choice){micro_batch, recompute, PD_LAYERS_ALL}, ret_needed, err));
-        if (*ret_needed <= room) *ret_micro_batch = micro_batch;
+        if (*ret_needed <= available) *ret_micro_batch = micro_batch;
     }
     return PD_OK;
 }
@@ -181,7 +184,7 @@ static pd_status largest_micro_batch(struct pd_bench_run *r, const struct gpu_be
 struct some_layers {
     struct gpu_bench *bench;
     struct pd_bench_run *run;
-    uint64_t room;
+    uint64_t available;
 };
 
 static pd_status fits_with(void *context, uint32_t layers, bool *ret_fits, struct pd_error *err)
@@ -191,31 +194,31 @@ static pd_status fits_with(void *context, uint32_t layers, bool *ret_fits, struc
     uint64_t needed;
     some.layers = layers;
     PD_TRY(plan_one(s->run, s->bench, some, &needed, err));
-    *ret_fits = needed <= s->room;
+    *ret_fits = needed <= s->available;
     if (*ret_fits) s->bench->choice = some;
     return PD_OK;
 }
 
 /* Fewest blocks to recompute so that the chosen micro-batch fits. */
-static pd_status fewest_layers(struct gpu_bench *b, struct pd_bench_run *r, uint64_t room, struct pd_error *err)
+static pd_status fewest_layers(struct gpu_bench *b, struct pd_bench_run *r, uint64_t available, struct pd_error *err)
 {
-    struct some_layers context = {b, r, room};
+    struct some_layers context = {b, r, available};
     uint32_t unused;
     if (strcmp(b->choice.recompute, recomputes[0]) == 0) return PD_OK;
     return pd_fit_fewest(fits_with, &context, r->config.model.layers, &unused, err);
 }
 
-static pd_status choose_micro_batch(struct gpu_bench *b, struct pd_bench_run *r, uint64_t room, uint64_t *ret_needed,
+static pd_status choose_micro_batch(struct gpu_bench *b, struct pd_bench_run *r, uint64_t available, uint64_t *ret_needed,
                                     struct pd_error *err)
 {
     for (int i = 0; i < RECOMPUTES; i++) {
         uint64_t micro_batch;
         if (b->asked->recompute && strcmp(b->asked->recompute, recomputes[i]) != 0) continue;
-        PD_TRY(largest_micro_batch(r, b, recomputes[i], room, &micro_batch, ret_needed, err));
+        PD_TRY(largest_micro_batch(r, b, recomputes[i], available, &micro_batch, ret_needed, err));
         if (micro_batch > b->choice.micro_batch) b->choice = (struct choice){micro_batch, recomputes[i], PD_LAYERS_ALL};
         if (b->choice.micro_batch >= MICRO_BATCH_ENOUGH || (b->choice.micro_batch && b->asked->micro_batch)) break;
     }
-    return b->choice.micro_batch && !b->asked->recompute ? fewest_layers(b, r, room, err) : PD_OK;
+    return b->choice.micro_batch && !b->asked->recompute ? fewest_layers(b, r, available, err) : PD_OK;
 }
 
 static bool is_placement_asked(const struct pd_bench_step_gpu *asked)
@@ -230,9 +233,9 @@ static pd_status step_gpu_choose(struct gpu_bench *b, struct pd_bench_run *r, st
     struct pd_dev_memory memory;
     uint64_t needed = 0;
     PD_TRY(pd_dev_memory(r->device.dev, &memory, err));
-    const uint64_t room = memory.free_bytes - memory.free_bytes / 32; /* libraries allocate some later */
+    const uint64_t available = memory.free_bytes - memory.free_bytes / 32; /* libraries allocate some later */
     for (b->placement = 0;; b->placement++) {
-        PD_TRY(choose_micro_batch(b, r, room, &needed, err));
+        PD_TRY(choose_micro_batch(b, r, available, &needed, err));
         if (b->choice.micro_batch || b->placement + 1 == PLACEMENTS || is_placement_asked(b->asked)) break;
     }
     if (!b->choice.micro_batch)
@@ -301,6 +304,9 @@ static enum stage stage_of(const struct pd_device_share *share)
 static pd_status watch(struct pd_bench_run *r, struct measured *m, struct pd_error *err)
 {
     struct pd_device_share shares[PD_DEVICE_SHARES_MAX];
+    memset(m->stages, 0, sizeof m->stages);
+    memset(m->busy, 0, sizeof m->busy);
+    m->operations = 0;
     PD_TRY(pd_bench_run_step(r, 0, &m->watched_seconds, NULL, err));
     pd_device_spans_clear(r->device.spans);
     PD_TRY(pd_bench_run_step(r, 1, &m->watched_seconds, NULL, err));
@@ -340,13 +346,33 @@ static const char *placement_text(const struct gpu_bench *b)
     return is_placement_asked(b->asked) ? "placements as asked for" : placements[b->placement].said;
 }
 
+/* A large model has more operations in a step than spans can be recorded: true if fewer sequences are to be watched. */
+static bool watches_fewer(struct gpu_bench *b, struct measured *m)
+{
+    const uint64_t micro_batches = b->sequences / b->choice.micro_batch;
+    m->watched_sequences = b->sequences;
+    if (!m->lost || micro_batches < 2) return false;
+    uint64_t fewer = micro_batches * m->operations / (m->operations + m->lost);
+    if (fewer >= micro_batches) fewer = micro_batches - 1;
+    b->sequences = (fewer ? fewer : 1) * b->choice.micro_batch;
+    fprintf(
+        stderr,
+        "%llu operations of a step cannot be timed: the next one has %llu of %llu sequences, so the optimizer's share is "
+        "larger than in a whole step\n",
+        (unsigned long long)m->lost, (unsigned long long)b->sequences, (unsigned long long)b->asked->sequences);
+    return true;
+}
+
 static pd_status bench_mode(struct gpu_bench *b, int mode, struct pd_error *err)
 {
+    b->sequences = b->asked->sequences;
     PD_TRY(run_mode(b, mode, false, err));
     fprintf(stderr, "%s, %s: %.4g s a step with micro-batch %llu, recompute %s in %u of %u blocks, %s\n", b->model_name,
             modes[mode], b->measured[mode].seconds, (unsigned long long)b->choice.micro_batch, b->choice.recompute,
             b->recomputed, b->blocks, placement_text(b));
-    PD_TRY(run_mode(b, mode, true, err));
+    do
+        PD_TRY(run_mode(b, mode, true, err));
+    while (watches_fewer(b, &b->measured[mode]));
     b->is_done[mode] = true;
     return PD_OK;
 }
@@ -417,6 +443,7 @@ static void report_mode(struct pd_report *r, const struct gpu_bench *b, int mode
     pd_report_u64(r, KEY("operations"), m->operations, PD_UNIT_NONE);
     if (r->is_json || m->plain_shapes) pd_report_u64(r, KEY("plain_gemm_shapes"), m->plain_shapes, PD_UNIT_NONE);
     pd_report_u64(r, KEY("operations_not_timed"), m->lost, PD_UNIT_NONE);
+    pd_report_u64(r, KEY("watched_sequences"), m->watched_sequences, PD_UNIT_NONE);
     report_shares(r, KEY("stage_shares"), m, m->stages, 0, NULL, other_seconds(m));
     report_shares(r, KEY("busy_shares"), m, m->busy, LANE_COMPUTE, "compute", 0);
 #undef KEY
@@ -424,7 +451,8 @@ static void report_mode(struct pd_report *r, const struct gpu_bench *b, int mode
 
 pd_status pd_bench_step_gpu(const struct pd_bench_step_gpu *asked, struct pd_error *err)
 {
-    struct gpu_bench b = {.asked = asked, .model_name = preset_of(asked->preset), .threads = asked->threads};
+    struct gpu_bench b = {
+        .asked = asked, .model_name = preset_of(asked->preset), .sequences = asked->sequences, .threads = asked->threads};
     if (asked->micro_batch && asked->sequences % asked->micro_batch)
         PD_FAIL(err, PD_USAGE, "--micro-batch=%llu: --sequences %llu is not a multiple of it",
                 (unsigned long long)asked->micro_batch, (unsigned long long)asked->sequences);

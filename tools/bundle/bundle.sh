@@ -28,7 +28,7 @@ case "$nvidia" in needed | none) ;; *) echo "$usage" >&2; exit 64 ;; esac
 [ -d "${places[0]}" ] || { echo "bundle: ${places[0]} is not a directory and not a build" >&2; exit 66; }
 build=$(cd "${places[0]}" && pwd)
 out=${places[1]}
-[ ! -e "$out" ] || { echo "bundle: $out is there already; remove it, or name another" >&2; exit 64; }
+[ ! -e "$out" ] || { echo "bundle: $out exists already; remove it, or name another" >&2; exit 64; }
 
 perdure=$build/perdure operations=$build/bin/gpu_operations
 if [ $simulated = yes ]; then

@@ -1,17 +1,23 @@
 /* perdure ckpt: its subcommands and their options; ls and prune. */
 #include "tools/commands/ckpt.h"
 #include "ckpt/base/words.h"
-#include "ckpt/objects/bucket_store.h"
 #include "resharder/formats/perdure.h"
 #include "resharder/layout.h"
 #include "tools/command.h"
-#include "tools/commands/ckpt_place.h"
+#include "tools/library/prune.h"
 #include "tools/output.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+
+static void note_line(void *context, const char *text)
+{
+    fprintf(stderr, "%s%s\n", (const char *)context, text);
+}
+
+const struct pd_notes pd_ckpt_notes = {note_line, "perdure: "}, pd_ckpt_plain_notes = {note_line, ""};
 
 /* ---- ls ---- */
 
@@ -78,7 +84,7 @@ static pd_status ls(const struct pd_ckpt_options *o, struct pd_error *err)
     struct pd_table table;
     struct pd_json_writer w;
     const struct pd_store_entry *entry;
-    PD_TRY(pd_ckpt_place_open(o->paths[0], NULL, &place, err));
+    PD_TRY(pd_ckpt_place_open(o->paths[0], NULL, &pd_ckpt_notes, &place, err));
     const uint32_t newest = place.tier;
     pd_table_init(&table, headings, place.tiers.count > 1 ? 9 : 8);
     pd_json_writer_init(&w, 2);
@@ -106,48 +112,19 @@ struct pruning {
     bool names_place; /* if there are several: name each one's figures */
 };
 
-/* Beside a launch that may live: of that nothing is touched but what retention lets go. */
-static pd_status prune_bucket(const struct pruning *p, struct pd_ckpt_place *place, struct pd_error *err)
-{
-    static const struct pd_store_options look = {.quiet = true};
-    const struct pd_bucket_store_options options = {
-        .keep_last = p->options->keep_last, .keep_every = p->options->keep_every, .only_removes = true};
-    struct pd_bucket_store *bucket = NULL;
-    PD_TRY(pd_bucket_store_open(place->root, &options, &place->group, &bucket, err));
-    pd_status st = pd_bucket_store_take(bucket, place->store, err);
-    if (!st) st = pd_bucket_store_prune(bucket, err);
-    pd_bucket_store_close(bucket);
-    struct pd_error own = {0};
-    const pd_status looked = pd_ckpt_place_reopen(place, &look, &own);
-    return st ? st : pd_error_pass(err, looked, &own);
-}
-
-static pd_status prune_directory(const struct pruning *p, struct pd_ckpt_place *place, uint32_t *before,
-                                 struct pd_error *err)
-{
-    const struct pd_store_options options = {.writable = true,
-                                             .keep_last = p->options->keep_last,
-                                             .keep_every = p->options->keep_every,
-                                             .quarantine_bytes_max = UINT64_MAX};
-    PD_TRY(pd_ckpt_place_reopen(place, &options, err));
-    if (pd_store_count(place->store) > *before) *before = pd_store_count(place->store); /* one was rolled forward */
-    return pd_store_prune(place->store, err);
-}
-
 /* With nothing to delete it writes nothing, since the path may be a mistake. */
 static pd_status prune_tier(struct pruning *p, struct pd_ckpt_place *place, struct pd_error *err)
 {
-    uint32_t before = pd_store_count(place->store);
-    pd_status st = PD_OK;
+    struct pd_ckpt_pruned pruned = {0};
     char text[4400];
-    if (!before) {
+    const bool is_empty = !pd_store_count(place->store);
+    if (is_empty) {
         PD_TRY(pd_ckpt_place_describe_empty(place, text, sizeof text, err));
         if (!p->options->json) printf("nothing is removed: %s\n", text);
-    } else {
-        st = pd_vfs_is_remote(place->root) ? prune_bucket(p, place, err) : prune_directory(p, place, &before, err);
-        if (!place->store) return st;
     }
-    const uint32_t after = pd_store_count(place->store);
+    const pd_status st = pd_ckpt_prune(place, p->options->keep_last, p->options->keep_every, &pruned, err);
+    if (!place->store) return st;
+    const uint32_t before = pruned.before, after = pruned.after;
     if (!p->options->json && before)
         printf("%s%s%u of %s removed, %u kept\n", p->names_place ? place->root : "", p->names_place ? ": " : "",
                before - after, pd_counted(before, "checkpoint").text, after);
@@ -167,7 +144,7 @@ static pd_status prune_all(struct pruning *p, struct pd_error *err)
 {
     struct pd_ckpt_place place;
     const char *path = p->options->paths[0];
-    PD_TRY(pd_ckpt_place_open(path, NULL, &place, err));
+    PD_TRY(pd_ckpt_place_open(path, NULL, &pd_ckpt_notes, &place, err));
     pd_status status = PD_OK;
     if (place.named[0])
         status = pd_error_set(err, PD_USAGE, PD_WHERE, 0, "%s is one checkpoint; name the directory it lies in", path);
@@ -209,19 +186,20 @@ static pd_status ckpt_run(const char *arguments, const char *doc, struct pd_opti
 {
     const uint32_t wanted = strchr(arguments, ' ') ? 2 : 1;
     uint32_t count;
-    const uint32_t sources = body == pd_ckpt_diff ? 2 : 1;
+    const uint32_t sources = body == pd_ckpt_diff || body == pd_ckpt_send ? 2 : 1;
     const struct pd_usage usage = {.arguments = arguments,
                                    .doc = doc,
                                    .options = options,
                                    .json = &o->json,
                                    PD_WORDS(o->paths, wanted, &count),
-                                   .words_of_checkpoints = sources};
+                                   .words_in_buckets = sources};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (count < wanted)
         PD_FAIL(err, PD_USAGE, "name %s; see %s --help",
                 wanted == 1                                         ? "a run or a directory of checkpoints"
                 : body == pd_ckpt_reshard || body == pd_ckpt_import ? "a checkpoint and the directory for the new one"
                 : body == pd_ckpt_export                            ? "a checkpoint and the directory to create"
+                : body == pd_ckpt_send                              ? "a checkpoint and a bucket"
                                                                     : "two checkpoints",
                 argv[0]);
     return body(o, err);
@@ -305,7 +283,7 @@ static pd_status run_reshard(int argc, char **argv, struct pd_error *err)
     struct pd_option options[] = {
         STEP_ROW("this step instead of the newest"),
         PD_OPTION("layout", "dp=N,tp=N,...",
-                  "dp, tp, pp, sp, zero_shard, zero_stage, interleave; default 1 (zero_shard: dp*sp)", PD_OPTION_TEXT,
+                  "dp, tp, pp, sp, ep, zero_shard, zero_stage, interleave; default 1 (zero_shard: dp*sp)", PD_OPTION_TEXT,
                   &o.layout),
         PD_OPTION("compression", "none|zstd:N", "compress the new shards; default: as in SRC", PD_OPTION_TEXT,
                   &o.compression),
@@ -319,6 +297,25 @@ static pd_status run_reshard(int argc, char **argv, struct pd_error *err)
         options, &o, pd_ckpt_reshard, argc, argv, err);
 }
 
+static pd_status run_upload(int argc, char **argv, struct pd_error *err)
+{
+    struct pd_ckpt_options o = {.step = UINT64_MAX, .memory = UINT64_C(64) << 20};
+    struct pd_option options[] = {
+        STEP_ROW("this step instead of the newest"),
+        PD_OPTION("keep-last", "N", "afterwards delete all but the newest N there", PD_OPTION_U32, &o.keep_last,
+                  .expected = "a whole number, such as --keep-last=4"),
+        PD_OPTION("bandwidth", "N", "send so many bytes a second at most: 500M", PD_OPTION_BYTES, &o.bandwidth),
+        PD_OPTION("memory", "N", "send buffers (default: 64M)", PD_OPTION_BYTES, &o.memory, 8 << 20, UINT64_MAX,
+                  "8M or more"),
+        {0}};
+    return ckpt_run(
+        "PATH s3://BUCKET/PREFIX",
+        "Copies a checkpoint into a bucket, verified on the way, where every command and run finds it. It exists "
+        "there once it is whole. PATH is a run, a directory of checkpoints (the newest is used), or one "
+        "checkpoint. During a run, checkpoint.tiers does this by itself.",
+        options, &o, pd_ckpt_send, argc, argv, err);
+}
+
 #define IMPORT_DOC                                                                                                        \
     "Converts a checkpoint of another program, in little memory. perdure recognizes the format from the files and lists " \
     "what it cannot take over. Parameters and moments become fp32, without loss; numerics.precision decides what a run "  \
@@ -330,7 +327,7 @@ static pd_status run_import(int argc, char **argv, struct pd_error *err)
     struct pd_ckpt_options o = {.step = UINT64_MAX};
     struct pd_option options[] = {
         PD_OPTION("layout", "dp=N,tp=N,...",
-                  "dp, tp, pp, sp, zero_shard, zero_stage, interleave; default 1 (zero_shard: dp*sp)", PD_OPTION_TEXT,
+                  "dp, tp, pp, sp, ep, zero_shard, zero_stage, interleave; default 1 (zero_shard: dp*sp)", PD_OPTION_TEXT,
                   &o.layout),
         PD_OPTION("config", "FILE", "config.json or a run's configuration, if SRC does not describe its model",
                   PD_OPTION_TEXT, &o.config_file),
@@ -371,7 +368,7 @@ static pd_status run_export(int argc, char **argv, struct pd_error *err)
     return ckpt_run(
         "SRC DST",
         "Writes a checkpoint in the format of another program, in little memory. DST is a directory (gguf: a file) "
-        "that must not exist yet; it gets its name once the files were read back. SRC is a run directory, a "
+        "that must not exist yet; it appears once perdure has read its files back. SRC is a run directory, a "
         "directory of checkpoints (the newest is used), or one checkpoint, of perdure or of another program (perdure "
         "ckpt import --help lists formats).",
         options, &o, pd_ckpt_export, argc, argv, err);
@@ -388,6 +385,7 @@ pd_status pd_cmd_ckpt(int argc, char **argv, struct pd_error *err)
         {"reshard", "--layout=dp=4,tp=2 SRC DST", "write one again under another layout", run_reshard},
         {"import", "SRC DST", "convert a checkpoint of another program", run_import},
         {"export", "--format=safetensors SRC DST", "convert a checkpoint for another program", run_export},
+        {"upload", "PATH s3://BUCKET/PREFIX", "copy one into a bucket", run_upload},
         {"prune", "--keep-last=N PATH", "delete old ones", run_prune},
         {0},
     };

@@ -3,8 +3,7 @@
 
 #include "ckpt/base/stop.h"
 #include "ckpt/inspect/inspect.h"
-#include "resharder/convert/import.h"
-#include "tools/commands/ckpt_place.h"
+#include "tools/library/convert.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -19,7 +18,7 @@ struct pd_ckpt_options {
     const char *format, *dtype, *only, *config_file, *prefix; /* for import and export, or NULL */
     bool dry_run, fresh_optimizer;
     uint32_t keep_last;
-    uint64_t keep_every;
+    uint64_t keep_every, memory, bandwidth;
 };
 
 /* Checks every byte of one checkpoint or of all: ckpt_verify.c. */
@@ -32,7 +31,10 @@ pd_status pd_ckpt_stats(const struct pd_ckpt_options *options, struct pd_error *
 /* Digest of the state of one of our checkpoints. */
 PD_MUST_USE pd_status pd_ckpt_state_digest(const char *path, uint64_t *ret_digest, struct pd_error *err);
 
-/* Other systems: ckpt_import.c, ckpt_export.c. */
+/* Print to stderr: with "perdure: " before each line, and without. */
+extern const struct pd_notes pd_ckpt_notes, pd_ckpt_plain_notes;
+
+/* Conversions: ckpt_convert.c. */
 pd_status pd_ckpt_import(const struct pd_ckpt_options *options, struct pd_error *err);
 struct pd_config;
 /* With init.from, takes the model from the run's newest checkpoint, or else from init.from (pd_ckpt_import_model), which
@@ -45,20 +47,7 @@ pd_status pd_ckpt_import_for_run(const struct pd_config *config, const char *dir
                                  struct pd_error *err);
 pd_status pd_ckpt_export(const struct pd_ckpt_options *options, struct pd_error *err);
 
-/* Another layout: ckpt_reshard.c, with the code shared with import. */
-struct pd_ckpt_rewrite {
-    struct pd_ckpt_target target;
-    struct pd_shard_codec codec; /* the rewrite creates its pool; the caller frees it */
-    struct pd_import_report report;
-    double seconds;
-};
-/* Parses --compression; NULL leaves *codec unchanged. */
-PD_MUST_USE pd_status pd_ckpt_rewrite_codec(const char *text, struct pd_shard_codec *codec, struct pd_error *err);
-/* The request needs no buffers, codec, target or progress. */
-PD_MUST_USE pd_status pd_ckpt_rewrite(struct pd_ckpt_rewrite *rewrite, struct pd_import_request request,
-                                      struct pd_error *err);
-PD_MUST_USE pd_status pd_ckpt_rewrite_print(const struct pd_ckpt_rewrite *rewrite, const char *format,
-                                            const struct pd_layout *layout, bool is_json, struct pd_error *err);
+pd_status pd_ckpt_send(const struct pd_ckpt_options *options, struct pd_error *err); /* into a bucket */
 pd_status pd_ckpt_reshard(const struct pd_ckpt_options *options, struct pd_error *err);
 struct pd_json_writer;
 /* Writes a layout as a JSON object, for show, import and reshard. */
@@ -84,3 +73,5 @@ PD_MUST_USE pd_status pd_temporary_make(struct pd_temporary *temporary, struct p
 PD_MUST_USE pd_status pd_temporary_import(struct pd_temporary *temporary, const char *path, struct pd_error *err);
 /* Removes the directory. Returns `mine`. */
 pd_status pd_temporary_remove(struct pd_temporary *temporary, pd_status mine, struct pd_error *err);
+
+PD_MUST_USE pd_status pd_ckpt_print_mapping(const struct pd_ckpt_mapping *mapping, bool is_json, struct pd_error *err);

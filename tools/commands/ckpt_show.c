@@ -1,9 +1,10 @@
 /* perdure ckpt show: prints the record of a checkpoint, or describes another program's files. */
 #include "ckpt/base/words.h"
 #include "resharder/catalog/family.h"
+#include "resharder/formats/perdure.h"
 #include "resharder/layout.h"
 #include "tools/commands/ckpt.h"
-#include "tools/commands/ckpt_foreign.h"
+#include "tools/library/foreign.h"
 #include "tools/output.h"
 #include "trainer/engine/computed_on.h"
 #include "trainer/sample/sample_text.h"
@@ -72,6 +73,7 @@ static void ours_text(const struct pd_store_entry *e, const struct pd_commit *co
     printf("\nmodel       %s parameters in %" PRIu64 " tensors\n", pd_text_count(s->parameter_count).text, s->tensor_count);
     printf("layout      dp %u, tp %u, pp %u, sp %u; state in %s, ZeRO %u\n", l->dp, l->tp, l->pp, l->sp,
            pd_counted(l->zero_shard, "part").text, l->zero_stage);
+    if (l->ep > 1) printf("            experts spread over %u data ranks each (ep)\n", l->ep);
     if (l->virtual_tp > 1 || l->virtual_sp > 1)
         printf("            admits tp up to %u and sp up to %u\n", l->virtual_tp, l->virtual_sp);
     if (l->stage_count > 1) {
@@ -117,31 +119,7 @@ static pd_status ours_json(const struct pd_store_entry *e, const struct pd_commi
     return pd_output_json(&w, err);
 }
 
-static pd_status show_ours(const struct pd_ckpt_options *o, struct pd_error *err)
-{
-    struct pd_ckpt_place place;
-    const struct pd_store_entry *entry;
-    struct pd_commit commit = {0};
-    PD_TRY(pd_ckpt_place_open(o->paths[0], NULL, &place, err));
-    pd_status status = pd_ckpt_place_choose(&place, o->step, &entry, err);
-    if (!status) status = pd_store_read_commit(place.store, entry, &commit, err);
-    while (status && entry && pd_ckpt_place_next_copy(&place, err, &entry))
-        status = pd_store_read_commit(place.store, entry, &commit, err);
-    if (!status) {
-        const struct shown_tokenizer tokenizer = find_tokenizer(o->paths[0], &place, &commit.state);
-        if (o->config && !o->json)
-            fputs(commit.state.config, stdout);
-        else if (o->json)
-            status = ours_json(entry, &commit, &tokenizer, err);
-        else
-            ours_text(entry, &commit, &tokenizer);
-        pd_commit_deinit(&commit);
-    }
-    pd_ckpt_place_close(&place);
-    return status;
-}
-
-/* ---- other programs ---- */
+/* ---- other programs, and tensors that a program listed ---- */
 
 static struct pd_text shape_text(const struct pd_foreign_tensor *t)
 {
@@ -248,6 +226,7 @@ static pd_status theirs_json(const struct pd_ckpt_foreign *f, struct pd_error *e
 static pd_status theirs_config(const struct pd_ckpt_foreign *f, struct pd_error *err)
 {
     const struct pd_catalog_text *text = pd_catalog_text(&f->catalog, "config.json");
+    if (!text) text = pd_catalog_text(&f->catalog, PD_FORMAT_LISTED_TEXT);
     if (!text) PD_FAIL(err, PD_INVALID, "%s does not say which model it is; leave out --config to see its tensors", f->path);
     fwrite(text->text, 1, text->bytes, stdout);
     return PD_OK;
@@ -256,7 +235,7 @@ static pd_status theirs_config(const struct pd_ckpt_foreign *f, struct pd_error 
 static pd_status show_theirs(const struct pd_ckpt_options *options, struct pd_error *err)
 {
     struct pd_ckpt_foreign f;
-    PD_TRY(pd_ckpt_foreign_open(options->paths[0], UINT64_MAX, &f, err));
+    PD_TRY(pd_ckpt_foreign_open(options->paths[0], options->step, &pd_ckpt_notes, &f, err));
     pd_status st = pd_ckpt_foreign_refuse_step(&f, options->step, err);
     if (!st && options->config && !options->json)
         st = theirs_config(&f, err);
@@ -264,6 +243,31 @@ static pd_status show_theirs(const struct pd_ckpt_options *options, struct pd_er
         st = options->json ? theirs_json(&f, err) : theirs_text(&f, err);
     pd_ckpt_foreign_close(&f);
     return st;
+}
+
+static pd_status show_ours(const struct pd_ckpt_options *o, struct pd_error *err)
+{
+    struct pd_ckpt_place place;
+    const struct pd_store_entry *entry;
+    struct pd_commit commit = {0};
+    PD_TRY(pd_ckpt_place_open(o->paths[0], NULL, &pd_ckpt_notes, &place, err));
+    pd_status status = pd_ckpt_place_choose(&place, o->step, &entry, err);
+    if (!status) status = pd_store_read_commit(place.store, entry, &commit, err);
+    while (status && entry && pd_ckpt_place_next_copy(&place, err, &entry))
+        status = pd_store_read_commit(place.store, entry, &commit, err);
+    const bool is_listed = !status && commit.state.layout.is_listed;
+    if (!status && !is_listed) {
+        const struct shown_tokenizer tokenizer = find_tokenizer(o->paths[0], &place, &commit.state);
+        if (o->config && !o->json)
+            fputs(commit.state.config, stdout);
+        else if (o->json)
+            status = ours_json(entry, &commit, &tokenizer, err);
+        else
+            ours_text(entry, &commit, &tokenizer);
+    }
+    pd_commit_deinit(&commit);
+    pd_ckpt_place_close(&place);
+    return is_listed ? show_theirs(o, err) : status;
 }
 
 pd_status pd_ckpt_show(const struct pd_ckpt_options *options, struct pd_error *err)

@@ -4,7 +4,7 @@
 #include "resharder/convert/compare.h"
 #include "resharder/formats/perdure.h"
 #include "tools/commands/ckpt.h"
-#include "tools/commands/ckpt_foreign.h"
+#include "tools/library/foreign.h"
 #include "tools/output.h"
 #include "trainer/model/links.h"
 
@@ -15,7 +15,7 @@
 
 static bool is_ours(const struct pd_ckpt_foreign *f)
 {
-    return f->format == &pd_format_perdure;
+    return pd_ckpt_foreign_is_run(f);
 }
 
 static pd_status take_buffers(struct pd_arena **ret_arena, void **ret_buffers, struct pd_error *err)
@@ -75,7 +75,7 @@ static pd_status stats_read_any(struct stats *s, struct pd_error *err)
 static pd_status stats_open(const char *path, uint64_t step, const char *part, struct stats *s, struct pd_error *err)
 {
     *s = (struct stats){.part = part};
-    PD_TRY(pd_ckpt_foreign_open(path, step, &s->f, err));
+    PD_TRY(pd_ckpt_foreign_open(path, step, &pd_ckpt_notes, &s->f, err));
     PD_TRY(pd_ckpt_foreign_refuse_step(&s->f, step, err));
     return stats_read_any(s, err);
 }
@@ -208,7 +208,7 @@ static void unlink_sides(struct sides *s)
 
 static pd_status link_sides(struct sides *s, struct pd_error *err)
 {
-    if (is_ours(s->of[0]) && is_ours(s->of[1])) return PD_OK;
+    if (s->of[0]->format == &pd_format_perdure && s->of[1]->format == &pd_format_perdure) return PD_OK;
     pd_status st = pd_ckpt_foreign_model(s->of[0], &s->model, err);
     if (st == PD_NOT_FOUND) st = pd_ckpt_foreign_model(s->of[1], &s->model, err);
     if (st == PD_NOT_FOUND) return PD_OK;
@@ -367,11 +367,11 @@ static pd_status diff_sides(const struct pd_ckpt_options *o, struct sides *s, st
 pd_status pd_ckpt_diff(const struct pd_ckpt_options *options, struct pd_error *err)
 {
     struct sides s = {.of = {&s.opened[0], &s.opened[0]}};
-    PD_TRY(pd_ckpt_foreign_open(options->paths[0], UINT64_MAX, &s.opened[0], err));
+    PD_TRY(pd_ckpt_foreign_open(options->paths[0], UINT64_MAX, &pd_ckpt_notes, &s.opened[0], err));
     pd_status st = PD_OK;
     if (strcmp(options->paths[0], options->paths[1]) != 0) {
         s.of[1] = &s.opened[1];
-        st = pd_ckpt_foreign_open(options->paths[1], UINT64_MAX, &s.opened[1], err);
+        st = pd_ckpt_foreign_open(options->paths[1], UINT64_MAX, &pd_ckpt_notes, &s.opened[1], err);
     }
     if (!st) st = diff_sides(options, &s, err);
     unlink_sides(&s);

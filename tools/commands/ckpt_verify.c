@@ -3,7 +3,7 @@
 #include "ckpt/base/grow.h"
 #include "ckpt/base/words.h"
 #include "tools/commands/ckpt.h"
-#include "tools/commands/ckpt_place.h"
+#include "tools/library/place.h"
 #include "tools/output.h"
 
 #include <inttypes.h>
@@ -142,7 +142,7 @@ static pd_status ckpt_verify_read_all(struct verify *v, struct checked *c, struc
     /* Its record is missing or wrong; the store's reason already says so. */
     if (st && c->candidate->unusable) return PD_OK;
     if (st) return add_finding(&c->list, "commit.h5", st == PD_NOT_FOUND ? PD_CORRUPT : st, why.message, err);
-    st = pd_inspect_verify(inspect, pd_shown_progress_start(&progress), &progress, &c->list, err);
+    st = pd_inspect_verify(inspect, pd_shown_progress_start(&progress), &progress, (pd_should_stop){0}, &c->list, err);
     pd_shown_progress_end(&progress);
     c->seconds = pd_clock_seconds_since(progress.start_ns);
     if (!st && !c->list.count && !c->candidate->unusable) check_index(v, c, inspect);
@@ -264,7 +264,7 @@ static pd_status verdict(const struct verify *v, struct pd_error *err)
                 v->place.root, v->first_index, v->index_damaged > 1 ? " (and others)" : "");
     if (v->unchecked)
         PD_FAIL(err, v->first_unchecked.status, "%.900s%s; mount or repair its storage and check again",
-                v->first_unchecked.message, v->unchecked > 1 ? ", and so is it with others" : "");
+                v->first_unchecked.message, v->unchecked > 1 ? " (others too)" : "");
     return PD_OK;
 }
 
@@ -328,7 +328,7 @@ pd_status pd_ckpt_verify(const struct pd_ckpt_options *options, struct pd_error 
 {
     struct verify v = {.is_json = options->json};
     struct pd_error none = {0};
-    PD_TRY(pd_ckpt_place_open_quiet(options->paths[0], &v.place, err));
+    PD_TRY(pd_ckpt_place_open_quiet(options->paths[0], &pd_ckpt_notes, &v.place, err));
     v.names_one = v.place.named[0] || options->step != UINT64_MAX;
     pd_json_writer_init_object(&v.w, 2);
     pd_json_array_begin(&v.w, "checkpoints");

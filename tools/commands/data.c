@@ -3,6 +3,7 @@
 #include "ckpt/base/words.h"
 #include "tools/command.h"
 #include "tools/output.h"
+#include "trainer/data/data_cache.h"
 #include "trainer/data/pack.h"
 #include "trainer/run/signals.h"
 #include "trainer/tokenizer/tokenizer.h"
@@ -14,8 +15,11 @@
 
 struct options {
     struct pd_pack_options pack;
-    unsigned packed;                        /* format to write, counted from nanogpt */
-    const char **inputs;                    /* (argc) space for all arguments, owned */
+    unsigned packed;             /* format to write, counted from nanogpt */
+    const char **inputs;         /* (argc) space for all arguments, owned */
+    struct pd_remote_list found; /* what inputs in buckets stand for */
+    struct pd_data_cache *cache; /* of copies of these; NULL: none */
+    const char *prompt, *completion;
     char *separator;                        /* owned */
     struct pd_tokenizer *opened;            /* owned */
     const char *tokenizer, *document_token; /* as given; NULL: bytes; none */
@@ -51,8 +55,8 @@ static pd_status set_token(const struct pd_option *o, const char *text, struct p
 #define TOKEN_ROW(doc) PD_OPTION("document-token", "N", doc, PD_OPTION_SET, &o.pack.document_token, .set = set_token)
 /* clang-format on */
 
-static pd_status data_parse(const char *arguments, const char *doc, struct pd_option *rows, int argc, char **argv,
-                            struct options *o, bool *ret_done, struct pd_error *err)
+static pd_status data_parse(const char *arguments, const char *doc, struct pd_option *rows, uint32_t in_buckets, int argc,
+                            char **argv, struct options *o, bool *ret_done, struct pd_error *err)
 {
     o->inputs = calloc((size_t)argc, sizeof *o->inputs);
     if (!o->inputs) PD_FAIL(err, PD_NO_MEMORY, "no memory for arguments");
@@ -61,6 +65,7 @@ static pd_status data_parse(const char *arguments, const char *doc, struct pd_op
                                    .doc = doc,
                                    .options = rows,
                                    .json = &o->json,
+                                   .words_in_buckets = in_buckets,
                                    PD_WORDS(o->inputs, (uint32_t)argc, &o->pack.input_count)};
     return pd_command_parse(&usage, argc, argv, ret_done, err);
 }
@@ -79,6 +84,8 @@ static pd_status resolve_document_token(struct options *o, struct pd_error *err)
 static void options_deinit(struct options *o)
 {
     free(o->inputs);
+    pd_data_cache_close(o->cache);
+    pd_remote_list_deinit(&o->found);
     free(o->separator);
     pd_tokenizer_free(o->opened);
 }
@@ -99,6 +106,7 @@ static pd_status print_packed(const struct pd_pack_options *options, const struc
         if (options->tokenizer)
             printf("tokenizer %s, a copy lies beside the file; model.vocab must be at least %u\n",
                    pd_text_hex(pd_tokenizer_digest(options->tokenizer)).text, pd_tokenizer_vocab(options->tokenizer));
+        if (r->learned < r->tokens) printf("tokens with a loss: %s\n", pd_text_count(r->learned).text);
         if (r->empty_documents) printf("empty documents left out: %s\n", pd_text_count(r->empty_documents).text);
         return PD_OK;
     }
@@ -106,12 +114,46 @@ static pd_status print_packed(const struct pd_pack_options *options, const struc
     pd_json_writer_init_object(&w, 2);
     PD_JSON_STRINGS(&w, {"output", options->output}, {"format", pd_data_format_name(r->format)}, {"type", r->type_name});
     PD_JSON_U64S(&w, {"input_bytes", r->input_bytes}, {"output_bytes", r->output_bytes}, {"tokens", r->tokens},
-                 {"documents", r->documents}, {"empty_documents", r->empty_documents});
+                 {"documents", r->documents}, {"empty_documents", r->empty_documents}, {"learned", r->learned});
     if (options->tokenizer) {
         pd_json_hex64(&w, "tokenizer", pd_tokenizer_digest(options->tokenizer));
         pd_json_u64(&w, "vocab", pd_tokenizer_vocab(options->tokenizer));
     }
     return pd_output_json(&w, err);
+}
+
+/* Replaces inputs in buckets by copies on this host. */
+static pd_status fetch_inputs(struct options *o, struct pd_error *err)
+{
+    const struct pd_data_cache_options cache = {.bytes = PD_DATA_CACHE_BYTES, .should_stop = pd_signals_stop()};
+    bool any = false;
+    for (uint32_t i = 0; i < o->pack.input_count; i++)
+        any |= pd_data_is_remote(o->inputs[i]);
+    if (!any) return PD_OK;
+    for (uint32_t i = 0; i < o->pack.input_count; i++)
+        PD_TRY(pd_data_cache_list(o->inputs[i], &o->found, err));
+    PD_TRY(pd_data_cache_open(&cache, (const char *const *)o->found.urls, o->found.count, &o->cache, err));
+    const char **inputs = realloc(o->inputs, o->found.count * sizeof *inputs);
+    if (!inputs) PD_FAIL(err, PD_NO_MEMORY, "no memory for arguments");
+    o->pack.inputs = o->inputs = inputs;
+    o->pack.input_count = o->found.count;
+    for (uint32_t i = 0; i < o->found.count; i++)
+        inputs[i] = pd_data_cache_path(o->cache, i);
+    return PD_OK;
+}
+
+static pd_status take_turns(struct options *o, struct pd_error *err)
+{
+    const bool is_pair = o->prompt || o->completion;
+    if (is_pair && (!o->prompt || !o->completion))
+        PD_FAIL(err, PD_USAGE, "--prompt and --completion go together; see perdure data pack --help");
+    if (is_pair + (o->pack.turns[0] != NULL) + (o->pack.field != NULL) > 1)
+        PD_FAIL(err, PD_USAGE, "give one of --field, --prompt with --completion, and --turns");
+    o->pack.is_rendered = o->pack.turns[0];
+    if (!is_pair) return PD_OK;
+    o->pack.turns[0] = o->prompt;
+    o->pack.turns[1] = o->completion;
+    return PD_OK;
 }
 
 static pd_status data_pack(struct options *o, bool json, struct pd_error *err)
@@ -127,13 +169,15 @@ static pd_status data_pack(struct options *o, bool json, struct pd_error *err)
     if (o->tokenizer) PD_TRY(pd_tokenizer_open(o->tokenizer, &o->opened, err));
     o->pack.tokenizer = o->opened && !pd_tokenizer_is_bytes(o->opened) ? o->opened : NULL;
     PD_TRY(resolve_document_token(o, err));
-    o->pack.should_stop = pd_signals_say_leave;
+    PD_TRY(take_turns(o, err));
+    PD_TRY(fetch_inputs(o, err));
+    o->pack.should_stop = pd_signals_stop();
     o->pack.progress = pd_shown_progress_start(&progress);
     o->pack.progress_context = &progress;
     pd_status status = pd_data_pack(&o->pack, &result, err);
     pd_shown_progress_end(&progress);
     if (status == PD_STOPPED) pd_error_append(err, "; %s is as it was; run the same command to start over", o->pack.output);
-    if (status == PD_EXISTS) PD_FAIL(err, PD_USAGE, "%s is there already; --overwrite replaces it", o->pack.output);
+    if (status == PD_EXISTS) PD_FAIL(err, PD_USAGE, "%s exists already; --overwrite replaces it", o->pack.output);
     PD_TRY(status);
     fputs(result.notes, stderr);
     status = print_packed(&o->pack, &result, json, err);
@@ -160,14 +204,21 @@ static pd_status run_pack(int argc, char **argv, struct pd_error *err)
                   PD_OPTION_SET, &o, .set = set_separator),
         PD_OPTION("field", "NAME", "the field of JSON lines that holds the text (default: text)", PD_OPTION_TEXT,
                   &o.pack.field),
+        PD_OPTION("prompt", "NAME", "with --completion: the field of the text that has no loss", PD_OPTION_TEXT, &o.prompt),
+        PD_OPTION("completion", "NAME", "the field of the text that follows the prompt and has a loss", PD_OPTION_TEXT,
+                  &o.completion),
+        PD_OPTION("turns", "NAME",
+                  "the field with an array of texts, every other one with a loss from the second on, as "
+                  "perdure.render_chat writes them",
+                  PD_OPTION_TEXT, &o.pack.turns[0]),
         PD_OPTION("overwrite", NULL, "replace an existing output", PD_OPTION_FLAG, &o.pack.overwrite),
         {0}};
     pd_status status =
         data_parse("TEXT...",
                    "Packs text into a token file. Tokens are bytes, or what --tokenizer makes of the text. TEXT "
                    "is a file, a directory or a glob of text or JSON lines, plain or compressed with gzip or "
-                   "zstd. Each text file is a document, and so is each line of JSON.",
-                   rows, argc, argv, &o, &done, err);
+                   "zstd. Each text file is a document, and so is each line of JSON. TEXT may be s3://bucket/key.",
+                   rows, UINT32_MAX, argc, argv, &o, &done, err);
     if (!status && !done) status = data_pack(&o, o.json, err);
     options_deinit(&o);
     return status;
@@ -175,13 +226,13 @@ static pd_status run_pack(int argc, char **argv, struct pd_error *err)
 
 /* ---- inspect ---- */
 
-static void write_inspection(struct pd_json_writer *w, const struct pd_data_inspection *x)
+static void write_inspection(struct pd_json_writer *w, const char *name, const struct pd_data_inspection *x)
 {
     pd_json_object_begin(w, NULL);
-    PD_JSON_STRINGS(w, {"path", x->file.path}, {"index", x->file.index_path},
-                    {"format", pd_data_format_name(x->file.format)}, {"type", pd_token_type_name(x->file.type)});
-    PD_JSON_U64S(w, {"bytes", x->file.file_bytes}, {"tokens", x->file.token_count}, {"documents", x->documents},
-                 {"sequences", x->file.sequence_count});
+    PD_JSON_STRINGS(w, {"path", name}, {"index", x->file.index_path}, {"format", pd_data_format_name(x->file.format)},
+                    {"type", pd_token_type_name(x->file.type)});
+    PD_JSON_U64S(w, {"bytes", x->file.file_bytes}, {"tokens", x->file.token_count}, {"learned", x->scan.learned},
+                 {"documents", x->documents}, {"sequences", x->file.sequence_count});
     pd_json_i64(w, "min", x->scan.min);
     pd_json_i64(w, "max", x->scan.max);
     pd_json_u64(w, "distinct", x->distinct);
@@ -211,14 +262,15 @@ static void print_byte(int64_t token)
     if (token == 10) printf(" newline");
 }
 
-static void print_inspection(const struct pd_data_inspection *x)
+static void print_inspection(const char *name, const struct pd_data_inspection *x)
 {
-    printf("%s\n", x->file.path);
+    printf("%s\n", name);
     if (x->file.index_path) printf("  index      %s\n", x->file.index_path);
     printf("  format     %s, %s, %s\n", pd_data_format_name(x->file.format), pd_token_type_name(x->file.type),
            pd_text_bytes(x->file.file_bytes).text);
     printf("  tokens     %s, from %" PRId64 " to %" PRId64 "\n", pd_text_count(x->file.token_count).text, x->scan.min,
            x->scan.max);
+    if (x->file.loss_fd >= 0) printf("  with loss  %s\n", pd_text_count(x->scan.learned).text);
     if (x->distinct) printf("  distinct   %s\n", pd_text_count(x->distinct).text);
     if (x->documents) printf("  documents  %s\n", pd_text_count(x->documents).text);
     if (x->file.sequence_count) printf("  sequences  %s\n", pd_text_count(x->file.sequence_count).text);
@@ -245,16 +297,22 @@ static pd_status inspect(const struct options *o, bool json, struct pd_error *er
     pd_json_array_begin(&w, NULL);
     for (uint32_t i = 0; i < o->pack.input_count; i++) {
         struct pd_data_inspection x;
-        pd_status status = pd_data_inspect(o->inputs[i], o->pack.format, o->pack.document_token, &x, err);
+        struct pd_data_cache *cache = NULL;
+        const char *path = NULL;
+        pd_status status = pd_data_cache_open_one(o->inputs[i], &cache, &path, err);
+        if (!status) status = pd_data_inspect(path, o->pack.format, o->pack.document_token, &x, err);
         if (status) {
+            pd_data_cache_close(cache);
             pd_json_writer_deinit(&w);
             return status;
         }
+        const char *name = pd_data_is_remote(o->inputs[i]) ? o->inputs[i] : x.file.path;
         if (json)
-            write_inspection(&w, &x);
+            write_inspection(&w, name, &x);
         else
-            print_inspection(&x);
+            print_inspection(name, &x);
         pd_data_inspection_deinit(&x);
+        pd_data_cache_close(cache);
     }
     if (json) return pd_output_json(&w, err);
     pd_json_writer_deinit(&w);
@@ -268,8 +326,9 @@ static pd_status run_inspect(int argc, char **argv, struct pd_error *err)
     struct pd_option rows[] = {FORMAT_ROW("auto (default, by magic and name), text, nanogpt, llmc or megatron"),
                                TOKEN_ROW("count documents that end with this token"),
                                {0}};
-    pd_status status = data_parse("FILE...", "Shows what token files hold. Reads and checks every token.", rows, argc, argv,
-                                  &o, &done, err);
+    pd_status status =
+        data_parse("FILE...", "Shows what token files hold. Reads and checks every token. FILE may be s3://bucket/key.",
+                   rows, UINT32_MAX, argc, argv, &o, &done, err);
     if (!status && !done) status = inspect(&o, o.json, err);
     options_deinit(&o);
     return status;

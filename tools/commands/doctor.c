@@ -10,6 +10,7 @@
 #include "offload/device.h"
 #include "tools/command.h"
 #include "tools/output.h"
+#include "trainer/comm/comm.h"
 #include "trainer/engine/gpus.h"
 #include "trainer/launch/outer.h"
 #include "trainer/launch/starter.h"
@@ -317,10 +318,9 @@ static void find_libraries(struct findings *findings)
 {
     doctor_add(findings, "hdf5", FINDING_OK, "%s", pd_h5_version());
     doctor_add(findings, "zstd", FINDING_OK, "%s", pd_zstd_version());
-#if !PERDURE_HAVE_MPI
-    advise(doctor_add(findings, "mpi library", FINDING_MISSING, "not in this build"),
-           "apt-get install libopenmpi-dev, then build again without -DPERDURE_MPI=OFF");
-#endif
+    if (!pd_comm_has_mpi())
+        advise(doctor_add(findings, "mpi library", FINDING_MISSING, "not in this build"),
+               "apt-get install libopenmpi-dev, then build again without -DPERDURE_MPI=OFF");
 }
 
 static void find_program(struct findings *findings, const char *name, const char *what, enum finding_state absent,
@@ -356,7 +356,7 @@ static void find_features(struct findings *findings, const struct pd_probe *prob
 {
     struct finding *f = doctor_add(findings, "direct i/o", probe->is_direct ? FINDING_OK : FINDING_LIMITED,
                                    probe->is_direct ? "yes" : "refused: bytes go through the page cache");
-    if (!probe->is_direct) advise(f, "checkpoints are slower here; a local ext4 or xfs takes it");
+    if (!probe->is_direct) advise(f, "checkpoints are slower here; use a local ext4 or xfs");
     f = doctor_add(findings, "hard links", probe->has_links ? FINDING_OK : FINDING_LIMITED,
                    probe->has_links ? "yes" : "refused: the index is copied into each checkpoint");
     f = doctor_add(findings, "locks", probe->has_locks ? FINDING_OK : FINDING_LIMITED, "%s",
@@ -487,7 +487,7 @@ pd_status pd_cmd_doctor(int argc, char **argv, struct pd_error *err)
                "measures upload and download rates, with 64 MiB.",
         .json = &json,
         PD_WORDS(dirs, 2, &count),
-        .words_of_checkpoints = 1};
+        .words_in_buckets = 1};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (count > 1) PD_FAIL(err, PD_USAGE, "perdure doctor looks at one directory; \"%s\" is another", dirs[1]);
     find_processor(&findings);

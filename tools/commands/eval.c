@@ -3,8 +3,9 @@
 
 #include "ckpt/base/log.h"
 #include "tools/commands/ckpt.h"
-#include "tools/commands/ckpt_foreign.h"
+#include "tools/library/foreign.h"
 #include "tools/output.h"
+#include "trainer/data/data_cache.h"
 #include "trainer/data/pack.h"
 #include "trainer/data/token_file.h"
 #include "trainer/run/signals.h"
@@ -20,7 +21,7 @@
 #include <unistd.h>
 
 struct eval {
-    const char *path, *data, *tokenizer;
+    const char *path, *data, *given, *tokenizer; /* data: `given`, or its copy on this host */
     uint64_t windows;
     unsigned precision;
     uint32_t path_count, context, threads;
@@ -56,7 +57,7 @@ static pd_status eval_pack(const struct eval *e, const struct pd_tokenizer *toke
                                             .format = PD_DATA_LLMC,
                                             .document_token = -1,
                                             .tokenizer = tokenizer,
-                                            .should_stop = pd_signals_say_leave};
+                                            .should_stop = pd_signals_stop()};
     PD_TRY(pd_data_pack(&options, &result, err));
     pd_pack_result_deinit(&result);
     return PD_OK;
@@ -95,7 +96,8 @@ static pd_status eval_take_text(const struct eval *e, const char *checkpoints, s
     pd_config_deinit(&config);
     if (!e->tokenizer && is_over_bytes && (digest || !is_beside)) {
         if (is_beside)
-            pd_log_warn("eval", "%s was trained on bytes, so %s is not taken; --tokenizer=byte says so", e->path, buffer);
+            pd_log_warn("eval", "%s was trained on bytes, so %s is not used; to choose so, give --tokenizer=byte", e->path,
+                        buffer);
         return PD_OK;
     }
     if (!e->tokenizer && !is_beside)
@@ -124,13 +126,13 @@ static pd_status eval_run(const struct eval *e, struct pd_temporary *temporary, 
 {
     char place[4096], buffer[4200];
     const char *checkpoints = temporary->checkpoints, *data;
-    const bool is_foreign = pd_ckpt_is_foreign(e->path);
+    const bool is_foreign = pd_ckpt_needs_import(e->path);
     if (is_foreign)
         PD_TRY(pd_temporary_import(temporary, e->path, err));
     else
-        PD_TRY(pd_run_tiers_checkpoints_of(e->path, place, &checkpoints, err));
+        PD_TRY(pd_run_tiers_checkpoints_of(e->path, &pd_ckpt_notes, place, &checkpoints, err));
     PD_TRY(eval_take_text(e, checkpoints, temporary, buffer, &data, err));
-    pd_should_stop should_stop = temporary->folder[0] ? pd_signals_say_leave : NULL;
+    pd_should_stop should_stop = temporary->folder[0] ? pd_signals_stop() : (pd_should_stop){0};
     char path[4200];
     snprintf(path, sizeof path, "%s", data);
     const struct pd_evaluation evaluation = {.checkpoints = checkpoints,
@@ -148,7 +150,7 @@ static pd_status print_result(const struct eval *e, const struct pd_evaluated *v
 {
     struct pd_report report;
     pd_report_begin(&report, e->json);
-    pd_report_text(&report, "data", e->data);
+    pd_report_text(&report, "data", e->given);
     pd_report_u64(&report, "step", v->step, PD_UNIT_NONE);
     pd_report_double(&report, "loss", v->loss, PD_UNIT_NONE);
     pd_report_double(&report, "perplexity", exp(v->loss), PD_UNIT_NONE);
@@ -164,7 +166,8 @@ pd_status pd_cmd_eval(int argc, char **argv, struct pd_error *err)
     struct pd_evaluated evaluated;
     struct pd_temporary temporary = {.folder = ""};
     struct pd_option options[] = {
-        PD_OPTION("data", "FILE", "a text or token file", PD_OPTION_TEXT, &e.data),
+        PD_OPTION("data", "FILE", "a text or token file; s3:// works too", PD_OPTION_TEXT, &e.given,
+                  .may_be_in_bucket = true),
         PD_OPTION("windows", "N", "evaluate so many windows, spread evenly over the file (default: all)", PD_OPTION_U64,
                   &e.windows, 1, 1u << 30),
         PD_OPTION("context", "T", "tokens per window (default: as in training)", PD_OPTION_U32, &e.context, 1, 1u << 20),
@@ -182,12 +185,16 @@ pd_status pd_cmd_eval(int argc, char **argv, struct pd_error *err)
         .options = options,
         .json = &e.json,
         PD_WORDS(&e.path, 1, &e.path_count),
-        .words_of_checkpoints = 1};
+        .words_in_buckets = 1};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
-    if (!e.path || !e.data) PD_FAIL(err, PD_USAGE, "eval needs a model and a file: perdure eval runs/mine --data=test.txt");
-    if (access(e.data, R_OK))
-        PD_FAIL(err, PD_INVALID, "--data=%s: %s; name a file of text or tokens", e.data, strerror(errno));
-    const pd_status st = eval_run(&e, &temporary, &evaluated, err);
-    PD_TRY(pd_temporary_remove(&temporary, st, err));
+    if (!e.path || !e.given) PD_FAIL(err, PD_USAGE, "eval needs a model and a file: perdure eval runs/mine --data=test.txt");
+    if (!pd_data_is_remote(e.given) && access(e.given, R_OK))
+        PD_FAIL(err, PD_INVALID, "--data=%s: %s; name a file of text or tokens", e.given, strerror(errno));
+    struct pd_data_cache *cache = NULL;
+    PD_TRY(pd_data_cache_open_one(e.given, &cache, &e.data, err));
+    pd_status st = eval_run(&e, &temporary, &evaluated, err);
+    st = pd_temporary_remove(&temporary, st, err);
+    pd_data_cache_close(cache);
+    PD_TRY(st);
     return print_result(&e, &evaluated, err);
 }

@@ -1,10 +1,11 @@
 /* perdure init: turns three answers into a configuration that fits, using the planner. */
 #include "ckpt/base/memory_limit.h"
+#include "ckpt/base/parse.h"
 #include "ckpt/base/words.h"
 #include "tools/command.h"
 #include "tools/commands/ckpt.h"
-#include "tools/commands/ckpt_foreign.h"
 #include "tools/commands/plan_report.h"
+#include "tools/library/foreign.h"
 #include "tools/output.h"
 #include "trainer/engine/gpus.h"
 #include "trainer/run/launched.h"
@@ -16,12 +17,13 @@
 #include <unistd.h>
 
 #define ANSWER_BYTES 1024u
+#define CPU_DATA_RANKS 8u
 #define TEXT_VOCAB_MAX 512u /* for a model over bytes */
 
 struct init {
-    char data[ANSWER_BYTES], model[ANSWER_BYTES], machine[ANSWER_BYTES];
+    char data[ANSWER_BYTES], model[ANSWER_BYTES], machine[ANSWER_BYTES], most[ANSWER_BYTES];
     const char *dir, *output;
-    uint32_t ranks;
+    uint32_t ranks, data_ranks; /* data_ranks: the most that the run may ever use: numerics.lanes */
     uint64_t memory;
     bool asks, json;
 
@@ -98,9 +100,18 @@ static pd_status check_model(struct init *in, struct pd_error *err)
 {
     struct pd_model_config ignored;
     struct pd_error unknown = {.status = PD_OK};
-    in->is_from = pd_ckpt_is_foreign(in->model);
+    in->is_from = pd_ckpt_needs_import(in->model);
     if (in->is_from || !pd_model_preset(in->model, &ignored, &unknown)) return PD_OK;
     PD_FAIL(err, PD_INVALID, "--model=%s: no checkpoint of another program lies there, and %s", in->model, unknown.message);
+}
+
+static pd_status check_data_ranks(struct init *in, struct pd_error *err)
+{
+    uint64_t most;
+    if (!pd_parse_u64(in->most, &most) || most < 1 || most > 65536)
+        PD_FAIL(err, PD_USAGE, "--data-ranks=%s: give a number from 1 to 65536", in->most);
+    in->data_ranks = (uint32_t)most;
+    return PD_OK;
 }
 
 /* Asks again after a wrong answer on a terminal; a wrong option ends the command. check NULL: accepts any answer. */
@@ -123,6 +134,7 @@ static pd_status ask(struct init *in, const char *question, const char *otherwis
 static pd_status init_load(struct init *in, uint32_t step, struct pd_config *ret_config, struct pd_error *err)
 {
     char dir[ANSWER_BYTES + 16], data[ANSWER_BYTES + 24], model[ANSWER_BYTES + 24];
+    char lanes[32], micro_batch[40];
     const char *overrides[16] = {
         dir, data, model, "layout.auto=true", "data.validation_fraction=0.01", "validation.every=100"};
     uint32_t count = 6;
@@ -131,6 +143,21 @@ static pd_status init_load(struct init *in, uint32_t step, struct pd_config *ret
     snprintf(model, sizeof model, in->is_from ? "init.from=%s" : "model.preset=%s", in->model);
     for (uint32_t i = 0; steps[step].overrides[i]; i++)
         overrides[count++] = steps[step].overrides[i];
+    snprintf(lanes, sizeof lanes, "numerics.lanes=%u", in->data_ranks);
+    PD_TRY(pd_config_load(NULL, overrides, count, ret_config, err));
+    const uint32_t sequences = ret_config->batch.sequences;
+    uint32_t size = ret_config->batch.micro_batch;
+    if (in->data_ranks > sequences) {
+        pd_config_deinit(ret_config);
+        PD_FAIL(err, PD_INVALID, "--data-ranks=%u: a step has %s, and a data rank computes at least one; give at most %u",
+                in->data_ranks, pd_counted(sequences, "sequence").text, sequences);
+    }
+    while (sequences / size < in->data_ranks || sequences % size)
+        size--;
+    snprintf(micro_batch, sizeof micro_batch, "batch.micro_batch=%u", size);
+    overrides[count++] = lanes;
+    overrides[count++] = micro_batch;
+    pd_config_deinit(ret_config);
     PD_TRY(pd_config_load(NULL, overrides, count, ret_config, err));
     pd_status st = in->is_from ? pd_ckpt_import_model(ret_config, err) : PD_OK;
     if (ret_config->batch.context > 1024) ret_config->batch.context = 1024;
@@ -205,8 +232,10 @@ static void put_config(FILE *out, const struct init *in)
     const struct pd_config *c = &in->config;
     fprintf(out, "\nbatch:\n  sequences: %-10u # of a step, on one rank or many: bits do not depend on ranks\n",
             c->batch.sequences);
-    if (in->step) fprintf(out, "  micro_batch: %-8u # %s\n", c->batch.micro_batch, "computed at once; memory follows it");
+    fprintf(out, "  micro_batch: %-8u # sequences computed at once; memory follows it\n", c->batch.micro_batch);
     fprintf(out, "  context: %-12u # tokens a sequence\n", c->batch.context);
+    fprintf(out, "\nnumerics:\n  lanes: %-14u # the most data ranks the run may ever use; another number gives other bits\n",
+            c->numerics.lanes);
     fputs("\noptimizer:\n  lr: 3e-4              # at its peak: a warm-up leads there, a cosine to a tenth\n", out);
     fprintf(out,
             "\nlayout:\n  auto: true            # the planner chooses degrees and recomputation, at every restart\n  ranks: "
@@ -289,6 +318,11 @@ static pd_status init_run(struct init *in, struct pd_error *err)
                in->model, "model=NAME", check_model, err));
     PD_TRY(ask(in, "Which machine? auto for this one, cpu, or a GPU such as h100-80g", "auto", in->machine, "machine=NAME",
                find_machine, err));
+    char otherwise[16];
+    const bool is_cpu = strcmp(in->planned.name, "cpu") == 0; /* where sums of lanes cost little beside the rest */
+    snprintf(otherwise, sizeof otherwise, "%u", is_cpu && in->ranks < CPU_DATA_RANKS ? CPU_DATA_RANKS : in->ranks);
+    PD_TRY(ask(in, "How many data ranks may the run ever use? Each more costs memory and can never be added later",
+               otherwise, in->most, "data-ranks=N", check_data_ranks, err));
     PD_TRY(fit(in, err));
     pd_status st = write_config(in, err);
     if (!st) say_next(in);
@@ -300,14 +334,17 @@ static pd_status init_run(struct init *in, struct pd_error *err)
 pd_status pd_cmd_init(int argc, char **argv, struct pd_error *err)
 {
     struct init in = {.dir = "runs/first", .output = "run.yaml", .asks = isatty(STDIN_FILENO) && isatty(STDERR_FILENO)};
-    const char *data = "", *model = "", *machine = "";
+    const char *data = "", *model = "", *machine = "", *most = "";
     struct pd_option options[] = {
-        PD_OPTION("data", "FILE", "a text or token file, or a directory of them", PD_OPTION_TEXT, &data),
+        PD_OPTION("data", "FILE", "a text or token file, or a directory of them; s3:// works too", PD_OPTION_TEXT, &data,
+                  .may_be_in_bucket = true),
         PD_OPTION("model", "NAME", "a size (model.preset), or a checkpoint of another program to start from", PD_OPTION_TEXT,
                   &model),
         PD_OPTION("machine", "NAME", "auto: this machine; cpu; or a GPU's name as in perdure plan --device", PD_OPTION_TEXT,
                   &machine),
         PD_OPTION("ranks", "N", "number of ranks (default: one per device)", PD_OPTION_U32, &in.ranks, 1, 65536),
+        PD_OPTION("data-ranks", "N", "most data-parallel ranks the run may ever use (default: --ranks; on CPUs at least 8)",
+                  PD_OPTION_TEXT, &most),
         PD_OPTION("memory", "BYTES", "memory of each device, such as 40G (default: what the machine has)", PD_OPTION_BYTES,
                   &in.memory),
         PD_OPTION("dir", "DIR", "run.dir (default: runs/first)", PD_OPTION_TEXT, &in.dir),
@@ -324,6 +361,7 @@ pd_status pd_cmd_init(int argc, char **argv, struct pd_error *err)
     snprintf(in.data, sizeof in.data, "%s", data);
     snprintf(in.model, sizeof in.model, "%s", model);
     snprintf(in.machine, sizeof in.machine, "%s", machine);
+    snprintf(in.most, sizeof in.most, "%s", most);
     if (!in.asks && !machine[0]) snprintf(in.machine, sizeof in.machine, "auto");
     return init_run(&in, err);
 }

@@ -126,8 +126,8 @@ static bool is_same(const struct pd_laid_out *a, const struct pd_laid_out *b)
 {
     const struct pd_layout *k = &a->layout, *l = &b->layout;
     return k->dp == l->dp && k->tp == l->tp && k->pp == l->pp && k->sp == l->sp && k->interleave == l->interleave &&
-           k->zero_stage == l->zero_stage && k->zero_shard == l->zero_shard && a->recompute == b->recompute &&
-           a->recompute_layers == b->recompute_layers && a->by_lane == b->by_lane;
+           pd_layout_ep(k) == pd_layout_ep(l) && k->zero_stage == l->zero_stage && k->zero_shard == l->zero_shard &&
+           a->recompute == b->recompute && a->recompute_layers == b->recompute_layers && a->by_lane == b->by_lane;
 }
 
 /* Finds the fastest of all layouts of the world, ignoring those in the configuration. */
@@ -200,6 +200,12 @@ static void find_remedy(const struct options *o, const struct pd_config *config,
 {
     char advice[PD_LAYOUT_ADVICE_BYTES];
     if (o->machine.device_bytes <= 0 || (double)w->memory.worst_bytes <= o->machine.device_bytes) return;
+    const struct pd_fewer_lanes *fewer = &w->fewer_lanes;
+    if (fewer->lanes && (double)fewer->worst_bytes <= o->machine.device_bytes) {
+        snprintf(w->remedy, sizeof w->remedy, "with numerics.lanes=%u it does (other bits, and never more than %s)",
+                 fewer->lanes, pd_counted(fewer->lanes, "data rank").text);
+        return;
+    }
     const bool any = pd_layouts_fit(config, model, w->ranks, w->threads, &o->machine, advice);
     snprintf(w->remedy, sizeof w->remedy, "%s",
              any                    ? "with layout=auto it does"
@@ -220,6 +226,7 @@ static pd_status plan_world(const struct options *o, const struct pd_config *con
     pd_step_cost(config, model, &w->laid_out, &o->machine, &w->cost);
     count_idle(model, w);
     if (!is_alone) return PD_OK;
+    PD_TRY(pd_plan_fewer_lanes(config, model, w->threads, &w->laid_out, &o->machine, &w->fewer_lanes, err));
     PD_TRY(find_alternatives(o, config, model, w, err));
     find_remedy(o, config, model, w);
     return PD_OK;

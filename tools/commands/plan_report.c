@@ -35,12 +35,12 @@ static struct pd_degrees degrees_of(const struct pd_layout *l)
     return (struct pd_degrees){.dp = l->dp, .tp = l->tp, .pp = l->pp, .sp = l->sp, .interleave = l->interleave};
 }
 
-/* "dp=2 tp=4 zero_stage=3 recompute=none" */
 static const char *exchange_name(const struct pd_laid_out *laid_out)
 {
     return laid_out->by_lane ? "lane" : "step";
 }
 
+/* "dp=2 tp=4 zero_stage=3 recompute=none exchange=step" */
 static void layout_text(const struct pd_laid_out *laid_out, char *ret, size_t bytes)
 {
     const struct pd_degrees degrees = degrees_of(&laid_out->layout);
@@ -102,9 +102,13 @@ static void plan_report_describe(const struct pd_plan_subject *s)
     const struct pd_config *c = s->config;
     const uint64_t tokens = (uint64_t)c->batch.sequences * c->batch.context;
     const struct tiers tiers = tiers_of(s);
-    printf("model       %s parameters: %s, %s of %u, %s, vocabulary %u\n", pd_text_count(s->model->parameter_count).text,
-           pd_family_names[m->family], pd_counted(m->layers, "block").text, m->hidden, pd_counted(m->heads, "head").text,
-           m->vocab);
+    printf("model       %s parameters", pd_text_count(s->model->parameter_count).text);
+    if (m->experts) printf(", %s of them for a token", pd_text_count(s->model->active_count).text);
+    printf(": %s, %s of %u, %s, vocabulary %u\n", pd_family_names[m->family], pd_counted(m->layers, "block").text, m->hidden,
+           pd_counted(m->heads, "head").text, m->vocab);
+    const struct pd_data_options data = pd_config_data(c);
+    const double learned = pd_data_learned_share(&data);
+    if (learned < 1) printf("data        %.1f%% of the tokens have a loss\n", 100 * learned);
     printf("step        %s of %u: %s tokens, %sFLOP; %s of %u\n", pd_counted(c->batch.sequences, "sequence").text,
            c->batch.context, pd_text_count(tokens).text,
            pd_text_short((double)tokens * pd_model_flops_per_token(s->model, c->batch.context)).text,
@@ -220,7 +224,7 @@ static void print_flags(const struct pd_plan_subject *s, const struct pd_planned
     const struct {
         const char *name;
         uint32_t value;
-    } more[] = {{"tp", l->tp}, {"pp", l->pp}, {"sp", l->sp}, {"interleave", l->interleave}};
+    } more[] = {{"tp", l->tp}, {"pp", l->pp}, {"sp", l->sp}, {"ep", l->ep}, {"interleave", l->interleave}};
     printf("flags: layout.ranks=%u", w->ranks);
     if (w->threads_given) printf(" layout.threads=%u", w->threads);
     printf(" layout.dp=%u", l->dp);
@@ -266,13 +270,15 @@ static void report_world(struct pd_report *r, const struct pd_plan_subject *s, c
                      {"host_gradient_bytes_by_step", c->gradient_bytes_step_host},
                      {"host_gradient_bytes_by_lane", c->gradient_bytes_lane_host},
                      {"tensor_bytes_received", c->tensor_bytes}, {"tensor_bytes_beside_compute", c->tensor_beside_bytes},
-                     {"sequence_bytes_received", c->sequence_bytes}, {"pipeline_bytes_received", c->pipeline_bytes}));
+                     {"sequence_bytes_received", c->sequence_bytes}, {"pipeline_bytes_received", c->pipeline_bytes},
+                     {"expert_bytes_received", c->expert_bytes}, {"host_expert_bytes_sent", c->expert_bytes_host}));
     report_doubles(r, PD_UNIT_SHARE, DOUBLES({"bubble", c->bubble}));
     report_doubles(r, PD_UNIT_SECONDS,
                    DOUBLES({"compute_seconds", c->compute_seconds}, {"recompute_seconds", c->recompute_seconds},
                            {"exposed_seconds", c->exposed_seconds}, {"bubble_seconds", c->bubble_seconds},
-                           {"optimizer_seconds", c->optimizer_seconds}, {"nvme_seconds", c->nvme_seconds},
-                           {"bus_seconds", c->bus_seconds}, {"step_seconds", c->step_seconds}));
+                           {"optimizer_seconds", c->optimizer_seconds}, {"terms_seconds", c->terms_seconds},
+                           {"nvme_seconds", c->nvme_seconds}, {"bus_seconds", c->bus_seconds},
+                           {"step_seconds", c->step_seconds}));
     if (!has_choice_of_update(s->config)) return;
     struct pd_laid_out other = w->laid_out;
     struct pd_step_cost otherwise;
@@ -316,9 +322,14 @@ static pd_status print_details(struct pd_report *r, const struct pd_plan_subject
         PD_TRY(pd_plan_ladder_print(s->config, s->model, w->ranks, w->threads, s->machine->device_bytes, stdout, err));
     }
     if (w->without_heads)
-        printf("note: %u of %u tensor-parallel ranks have no attention head, since a chunk is a whole number of heads; a "
+        printf("note: %u of %u tensor-parallel ranks have no attention head, since a tp chunk is a whole number of heads; a "
                "smaller layout.tp wastes nothing\n",
                w->without_heads, w->laid_out.layout.tp);
+    if (w->fewer_lanes.lanes)
+        printf("note: numerics.lanes is %u, and a rank with several lanes holds integer sums; with numerics.lanes=%u a rank "
+               "needs %s and a step %s, but the run never uses more than %s\n",
+               s->config->numerics.lanes, w->fewer_lanes.lanes, pd_text_bytes(w->fewer_lanes.worst_bytes).text,
+               seconds_text(w->fewer_lanes.step_seconds).text, pd_counted(w->fewer_lanes.lanes, "data rank").text);
     PD_TRY(print_alternatives(w, err));
     print_flags(s, w);
     return PD_OK;
@@ -400,7 +411,7 @@ static void write_layout(struct pd_json_writer *w, const struct pd_laid_out *lai
     const struct pd_layout *l = &laid_out->layout;
     pd_json_object_begin(w, "layout");
     PD_JSON_U64S(w, {"dp", l->dp}, {"tp", l->tp}, {"pp", l->pp}, {"sp", l->sp}, {"interleave", l->interleave},
-                 {"zero_stage", l->zero_stage}, {"zero_shard", l->zero_shard});
+                 {"ep", pd_layout_ep(l)}, {"zero_stage", l->zero_stage}, {"zero_shard", l->zero_shard});
     pd_json_string(w, "recompute", recompute_names[laid_out->recompute]);
     pd_json_u64(w, "recompute_layers", recomputed_blocks(laid_out, model));
     pd_json_string(w, "exchange", exchange_name(laid_out));
@@ -420,6 +431,8 @@ static void write_world(struct pd_report *r, const struct pd_plan_subject *s, co
     write_layout(w, &x->laid_out, s->model);
     write_groups(w, s->config, x);
     report_world(r, s, x);
+    PD_JSON_U64S(w, {"fewer_lanes", x->fewer_lanes.lanes}, {"fewer_lanes_worst_rank_bytes", x->fewer_lanes.worst_bytes});
+    pd_json_double(w, "fewer_lanes_step_seconds", x->fewer_lanes.step_seconds);
     pd_json_array_begin(w, "alternatives");
     for (uint32_t i = 0; i < x->alternative_count; i++) {
         pd_json_object_begin(w, NULL);
@@ -439,8 +452,10 @@ static void write_all(struct pd_report *r, const struct pd_plan_subject *s, cons
     const uint64_t tokens = (uint64_t)c->batch.sequences * c->batch.context;
     const struct tiers tiers = tiers_of(s);
     struct pd_json_writer *w = &r->writer;
-    PD_JSON_U64S(w, {"parameters", s->model->parameter_count}, {"tensors", s->model->tensors.count},
-                 {"tokens_per_step", tokens});
+    PD_JSON_U64S(w, {"parameters", s->model->parameter_count}, {"active_parameters", s->model->active_count},
+                 {"tensors", s->model->tensors.count}, {"tokens_per_step", tokens});
+    const struct pd_data_options data = pd_config_data(c);
+    pd_json_double(w, "learned_share", pd_data_learned_share(&data));
     pd_json_double(w, "flops_per_step", (double)tokens * pd_model_flops_per_token(s->model, c->batch.context));
     PD_JSON_U64S(w, {"micro_batches", c->batch.sequences / c->batch.micro_batch}, {"checkpoint_bytes", tiers.state});
     write_tiers(w, &tiers);

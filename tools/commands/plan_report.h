@@ -18,6 +18,7 @@ struct pd_planned_world {
     struct pd_step_cost cost;
     struct pd_layout_choice alternatives[PD_PLAN_ALTERNATIVES_MAX]; /* the fastest that fit, other than this one */
     uint32_t alternative_count;
+    struct pd_fewer_lanes fewer_lanes;
     char remedy[256];                    /* if it does not fit: what helps; or "" */
     uint32_t without_heads, without_ffn; /* tensor-parallel ranks of a stage without any */
 };

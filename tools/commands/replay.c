@@ -4,7 +4,7 @@
 #include "ckpt/base/regular_file.h"
 #include "tools/command.h"
 #include "tools/commands/ckpt.h"
-#include "tools/commands/ckpt_place.h"
+#include "tools/library/place.h"
 #include "tools/output.h"
 
 #include <inttypes.h>
@@ -71,12 +71,12 @@ static void take_line(struct audit *a, const char *line, size_t bytes, uint64_t 
 static uint64_t read_metrics(struct audit *a)
 {
     char path[4200], *line = NULL;
-    size_t room = 0;
+    size_t capacity = 0;
     uint64_t newest = 0;
     snprintf(path, sizeof path, "%.4000s/metrics.jsonl", a->run);
     FILE *f = pd_regular_fopen(path, false);
     if (!f) return 0;
-    for (ssize_t bytes; (bytes = getline(&line, &room, f)) > 0;)
+    for (ssize_t bytes; (bytes = getline(&line, &capacity, f)) > 0;)
         take_line(a, line, (size_t)bytes, &newest);
     free(line);
     (void)fclose(f);
@@ -123,8 +123,8 @@ static pd_status replay_choose(struct audit *a, struct pd_error *err)
     const char *overrides[ALONE + OVERRIDES_MAX];
     memcpy(overrides, alone, sizeof alone);
     memcpy(overrides + ALONE, a->words, a->word_count * sizeof *a->words);
-    const pd_status st =
-        pd_config_parse_saved(commit.state.config, overrides, (uint32_t)ALONE + a->word_count, &a->config, err);
+    pd_status st = pd_commit_check_is_run(&commit, err);
+    if (!st) st = pd_config_parse_saved(commit.state.config, overrides, (uint32_t)ALONE + a->word_count, &a->config, err);
     pd_commit_deinit(&commit);
     return pd_error_context(err, st, "the configuration of step %" PRIu64, entry->step);
 }
@@ -242,7 +242,7 @@ pd_status pd_cmd_replay(int argc, char **argv, struct pd_error *err)
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     a.run = pd_command_take_config(a.words, &a.word_count);
     if (!a.run || !a.step) PD_FAIL(err, PD_USAGE, "replay needs a run and a step: perdure replay runs/mine --step=120");
-    PD_TRY(pd_ckpt_place_open_quiet(a.run, &a.place, err));
+    PD_TRY(pd_ckpt_place_open_quiet(a.run, &pd_ckpt_notes, &a.place, err));
     const pd_status st = audit(&a, err);
     pd_config_deinit(&a.config);
     pd_ckpt_place_close(&a.place);

@@ -4,7 +4,7 @@
 #include "ckpt/base/log.h"
 #include "ckpt/base/parse.h"
 #include "tools/commands/ckpt.h"
-#include "tools/commands/ckpt_foreign.h"
+#include "tools/library/foreign.h"
 #include "tools/output.h"
 #include "trainer/sample/sample.h"
 #include "trainer/sample/sample_text.h"
@@ -19,8 +19,8 @@ struct sample {
     uint64_t count, top_k, seed, threads;
     unsigned precision;
     double temperature;
-    int64_t document_token; /* negative: none */
-    bool json;
+    int64_t document_token;        /* negative: none */
+    bool json, is_foreign;         /* is_foreign: path is a checkpoint of another program */
     const char *tokenizer_path;    /* as given; NULL: the one beside the model */
     struct pd_sample_text *reader; /* owned; NULL: the model reads and writes numbers */
     struct pd_error *err;          /* for emit */
@@ -103,7 +103,7 @@ static pd_status open_reader(struct sample *s, const char *checkpoints, const st
     struct pd_sample_text_options options = {.path = s->tokenizer_path,
                                              .run = s->path,
                                              .checkpoints = checkpoints,
-                                             .model = pd_ckpt_is_foreign(s->path) ? s->path : NULL,
+                                             .model = s->is_foreign ? s->path : NULL,
                                              .vocab = config->model.vocab,
                                              .digest = digest,
                                              .is_over_bytes = pd_sample_is_over_bytes(config, digest)};
@@ -146,8 +146,9 @@ static pd_status sample_draw(struct sample *s, struct pd_error *err)
                                         .emit = emit,
                                         .context = s};
     struct pd_temporary temporary = {.folder = ""};
-    if (!pd_ckpt_is_foreign(s->path)) {
-        PD_TRY(pd_run_tiers_checkpoints_of(s->path, buffer, &options.checkpoints, err));
+    s->is_foreign = pd_ckpt_needs_import(s->path);
+    if (!s->is_foreign) {
+        PD_TRY(pd_run_tiers_checkpoints_of(s->path, &pd_ckpt_notes, buffer, &options.checkpoints, err));
         return draw_with(s, &options, err);
     }
     options.checkpoints = temporary.checkpoints;
@@ -199,7 +200,7 @@ pd_status pd_cmd_sample(int argc, char **argv, struct pd_error *err)
         .options = options,
         .json = &s.json,
         PD_WORDS(&s.path, 1, &paths),
-        .words_of_checkpoints = 1};
+        .words_in_buckets = 1};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (!s.path) PD_FAIL(err, PD_USAGE, "sample needs a run directory: perdure sample RUN --prompt=\"In the beginning\"");
     if (s.prompt && s.tokens) PD_FAIL(err, PD_USAGE, "sample takes --prompt or --tokens, not both");

@@ -1,6 +1,6 @@
 /* perdure train: the launcher of a run. perdure worker: the process it starts, one for each rank (or one for all). */
 #include "tools/command.h"
-#include "tools/commands/ckpt_place.h"
+#include "tools/library/place.h"
 
 #include "ckpt/base/fault.h"
 #include "ckpt/base/heartbeat.h"
@@ -14,12 +14,12 @@
 #include "tools/output.h"
 #include "trainer/comm/comm.h"
 #include "trainer/data/token_file.h"
-#include "trainer/launch/claim.h"
 #include "trainer/launch/hold.h"
 #include "trainer/launch/launcher.h"
 #include "trainer/launch/layout.h"
 #include "trainer/launch/own_waits.h"
 #include "trainer/launch/reach.h"
+#include "trainer/launch/run_lock.h"
 #include "trainer/run/directories.h"
 #include "trainer/run/events.h"
 #include "trainer/run/worker.h"
@@ -119,19 +119,13 @@ static bool holds_checkpoints_itself(const char *dir)
     return any;
 }
 
-static bool is_same_directory(const char *a, const char *b)
-{
-    struct stat x, y;
-    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
 static bool is_named_for_checkpoints(const struct pd_config *config, const char *dir)
 {
     struct pd_run_tiers tiers;
     bool any = false;
     pd_run_tiers_of_config(config, &tiers);
     for (uint32_t i = 0; i < tiers.count; i++)
-        any |= is_same_directory(tiers.tiers[i].dir, dir);
+        any |= pd_directories_are_same(tiers.tiers[i].dir, dir);
     return any;
 }
 
@@ -237,13 +231,19 @@ static pd_status check_same_checkpoints(const struct pd_config *config, struct p
     pd_run_tiers_of_config(config, &now);
     for (uint32_t i = 0; i < now.count; i++)
         for (uint32_t k = 0; k < before.count; k++)
-            if (is_same_directory(now.tiers[i].dir, before.tiers[k].dir)) return PD_OK;
+            if (pd_directories_are_same(now.tiers[i].dir, before.tiers[k].dir)) return PD_OK;
     const struct pd_run_tier *old = pd_run_tiers_look_quietly(&before);
     if (!old || pd_run_tiers_look_quietly(&now)) return PD_OK;
     PD_FAIL(err, PD_INVALID,
             "the run in %.400s has its checkpoints in %.400s, the newest of step %llu, and this configuration names %.400s, "
             "which has none: name the directory that has them, move them there, or choose another run.dir",
             config->run.dir, old->dir, (unsigned long long)old->step, now.tiers[0].dir);
+}
+
+static bool ask_leave(void *context)
+{
+    (void)context;
+    return pd_launch_signals_say_leave();
 }
 
 /* A new run with init.from begins with an import; if killed during it, it has no checkpoint and imports again. */
@@ -255,10 +255,11 @@ static pd_status import_first(const struct pd_config *config, struct pd_error *e
     if (pd_run_tiers_look_quietly(&tiers)) return PD_OK;
     PD_TRY(pd_recorded_check_lost(config, err));
     pd_log_info("init", "importing %s", config->init.from);
-    return pd_ckpt_import_for_run(config, tiers.tiers[0].dir, pd_launch_signals_say_leave, err);
+    const pd_status st = pd_ckpt_import_for_run(config, tiers.tiers[0].dir, (pd_should_stop){.ask = ask_leave}, err);
+    return st ? pd_error_context(err, st, "init.from") : PD_OK;
 }
 
-static pd_status launch_claimed(const struct pd_config *config, struct pd_launch_chooser *chooser, struct pd_error *err)
+static pd_status launch_locked(const struct pd_config *config, struct pd_launch_chooser *chooser, struct pd_error *err)
 {
     char path[4096], self[4096];
     ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
@@ -309,11 +310,11 @@ static void forget_scans(const struct pd_config *config)
 static pd_status launch(const struct pd_config *config, const struct train *t, struct pd_launch_chooser *chooser,
                         struct pd_error *err)
 {
-    int claim = -1;
+    int lock = -1;
     pd_status st;
     PD_ON_STORAGE(st = pd_directories_make("run.dir", config->run.dir, err));
     PD_TRY(st);
-    PD_TRY(pd_launch_claim(config->run.dir, BUSY_WAIT_MS, &claim, err));
+    PD_TRY(pd_launch_lock(config->run.dir, BUSY_WAIT_MS, &lock, err));
     setenv(PD_LAUNCH_ENV_VERIFY, t->verify_data ? "1" : "", 1); /* for hosts with a run.dir of their own */
     if (t->verify_data) forget_scans(config);
     if (t->fresh) {
@@ -321,8 +322,8 @@ static pd_status launch(const struct pd_config *config, const struct train *t, s
         pd_event_begin(&w, "fresh");
         pd_event_end(&w, config->run.dir);
     }
-    st = launch_claimed(config, chooser, err);
-    pd_launch_claim_drop(claim);
+    st = launch_locked(config, chooser, err);
+    pd_launch_unlock(lock);
     return st;
 }
 

@@ -395,14 +395,14 @@ static void lane_draw_legend(FILE *out, double width)
 {
     double x = 0, y = 36;
     for (int k = 0; k <= PD_LANE_KINDS; k++) {
-        double room = 24;
+        double advance = 24;
         for (const char *c = kind_names[k]; *c; c++)
-            room += 6.8;
-        if (x > 0 && x + room > width) x = 0, y += 17;
+            advance += 6.8;
+        if (x > 0 && x + advance > width) x = 0, y += 17;
         fprintf(out,
                 "<rect class=\"%s\" x=\"%.1f\" y=\"%.1f\" width=\"16\" height=\"9\"/><text x=\"%.1f\" y=\"%.1f\">%s</text>",
                 kind_classes[k], x, y - 9, x + 22, y, kind_names[k]);
-        x += room + 12;
+        x += advance + 12;
     }
 }
 

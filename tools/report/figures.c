@@ -80,16 +80,16 @@ static void chart_of_column(struct making *m, const char *title, const char *y_l
 
 /* ---- marks ---- */
 
-void pd_figures_layout(const struct pd_history_start *s, char *ret_text, size_t room)
+void pd_figures_layout(const struct pd_history_start *s, char *ret_text, size_t capacity)
 {
     const struct {
         const char *name;
         uint32_t degree;
     } all[] = {{"dp", s->dp}, {"tp", s->tp}, {"pp", s->pp}, {"sp", s->sp}};
-    int used = snprintf(ret_text, room, "%s", pd_counted(s->ranks, "rank").text);
+    int used = snprintf(ret_text, capacity, "%s", pd_counted(s->ranks, "rank").text);
     for (int i = 0; i < 4; i++)
-        if (all[i].degree > 1 && used > 0 && (size_t)used < room)
-            used += snprintf(ret_text + used, room - (size_t)used, "%s %s %u", i && strchr(ret_text, ',') ? "" : ",",
+        if (all[i].degree > 1 && used > 0 && (size_t)used < capacity)
+            used += snprintf(ret_text + used, capacity - (size_t)used, "%s %s %u", i && strchr(ret_text, ',') ? "" : ",",
                              all[i].name, all[i].degree);
 }
 
@@ -182,8 +182,8 @@ static void chart_of_memory(struct making *m)
     struct pd_chart *chart = figures_begin(m, "Memory of rank 0's process, against the plan", "memory", PD_QUANTITY_BYTES);
     chart->from_zero = true;
     chart->note =
-        "The plan is of the memory of the ranks; a process takes some beside it, for program, libraries, stacks and "
-        "tables: perdure plan says how much.";
+        "The plan covers the memory of the ranks. A process needs more, for program, libraries, stacks and tables; perdure "
+        "plan shows how much.";
     for (uint32_t i = 0; i < m->count; i++)
         add_column(chart, m->count > 1 ? m->histories[i].name : "resident", PD_SERIES_LINE, i, &m->histories[i],
                    PD_COLUMN_MEMORY);

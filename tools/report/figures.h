@@ -27,4 +27,4 @@ PD_MUST_USE pd_status pd_figures_make(const struct pd_history *histories, uint32
                                       struct pd_error *err);
 void pd_figures_deinit(struct pd_figures *figures);
 /* "2 ranks, dp 2": short text for the layout of a start. */
-void pd_figures_layout(const struct pd_history_start *start, char *ret_text, size_t room);
+void pd_figures_layout(const struct pd_history_start *start, char *ret_text, size_t capacity);

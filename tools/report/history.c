@@ -36,10 +36,10 @@ static double history_number_of(const struct pd_json_value *object, const char *
     return pd_json_is_number(pd_json_member(object, key), &value) && fabs(value) < PD_HISTORY_LARGEST ? value : NAN;
 }
 
-static void copy_text(const struct pd_json_value *object, const char *key, char *ret, size_t room)
+static void copy_text(const struct pd_json_value *object, const char *key, char *ret, size_t capacity)
 {
     const char *text = pd_json_text(pd_json_member(object, key));
-    snprintf(ret, room, "%s", text ? text : "");
+    snprintf(ret, capacity, "%s", text ? text : "");
 }
 
 /* ret_newest (PD_TIERS_MAX) for each tier in the event */
@@ -174,12 +174,12 @@ static uint64_t whole(double value)
     return value > 0 && value < 0x1p63 ? (uint64_t)value : 0;
 }
 
-static pd_status make_room(struct pd_history *h, struct pd_error *err)
+static pd_status history_grow(struct pd_history *h, struct pd_error *err)
 {
-    bool has_room = pd_grow(&h->counts, h->rows, sizeof *h->counts);
-    for (int c = 0; has_room && c < PD_COLUMNS; c++)
-        has_room = pd_grow(&h->columns[c], h->rows, sizeof *h->columns[c]);
-    return PD_ALLOCATED(has_room, err, "%s: no memory for %llu lines", h->dir, (unsigned long long)h->rows + 1);
+    bool is_grown = pd_grow(&h->counts, h->rows, sizeof *h->counts);
+    for (int c = 0; is_grown && c < PD_COLUMNS; c++)
+        is_grown = pd_grow(&h->columns[c], h->rows, sizeof *h->columns[c]);
+    return PD_ALLOCATED(is_grown, err, "%s: no memory for %llu lines", h->dir, (unsigned long long)h->rows + 1);
 }
 
 static void row_take_tiers(struct pd_history *h, uint64_t row, const struct pd_json_value *tiers)
@@ -201,7 +201,9 @@ static void row_take_tiers(struct pd_history *h, uint64_t row, const struct pd_j
         t->skipped = u64(tier, "skipped");
         t->uploading = u64(tier, "uploading");
         if (!pd_json_is_number(pd_json_member(tier, "progress"), &t->progress)) t->progress = 0;
-        if (!pd_json_is_number(pd_json_member(tier, "bytes_per_second"), &t->bytes_per_second)) t->bytes_per_second = 0;
+        double rate; /* absent while an upload has only begun: the one before counts */
+        if (pd_json_is_number(pd_json_member(tier, "bytes_per_second"), &rate)) t->bytes_per_second = rate;
+        if (!pd_json_is_number(pd_json_member(tier, "age"), &t->age)) t->age = NAN;
         snprintf(t->cause, sizeof t->cause, "%s", cause ? cause : "");
         h->columns[PD_COLUMN_TIER + i][row] = (double)t->newest;
     }
@@ -236,7 +238,7 @@ static pd_status take_row(struct pd_history *h, const char *line, size_t bytes, 
     pd_status st = PD_OK;
     if (!pd_json_is_u64(pd_json_member(object, "step"), &step))
         h->damaged_lines++;
-    else if (!(st = make_room(h, err))) {
+    else if (!(st = history_grow(h, err))) {
         const double fence = (double)u64(object, "fence");
         const bool is_again = h->rows && h->columns[PD_COLUMN_STEP][h->rows - 1] == (double)step &&
                               h->columns[PD_COLUMN_FENCE][h->rows - 1] == fence; /* the same step, now with its validation */
@@ -266,14 +268,14 @@ typedef pd_status (*take_line)(struct pd_history *history, const char *line, siz
 static pd_status read_lines(struct pd_history *h, const char *name, uint64_t *offset, take_line take, struct pd_error *err)
 {
     char path[4400], *line = NULL;
-    size_t room = 0;
+    size_t capacity = 0;
     snprintf(path, sizeof path, "%s/%s", h->dir, name);
     FILE *f = pd_regular_fopen(path, false);
     if (!f && errno == ENOENT) return PD_OK;
     if (!f) PD_FAIL_ERRNO(err, errno, "%s: reading it", path);
     pd_status st = fseeko(f, (off_t)*offset, SEEK_SET) ? PD_IO : PD_OK;
     ssize_t bytes;
-    while (!st && (bytes = getline(&line, &room, f)) > 0 && line[bytes - 1] == '\n') {
+    while (!st && (bytes = getline(&line, &capacity, f)) > 0 && line[bytes - 1] == '\n') {
         *offset += (uint64_t)bytes;
         if (bytes > 1) st = take(h, line, (size_t)bytes - 1, err);
     }
@@ -383,13 +385,13 @@ void pd_history_close(struct pd_history *h)
 
 /* ---- questions ---- */
 
-void pd_history_moment(double seconds, char *ret_text, size_t room)
+void pd_history_moment(double seconds, char *ret_text, size_t capacity)
 {
     struct tm local;
     const bool is_time = fabs(seconds) < PD_HISTORY_LARGEST;
     const time_t moment = is_time ? (time_t)seconds : 0;
-    snprintf(ret_text, room, "–");
-    if (is_time && localtime_r(&moment, &local)) strftime(ret_text, room, "%Y-%m-%d %H:%M:%S", &local);
+    snprintf(ret_text, capacity, "–");
+    if (is_time && localtime_r(&moment, &local)) strftime(ret_text, capacity, "%Y-%m-%d %H:%M:%S", &local);
 }
 
 /* Takes the next value of a tier. If it decreased, the run went back, or the tier lost checkpoints. */
@@ -424,17 +426,17 @@ double pd_history_last(const struct pd_history *h, enum pd_column column)
     return NAN;
 }
 
-uint64_t pd_history_not_finite_since(const struct pd_history *h, char *ret_text, size_t room)
+uint64_t pd_history_not_finite_since(const struct pd_history *h, char *ret_text, size_t capacity)
 {
     uint64_t first = h->rows;
     while (first > 0 && !isfinite(h->columns[PD_COLUMN_LOSS][first - 1]))
         first--;
-    if (room) ret_text[0] = '\0';
+    if (capacity) ret_text[0] = '\0';
     if (first == h->rows) return 0;
     const uint64_t step = whole(h->columns[PD_COLUMN_STEP][first]), skipped = whole(pd_history_last(h, PD_COLUMN_SKIPPED));
-    const int used = snprintf(ret_text, room, "not finite since step %llu", (unsigned long long)step);
-    if (skipped && used > 0 && (size_t)used < room)
-        snprintf(ret_text + used, room - (size_t)used, "; %llu skipped", (unsigned long long)skipped);
+    const int used = snprintf(ret_text, capacity, "not finite since step %llu", (unsigned long long)step);
+    if (skipped && used > 0 && (size_t)used < capacity)
+        snprintf(ret_text + used, capacity - (size_t)used, "; %llu skipped", (unsigned long long)skipped);
     return step;
 }
 

@@ -59,6 +59,7 @@ struct pd_history_tier {
     double seconds, seconds_max; /* of all of these; of the longest */
     uint64_t uploading;          /* a step on its way into a bucket; 0: none */
     double progress, bytes_per_second;
+    double age; /* of its newest step, at the last line; NaN: unknown */
 };
 
 #define PD_HISTORY_PROCESSES_MAX 256u
@@ -103,7 +104,7 @@ bool pd_history_failed(const struct pd_history_start *start);
 void pd_history_life(const struct pd_history *history, struct pd_history_life *ret_life);
 
 /* "2026-11-23 13:19:33", or "–" if there is no time, or none that a calendar has. */
-void pd_history_moment(double seconds, char *ret_text, size_t room);
+void pd_history_moment(double seconds, char *ret_text, size_t capacity);
 /* Counts the checkpoints that arrived in a tier: how often its newest step grew, including those made superfluous by a
  * restart. Two between two lines of metrics.jsonl count as one.
  *   ret_steps  (rows + start_count) the step at which each appeared; may be NULL */
@@ -111,8 +112,8 @@ uint64_t pd_history_saves(const struct pd_history *history, uint32_t tier, doubl
 /* Returns the newest value of a column, or NaN. */
 double pd_history_last(const struct pd_history *history, enum pd_column column);
 /* Returns the step from which on all losses are not finite, and "not finite since step 2; 34 skipped"; 0 and "" if the
- * newest is finite, or there is none.   ret_text  (room) */
-uint64_t pd_history_not_finite_since(const struct pd_history *history, char *ret_text, size_t room);
+ * newest is finite, or there is none.   ret_text  (capacity) */
+uint64_t pd_history_not_finite_since(const struct pd_history *history, char *ret_text, size_t capacity);
 /* Quantile `share` over rows first..last (both included); NaN if none is finite. */
 double pd_history_quantile(const struct pd_history *history, enum pd_column column, uint64_t first, uint64_t last,
                            double share);

@@ -68,6 +68,8 @@ static void page_add_tiers(struct pd_json_writer *w, const struct pd_history *h)
         pd_json_measured(w, "seconds_mean", h->tiers[i].timed ? h->tiers[i].seconds / (double)h->tiers[i].timed : NAN);
         pd_json_measured(w, "seconds_max", h->tiers[i].timed ? h->tiers[i].seconds_max : NAN);
         PD_JSON_U64S(w, {"newest_step", h->tiers[i].newest}, {"failures", h->tiers[i].failures});
+        pd_json_measured(w, "newest_age", h->tiers[i].age > 0 ? h->tiers[i].age : NAN);
+        pd_json_measured(w, "bytes_per_second", h->tiers[i].bytes_per_second > 0 ? h->tiers[i].bytes_per_second : NAN);
         pd_json_object_end(w);
     }
     pd_json_array_end(w);

@@ -87,13 +87,13 @@ double pd_scale_place(const struct pd_scale *s, double value)
     return (value - s->low) / (s->high - s->low);
 }
 
-void pd_scale_label(const struct pd_scale *s, double tick, char *ret_text, size_t room)
+void pd_scale_label(const struct pd_scale *s, double tick, char *ret_text, size_t capacity)
 {
     const double value = tick / s->unit;
     if (s->digits < 0 || s->digits > 4)
-        snprintf(ret_text, room, "%.3g", fabs(value) < 1e-12 ? 0 : value);
+        snprintf(ret_text, capacity, "%.3g", fabs(value) < 1e-12 ? 0 : value);
     else
-        snprintf(ret_text, room, "%.*f", s->digits, fabs(value) < 1e-12 ? 0 : value);
+        snprintf(ret_text, capacity, "%.*f", s->digits, fabs(value) < 1e-12 ? 0 : value);
 }
 
 struct pd_quantity_text pd_quantity_text(enum pd_quantity quantity, double value)

@@ -23,7 +23,7 @@ void pd_scale_make(struct pd_scale *ret_scale, enum pd_quantity quantity, double
                    bool wants_log, bool is_widened);
 /* Position on the axis: 0 at low, 1 at high. */
 double pd_scale_place(const struct pd_scale *scale, double value);
-void pd_scale_label(const struct pd_scale *scale, double tick, char *ret_text, size_t room);
+void pd_scale_label(const struct pd_scale *scale, double tick, char *ret_text, size_t capacity);
 struct pd_quantity_text {
     char text[32];
 };

@@ -281,14 +281,27 @@ static void layouts(FILE *out, const struct pd_history *h)
 
 static void tiers(FILE *out, const struct pd_history *h)
 {
-    static const char *const headings[] = {
-        "tier", ">saves", ">each", ">longest", ">newest step", ">failures in a row", ">steps given up", "~", NULL};
+    static const char *const headings[] = {"tier",
+                                           ">saves",
+                                           ">each",
+                                           ">longest",
+                                           ">newest step",
+                                           ">its age",
+                                           ">upload",
+                                           ">failures in a row",
+                                           ">steps given up",
+                                           "~",
+                                           NULL};
     begin_table(out, headings);
     for (uint32_t i = 0; i < h->tier_count; i++) {
         const struct pd_history_tier *t = &h->tiers[i];
+        char rate[64] = "";
+        if (t->bytes_per_second > 0)
+            snprintf(rate, sizeof rate, "%s/s", pd_quantity_text(PD_QUANTITY_BYTES, t->bytes_per_second).text);
         ADD_CELLS(out, headings, t->dir, pd_text_plain(pd_history_saves(h, i, NULL)).text,
                   t->timed ? pd_quantity_text(PD_QUANTITY_SECONDS, t->seconds / (double)t->timed).text : "",
                   t->timed ? pd_quantity_text(PD_QUANTITY_SECONDS, t->seconds_max).text : "", pd_text_plain(t->newest).text,
+                  t->age > 0 ? pd_quantity_text(PD_QUANTITY_SECONDS, t->age).text : "", rate,
                   pd_text_plain(t->failures).text, pd_text_plain(t->skipped).text,
                   t->is_left_out ? "left out: it lies in memory and does not fit"
                   : t->failures  ? t->cause

@@ -167,7 +167,8 @@ static const char *const states[PD_WATCH_STATES] = {
     "starting", "training", "no step for a while", "between two starts", "ended", "its launcher is gone", "run.dir is gone"};
 
 /* "", "; rank 1 is stopped", "; 2 ranks are gone", "; all ranks are gone". */
-static void add_ranks(const struct pd_watch *w, const char *word, bool (*is)(int32_t process), char *ret_text, size_t room)
+static void add_ranks(const struct pd_watch *w, const char *word, bool (*is)(int32_t process), char *ret_text,
+                      size_t capacity)
 {
     const struct pd_history *h = &w->history;
     const size_t used = strlen(ret_text);
@@ -177,21 +178,21 @@ static void add_ranks(const struct pd_watch *w, const char *word, bool (*is)(int
         if (is(h->processes[i].process)) count++, first = h->processes[i].rank;
     const struct pd_history_start *start = count ? &h->starts[h->start_count - 1] : NULL;
     if (start && start->ranks > 1 && (count == start->ranks || strcmp(start->transport, "local") == 0)) /* for one process */
-        snprintf(ret_text + used, room - used, "; all ranks are %s", word);
+        snprintf(ret_text + used, capacity - used, "; all ranks are %s", word);
     else if (count > 1)
-        snprintf(ret_text + used, room - used, "; %u ranks are %s", count, word);
+        snprintf(ret_text + used, capacity - used, "; %u ranks are %s", count, word);
     else if (count)
-        snprintf(ret_text + used, room - used, "; rank %u is %s", first, word);
+        snprintf(ret_text + used, capacity - used, "; rank %u is %s", first, word);
 }
 
-void pd_watch_state(const struct pd_watch *w, char *ret_text, size_t room)
+void pd_watch_state(const struct pd_watch *w, char *ret_text, size_t capacity)
 {
-    snprintf(ret_text, room, "%s", states[w->state]);
-    add_ranks(w, "stopped", is_stopped, ret_text, room);
-    add_ranks(w, "gone", is_gone, ret_text, room);
+    snprintf(ret_text, capacity, "%s", states[w->state]);
+    add_ranks(w, "stopped", is_stopped, ret_text, capacity);
+    add_ranks(w, "gone", is_gone, ret_text, capacity);
 }
 
-void pd_watch_line(const struct pd_watch *w, char *ret_text, size_t room)
+void pd_watch_line(const struct pd_watch *w, char *ret_text, size_t capacity)
 {
     const struct pd_history *h = &w->history;
     char layout[64] = "", steps[32] = "", loss[96], state[128];
@@ -202,10 +203,10 @@ void pd_watch_line(const struct pd_watch *w, char *ret_text, size_t room)
     if (!pd_history_not_finite_since(h, loss, sizeof loss))
         snprintf(loss, sizeof loss, "%.4f", pd_history_last(h, PD_COLUMN_LOSS));
     if (h->rows)
-        snprintf(ret_text, room, "step %.0f%s loss %s%s %s tok/s ckpt %" PRIu64 "; %s, %s", w->step, steps, loss,
+        snprintf(ret_text, capacity, "step %.0f%s loss %s%s %s tok/s ckpt %" PRIu64 "; %s, %s", w->step, steps, loss,
                  loss[0] == 'n' ? ";" : "", pd_quantity_text(PD_QUANTITY_COUNT, speed).text, h->saved_step, layout, state);
     else
-        snprintf(ret_text, room, "no step yet; %s%s%s", layout, layout[0] ? ", " : "", state);
+        snprintf(ret_text, capacity, "no step yet; %s%s%s", layout, layout[0] ? ", " : "", state);
 }
 
 void pd_watch_json(const struct pd_watch *w, struct pd_json_writer *writer)

@@ -35,10 +35,10 @@ void pd_watch_close(struct pd_watch *watch);
 /* Renders at most `rows` lines of at most `columns` characters, each after an escape that clears its line. malloc'ed */
 PD_MUST_USE pd_status pd_watch_screen(const struct pd_watch *watch, unsigned columns, unsigned rows, char **ret_text,
                                       struct pd_error *err);
-/* "training", "training; rank 1 is stopped".   ret_text (room) */
-void pd_watch_state(const struct pd_watch *watch, char *ret_text, size_t room);
-/* One line: "step 60/120 loss 5.0874 ... 2 ranks, dp 2, training".   ret_text (room) */
-void pd_watch_line(const struct pd_watch *watch, char *ret_text, size_t room);
+/* "training", "training; rank 1 is stopped".   ret_text (capacity) */
+void pd_watch_state(const struct pd_watch *watch, char *ret_text, size_t capacity);
+/* One line: "step 60/120 loss 5.0874 ... 2 ranks, dp 2, training".   ret_text (capacity) */
+void pd_watch_line(const struct pd_watch *watch, char *ret_text, size_t capacity);
 void pd_watch_json(const struct pd_watch *watch, struct pd_json_writer *writer); /* the same, as an object */
 /* Prints the run's events from index `first` on, a line each. Returns their number so far. */
 uint64_t pd_watch_events(const struct pd_watch *watch, uint64_t first, FILE *out);

@@ -94,20 +94,20 @@ static struct walk walk_of(struct pd_progress *engine, const struct pd_comm_op *
 /* ---- agreement ---- */
 
 /* Each rank pairs with one rank on each other host, both ways, and has a lane for each; ranks of its own host need none. */
-static bool claims_go_ahead(const struct pd_progress *engine)
+static bool headers_go_ahead(const struct pd_progress *engine)
 {
     const struct pd_hosts *hosts = &engine->hosts;
     return hosts->largest == hosts->smallest && engine->segment->shape.slots == hosts->largest &&
            hosts->count - 1 <= pd_staging_lanes(engine->comm.size, hosts->largest);
 }
 
-/* Adds messages with the ranks this one exchanges with: those of its host, and its peers on others. Their headers arrive in
- * the room buffer. */
-static void add_claims(struct walk *w, const struct pd_claim *claim, bool is_outside)
+/* Adds messages with the ranks this one exchanges with: the ranks of its host, and its peers on others. Their headers arrive in
+ * the scratch buffer. */
+static void add_headers(struct walk *w, const struct pd_collective_header *header, bool is_outside)
 {
     const struct pd_hosts *hosts = &w->engine->hosts;
-    const struct round all = {.bytes = sizeof *claim, .from = 1, .to = hosts->count};
-    struct pd_claim *claims = (struct pd_claim *)w->engine->room;
+    const struct round all = {.bytes = sizeof *header, .from = 1, .to = hosts->count};
+    struct pd_collective_header *headers = (struct pd_collective_header *)w->engine->scratch;
     if (is_outside) gather_outside(w, &all);
     for (uint32_t i = hosts->first[hosts->mine]; i < hosts->first[hosts->mine + 1]; i++) {
         if (hosts->ranks[i] == w->engine->comm.rank) continue;
@@ -115,20 +115,20 @@ static void add_claims(struct walk *w, const struct pd_claim *claim, bool is_out
         all_gather_receive(w, hosts->ranks[i], 0, &all);
     }
     for (uint32_t i = 0; i < w->messages.send_count; i++)
-        w->sends[i].data = (void *)claim;
+        w->sends[i].data = (void *)header;
     for (uint32_t i = 0; i < w->messages.recv_count; i++)
-        w->recvs[i].data = &claims[i];
+        w->recvs[i].data = &headers[i];
 }
 
-static pd_status compare_claims(const struct walk *w, const struct pd_claim *claim, struct pd_error *err)
+static pd_status compare_headers(const struct walk *w, const struct pd_collective_header *header, struct pd_error *err)
 {
-    const struct pd_claim *claims = (const struct pd_claim *)w->engine->room;
+    const struct pd_collective_header *headers = (const struct pd_collective_header *)w->engine->scratch;
     for (uint32_t i = 0; i < w->messages.recv_count; i++)
-        PD_TRY(pd_collective_compare(w->engine, claim, &claims[i], w->recvs[i].peer, err));
+        PD_TRY(pd_collective_compare(w->engine, header, &headers[i], w->recvs[i].peer, err));
     return PD_OK;
 }
 
-static struct walk walk_of_claims(struct pd_progress *engine, uint32_t sends, uint32_t recvs)
+static struct walk walk_of_headers(struct pd_progress *engine, uint32_t sends, uint32_t recvs)
 {
     static const struct pd_comm_op none = {.kind = PD_COMM_EXCHANGE};
     struct walk w = {.engine = engine, .op = &none, .sends = engine->sends + sends, .recvs = engine->recvs + recvs};
@@ -140,35 +140,35 @@ static struct walk walk_of_claims(struct pd_progress *engine, uint32_t sends, ui
  * operation is a gather too, its first round starts between hosts. The finishing gather is then done, and the next one
  * agreed on, whatever happens to that round. This adds no waiting, and each rank may choose it on its own. */
 struct next_gather {
-    struct pd_claim claim;
-    struct walk claims;
+    struct pd_collective_header header;
+    struct walk headers;
     bool is_agreeing;
 };
 
 static pd_status inside_ended(struct pd_progress *engine, void *context, struct pd_error *err)
 {
     struct next_gather *next = context;
-    if (next->is_agreeing) return compare_claims(&next->claims, &next->claim, err);
+    if (next->is_agreeing) return compare_headers(&next->headers, &next->header, err);
     pd_progress_end_current(engine);
-    add_claims(&next->claims, &next->claim, false);
+    add_headers(&next->headers, &next->header, false);
     next->is_agreeing = true;
-    pd_exchange_add(engine, &next->claims.messages);
+    pd_exchange_add(engine, &next->headers.messages);
     return PD_OK;
 }
 
 /* Two exchanges later between hosts: unless rounds are started early, the agreement is an exchange of its own. */
 static void begin_next(struct walk *w, struct next_gather *next)
 {
-    const struct pd_comm_op *op = claims_go_ahead(w->engine) ? pd_progress_begin_next(w->engine, w->op) : NULL;
+    const struct pd_comm_op *op = headers_go_ahead(w->engine) ? pd_progress_begin_next(w->engine, w->op) : NULL;
     if (!op) return;
     struct walk behind = walk_of(w->engine, op);
     const struct round first = round_of(&behind, 0);
     behind.messages = w->messages;
     gather_outside(&behind, &first);
     w->messages = behind.messages;
-    *next = (struct next_gather){.claim = {op->kind, op->part_bytes},
-                                 .claims = walk_of_claims(w->engine, w->messages.send_count, w->messages.recv_count)};
-    w->messages.claim = &next->claim;
+    *next = (struct next_gather){.header = {op->kind, op->part_bytes},
+                                 .headers = walk_of_headers(w->engine, w->messages.send_count, w->messages.recv_count)};
+    w->messages.header = &next->header;
     w->messages.inside_ended = inside_ended;
     w->messages.context = next;
     w->messages.remote_ahead = 2;
@@ -179,13 +179,13 @@ static void begin_next(struct walk *w, struct next_gather *next)
 pd_status pd_all_gather_run(struct pd_progress *engine, const struct pd_comm_op *op, struct pd_error *err)
 {
     struct walk w = walk_of(engine, op);
-    const struct pd_claim own = {op->kind, op->part_bytes}, *claim;
+    const struct pd_collective_header own = {op->kind, op->part_bytes}, *header;
     if (engine->comm.size == 1) return PD_OK;
     if (op->is_begun) {
-        claim = &own;
+        header = &own;
         engine->exchange.sequence++; /* the round that was started early */
     } else {
-        PD_TRY(pd_collective_agree(engine, &own, &claim, err));
+        PD_TRY(pd_collective_agree(engine, &own, &header, err));
     }
     const uint64_t rounds = pd_divide_up(w.op->part_bytes, w.chunk) * w.rounds;
     struct round before = round_of(&w, 0);
@@ -202,15 +202,15 @@ pd_status pd_all_gather_run(struct pd_progress *engine, const struct pd_comm_op 
             before = round_of(&w, number);
             gather_outside(&w, &before);
         }
-        w.messages.claim = number < rounds && before.first == 0 ? claim : NULL;
+        w.messages.header = number < rounds && before.first == 0 ? header : NULL;
         if (number == rounds) begin_next(&w, &next);
         PD_TRY(pd_exchange_run(w.engine, &w.messages, err));
     }
     return PD_OK;
 }
 
-pd_status pd_collective_compare(const struct pd_progress *engine, const struct pd_claim *own, const struct pd_claim *other,
-                                uint32_t peer, struct pd_error *err)
+pd_status pd_collective_compare(const struct pd_progress *engine, const struct pd_collective_header *own,
+                                const struct pd_collective_header *other, uint32_t peer, struct pd_error *err)
 {
     if (own->kind == other->kind && own->part_bytes == other->part_bytes) return PD_OK;
     const char *name = other->kind <= PD_COMM_ALL_GATHER ? pd_comm_kind_names[other->kind] : "unknown";
@@ -219,12 +219,12 @@ pd_status pd_collective_compare(const struct pd_progress *engine, const struct p
             engine->members[peer].world, name, (unsigned long long)other->part_bytes);
 }
 
-pd_status pd_collective_agree(struct pd_progress *engine, const struct pd_claim *claim, const struct pd_claim **ret_claim,
-                              struct pd_error *err)
+pd_status pd_collective_agree(struct pd_progress *engine, const struct pd_collective_header *header,
+                              const struct pd_collective_header **ret_header, struct pd_error *err)
 {
-    struct walk w = walk_of_claims(engine, 0, 0);
-    *ret_claim = claims_go_ahead(engine) ? claim : NULL;
-    add_claims(&w, claim, !*ret_claim);
+    struct walk w = walk_of_headers(engine, 0, 0);
+    *ret_header = headers_go_ahead(engine) ? header : NULL;
+    add_headers(&w, header, !*ret_header);
     PD_TRY(pd_exchange_run(engine, &w.messages, err));
-    return compare_claims(&w, claim, err);
+    return compare_headers(&w, header, err);
 }

@@ -171,7 +171,7 @@ static uint32_t speaker_of(const struct pd_hosts *hosts, uint32_t host, uint32_t
     return hosts->ranks[hosts->first[host]];
 }
 
-/* The ranks of a speaker's host send it their blocks: the root stores them in place, others in `room`, in rank order. */
+/* The ranks of a speaker's host send it their blocks: the root stores them in place, others in `scratch`, in rank order. */
 static pd_status collect_inside(struct pd_progress *engine, uint32_t root, const void *send, uint64_t bytes, uint8_t *recv,
                                 struct pd_error *err)
 {
@@ -182,7 +182,7 @@ static pd_status collect_inside(struct pd_progress *engine, uint32_t root, const
     uint32_t peers = 0;
     if (rank != speaker) return send_one(engine, speaker, (void *)(uintptr_t)send, bytes, err);
     for (uint32_t i = first; i < hosts->first[hosts->mine + 1]; i++) {
-        uint8_t *data = rank == root ? recv + hosts->ranks[i] * bytes : engine->room + (i - first) * bytes;
+        uint8_t *data = rank == root ? recv + hosts->ranks[i] * bytes : engine->scratch + (i - first) * bytes;
         if (hosts->ranks[i] == rank)
             memcpy(data, send, bytes);
         else
@@ -200,7 +200,7 @@ static pd_status collect_outside(struct pd_progress *engine, uint32_t root, uint
     uint32_t peers = 0;
     const bool is_speaker = rank == speaker_of(hosts, hosts->mine, root);
     if (!is_speaker) return idle_step(engine, err);
-    if (rank != root) return send_one(engine, root, engine->room, pd_hosts_ranks(hosts, hosts->mine) * bytes, err);
+    if (rank != root) return send_one(engine, root, engine->scratch, pd_hosts_ranks(hosts, hosts->mine) * bytes, err);
     for (uint32_t h = 0; h < hosts->count; h++)
         for (uint32_t i = hosts->first[h]; h != hosts->mine && i < hosts->first[h + 1]; i++)
             pieces[peers++] = (struct pd_comm_piece){
@@ -214,7 +214,7 @@ pd_status pd_progress_gather(struct pd_comm *comm, uint32_t root, const void *se
     struct pd_progress *engine = pd_progress_of(comm);
     const struct pd_hosts *hosts = &engine->hosts;
     if (!bytes) return PD_OK;
-    if (comm->size <= PD_FLAT_RANKS_MAX || hosts->largest == 1 || bytes > engine->room_bytes / hosts->largest)
+    if (comm->size <= PD_FLAT_RANKS_MAX || hosts->largest == 1 || bytes > engine->scratch_bytes / hosts->largest)
         return collect_flat(engine, root, send, bytes, recv, err);
     PD_TRY(collect_inside(engine, root, send, bytes, recv, err));
     return collect_outside(engine, root, bytes, recv, err);

@@ -49,17 +49,32 @@ static pd_status check_parts(const struct pd_comm *comm, const void *parts, uint
     return PD_OK;
 }
 
+static pd_status start_sums(struct pd_comm *comm, struct pd_comm_op *op, void *parts, uint64_t count, bool is_narrow,
+                            void *sum, struct pd_error *err)
+{
+    const uint64_t bytes = is_narrow ? sizeof(uint32_t) : sizeof(uint64_t);
+    if (count > UINT64_MAX / bytes || count * bytes % sizeof(uint64_t))
+        PD_FAIL(err, PD_BUG, "a part of %llu integers", (unsigned long long)count);
+    *op = (struct pd_comm_op){.kind = PD_COMM_REDUCE_SCATTER,
+                              .what = op->what,
+                              .parts = parts,
+                              .part_bytes = count * bytes,
+                              .sum = sum,
+                              .adds_narrow = is_narrow};
+    PD_TRY(check_parts(comm, parts, op->part_bytes, sum, err));
+    return comm_start(comm, op, err);
+}
+
 pd_status pd_comm_start_reduce_scatter(struct pd_comm *comm, struct pd_comm_op *op, uint64_t *parts, uint64_t count,
                                        uint64_t *sum, struct pd_error *err)
 {
-    if (count > UINT64_MAX / sizeof *parts) PD_FAIL(err, PD_BUG, "a part of %llu integers", (unsigned long long)count);
-    *op = (struct pd_comm_op){.kind = PD_COMM_REDUCE_SCATTER,
-                              .what = op->what,
-                              .parts = (uint8_t *)parts,
-                              .part_bytes = count * sizeof *parts,
-                              .sum = sum};
-    PD_TRY(check_parts(comm, parts, op->part_bytes, sum, err));
-    return comm_start(comm, op, err);
+    return start_sums(comm, op, parts, count, false, sum, err);
+}
+
+pd_status pd_comm_start_reduce_scatter_narrow(struct pd_comm *comm, struct pd_comm_op *op, uint32_t *parts, uint64_t count,
+                                              uint32_t *sum, struct pd_error *err)
+{
+    return start_sums(comm, op, parts, count, true, sum, err);
 }
 
 pd_status pd_comm_start_all_gather(struct pd_comm *comm, struct pd_comm_op *op, void *parts, uint64_t bytes,
@@ -157,7 +172,7 @@ uint64_t pd_comm_bytes(uint32_t size, bool is_processes)
     return pd_progress_bytes(size) + pd_segment_share_bytes(&shape);
 }
 
-/* The group for ckpt/ and resharder/. Its pieces have the same layout as those of an exchange. */
+/* The group for ckpt/ and resharder/. Its pieces have the same layout as the pieces of an exchange. */
 static_assert(sizeof(struct pd_group_piece) == sizeof(struct pd_comm_piece) &&
                   offsetof(struct pd_group_piece, peer) == offsetof(struct pd_comm_piece, peer) &&
                   offsetof(struct pd_group_piece, data) == offsetof(struct pd_comm_piece, data) &&

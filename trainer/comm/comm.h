@@ -55,6 +55,7 @@ struct pd_comm_op {
     uint8_t *parts; /* (size, part_bytes) of the collectives */
     uint64_t part_bytes;
     void *sum;
+    bool adds_narrow; /* 32-bit integers instead of 64-bit ones */
     struct pd_comm_op *next;
     bool is_begun; /* its first exchange already ran, together with the previous operation's last one */
     const struct pd_comm_memory *memory; /* memory of the pieces; NULL: host */
@@ -127,12 +128,15 @@ PD_MUST_USE pd_status pd_comm_start(struct pd_comm *comm, struct pd_comm_op *op,
  *   reduce_scatter  parts (size, count) on each rank -> sum (count): the sum of part `rank` over all ranks, modulo 2^64. sum
  *                   may be parts + rank * count, and must not overlap other parts. Overwrites parts: other sums may be
  *                   formed there
+ *   .. narrow       the same with integers of 32 bits; count is even
  *   all_gather      parts (size, bytes) with the own part filled -> all parts, the same on every rank
  *
  * Each host sends (host_count - 1) / host_count of the parts once, however many ranks it has (trainer/comm/README.md).
  */
 PD_MUST_USE pd_status pd_comm_start_reduce_scatter(struct pd_comm *comm, struct pd_comm_op *op, uint64_t *parts,
                                                    uint64_t count, uint64_t *sum, struct pd_error *err);
+PD_MUST_USE pd_status pd_comm_start_reduce_scatter_narrow(struct pd_comm *comm, struct pd_comm_op *op, uint32_t *parts,
+                                                          uint64_t count, uint32_t *sum, struct pd_error *err);
 PD_MUST_USE pd_status pd_comm_start_all_gather(struct pd_comm *comm, struct pd_comm_op *op, void *parts, uint64_t bytes,
                                                struct pd_error *err);
 PD_MUST_USE pd_status pd_comm_wait(struct pd_comm *comm, struct pd_comm_op *op, struct pd_error *err);
@@ -175,8 +179,11 @@ PD_MUST_USE pd_status pd_comm_run_local(uint32_t size, uint32_t host_count,
 
 /* Joins the MPI job that started this process; calls MPI_Init. pd_comm_free of this communicator finalises MPI. It waits for
  * the other ranks to arrive, but only a moment after a failure; if one does not arrive, MPI is left open until the process
- * ends. PD_UNSUPPORTED in builds without MPI. */
+ * ends. PD_UNSUPPORTED in a program without MPI. */
 PD_MUST_USE pd_status pd_comm_open_mpi(struct pd_comm **ret_comm, struct pd_error *err);
+
+/* This program was linked with MPI. */
+bool pd_comm_has_mpi(void);
 
 /* All ranks reached pd_comm_free and MPI is finalised: exit code 0 then tells mpirun the truth, whatever the status. */
 bool pd_comm_mpi_is_over(void);

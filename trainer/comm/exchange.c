@@ -26,12 +26,13 @@ static void link_set(struct pd_progress *engine, uint32_t peer, const struct pd_
 {
     struct pd_link *link = &engine->exchange.links[peer];
     const bool is_inner = engine->members[peer].host == engine->members[engine->comm.rank].host;
-    link->awaits_claim = m->claim && link->slot == PD_NO_SLOT;
-    const uint64_t bytes = link->send.left + (link->awaits_claim ? sizeof *m->claim : 0);
+    link->awaits_header = m->header && link->slot == PD_NO_SLOT;
+    const uint64_t bytes = link->send.left + (link->awaits_header ? sizeof *m->header : 0);
     if (peer != engine->comm.rank) *(is_inner ? &sum->inside_bytes : &sum->leaving_bytes) += bytes;
     link->send.memory = is_inner ? m->inner : m->outer;
     link->recv.memory = m->arriving;
     link->recv.adds = m->adds;
+    link->recv.adds_narrow = m->adds_narrow;
     if (link->recv.left && peer != engine->comm.rank && m->fault) link->is_damaged = pd_fault_asks(m->fault);
 }
 
@@ -100,7 +101,7 @@ static void links_set(struct pd_progress *engine, const struct pd_messages *m)
     for (uint32_t i = 0; i < x->peer_count; i++)
         link_set(engine, x->peers[i], m, &sum);
     count(engine, &sum);
-    engine->exchange.claim = m->claim;
+    engine->exchange.header = m->header;
     x->active_count = 0;
     for (uint32_t i = 0; i < x->peer_count; i++) {
         const struct pd_link *link = &x->links[x->peers[i]];

@@ -35,14 +35,14 @@ _Static_assert(2 * LANE_CHUNKS * CHUNK_BYTES <= PD_STAGING_UNIT_BYTES, "a lane's
 #define CHUNKS_MAX (2u * PD_STAGING_UNITS_MAX * LANE_CHUNKS)
 
 struct chunk {
-    bool is_staged, is_claim;
+    bool is_staged, is_header;
     struct pd_cursor target; /* destination of a staged chunk */
     uint64_t bytes;
 };
 
 struct lane {
     bool is_used;
-    bool has_claim;  /* must be sent, or arrive, before all else */
+    bool has_header; /* must be sent, or arrive, before all else */
     uint64_t posted; /* chunks posted after it */
     uint32_t peer;
     struct pd_cursor walk; /* what MPI has not been given yet */
@@ -182,12 +182,12 @@ static pd_status transfer(struct pd_progress *engine, const struct lane *lane, u
     return code == MPI_SUCCESS ? PD_OK : fail_transfer(code, is_send, (uint32_t)world, err);
 }
 
-static pd_status claim_post(struct pd_progress *engine, struct lane *lane, uint32_t c, bool is_send, struct pd_error *err)
+static pd_status header_post(struct pd_progress *engine, struct lane *lane, uint32_t c, bool is_send, struct pd_error *err)
 {
     struct remote *remote = engine->remote.state;
-    remote->chunks[c] = (struct chunk){.is_claim = true, .bytes = sizeof(struct pd_claim)};
-    if (is_send) memcpy(staging_of(remote, c), engine->exchange.claim, sizeof(struct pd_claim));
-    lane->has_claim = false;
+    remote->chunks[c] = (struct chunk){.is_header = true, .bytes = sizeof(struct pd_collective_header)};
+    if (is_send) memcpy(staging_of(remote, c), engine->exchange.header, sizeof(struct pd_collective_header));
+    lane->has_header = false;
     return transfer(engine, lane, c, is_send, staging_of(remote, c), err);
 }
 
@@ -196,9 +196,9 @@ static pd_status chunk_post(struct pd_progress *engine, struct lane *lane, uint3
     struct remote *remote = engine->remote.state;
     struct chunk *chunk = &remote->chunks[c];
     uint64_t span;
-    if (lane->has_claim) return claim_post(engine, lane, c, is_send, err);
+    if (lane->has_header) return header_post(engine, lane, c, is_send, err);
     void *memory = pd_cursor_span(&lane->walk, &span);
-    chunk->is_claim = false;
+    chunk->is_header = false;
     lane->posted++;
     chunk->bytes = pd_min_u64(lane->walk.left, CHUNK_BYTES);
     chunk->is_staged = span < chunk->bytes || lane->walk.memory || lane->walk.adds;
@@ -230,11 +230,11 @@ static pd_status chunk_arrived(struct pd_progress *engine, const struct lane *la
         PD_FAIL(err, PD_BUG, "operation %llu: rank %u expects %llu bytes of rank %u and got %d",
                 (unsigned long long)engine->exchange.remote_sequence, engine->members[engine->comm.rank].world,
                 (unsigned long long)chunk->bytes, engine->members[lane->peer].world, count);
-    if (chunk->is_claim) {
-        struct pd_claim claim;
-        engine->exchange.links[lane->peer].awaits_claim = false;
-        memcpy(&claim, staging_of(remote, c), sizeof claim);
-        return pd_collective_compare(engine, engine->exchange.claim, &claim, lane->peer, err);
+    if (chunk->is_header) {
+        struct pd_collective_header header;
+        engine->exchange.links[lane->peer].awaits_header = false;
+        memcpy(&header, staging_of(remote, c), sizeof header);
+        return pd_collective_compare(engine, engine->exchange.header, &header, lane->peer, err);
     }
     bool *is_damaged = &engine->exchange.links[lane->peer].is_damaged;
     if (*is_damaged) PD_TRY(chunk_damage(remote, c, err));
@@ -264,8 +264,8 @@ static pd_status chunks_finish(struct pd_progress *engine, bool *ret_has_moved, 
 
 static bool may_post(const struct pd_progress *engine, const struct lane *lane, bool is_send)
 {
-    const bool is_ahead = is_send && engine->exchange.links[lane->peer].awaits_claim;
-    return lane->has_claim || (lane->walk.left && (!is_ahead || lane->posted < LANE_CHUNKS));
+    const bool is_ahead = is_send && engine->exchange.links[lane->peer].awaits_header;
+    return lane->has_header || (lane->walk.left && (!is_ahead || lane->posted < LANE_CHUNKS));
 }
 
 static pd_status lane_progress(struct pd_progress *engine, uint32_t l, bool is_send, struct pd_error *err)
@@ -294,7 +294,7 @@ static pd_status side_progress(struct pd_progress *engine, struct side *side, st
             lane->peer = side->peers[side->next++];
             lane->walk = *cursor_of(engine, lane->peer, side->is_send);
             lane->is_used = true;
-            lane->has_claim = engine->exchange.claim != NULL;
+            lane->has_header = engine->exchange.header != NULL;
             lane->posted = 0;
         }
         if (lane->is_used) PD_TRY(lane_progress(engine, l, side->is_send, err));
@@ -385,6 +385,11 @@ static void mpi_free(struct pd_comm *comm)
     bool can_finalize = is_root && leave_together(engine);
     pd_progress_free(comm);
     if (can_finalize && !mpi_has_leftovers) mpi_is_over = MPI_Finalize() == MPI_SUCCESS;
+}
+
+bool pd_comm_has_mpi(void)
+{
+    return true;
 }
 
 bool pd_comm_mpi_is_over(void)

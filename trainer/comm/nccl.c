@@ -1,14 +1,17 @@
-/* One family per rank: the outermost communicator, its splits, and the watcher thread.
+/* One group per rank: the outermost communicator, its splits, and the watcher thread.
  *
  *   invariants  1. while is_launching is set the caller uses the handle; otherwise whoever holds the lock
- *               2. the first failure is final for the family. All its handles are aborted as one group once no member is
+ *               2. the first failure is final for the group. One NCCL group call aborts all its handles once no member is
  *                  launching: by the thread that broke it, or by the launch that ends last. Then no stream wait can hang
  *               3. an operation ends with an event on the communicator's stream; a flight is reused only after its event has
  *                  passed */
 #include "trainer/comm/nccl_internal.h"
 
 #include "ckpt/base/clock.h"
+#include "ckpt/base/digest.h"
+#include "ckpt/base/heartbeat.h"
 #include "ckpt/base/parse.h"
+#include "ckpt/base/rank.h"
 #include "ckpt/base/thread.h"
 
 #include <signal.h>
@@ -40,7 +43,12 @@ static uint32_t blocks_max(uint32_t multiprocessors, bool is_link)
     return is_link ? blocks : 2 * blocks;
 }
 
-/* Memory shared by peers beyond those of a host, in either direction. */
+uint32_t pd_comm_nccl_blocks(uint32_t multiprocessors)
+{
+    return blocks_max(multiprocessors, false);
+}
+
+/* Memory that peers share beyond the peers of a host, in either direction. */
 static uint64_t pool_bytes(uint32_t blocks)
 {
     enum { DIRECTIONS = 2, STEPS = 16 };
@@ -70,7 +78,7 @@ uint64_t pd_comm_nccl_bytes(uint32_t size, bool is_link)
 static pd_status fail_nccl(const struct nccl_comm *c, int code, const char *what, struct pd_error *err)
 {
     const pd_status st = code == 2 || code == 6 ? PD_PEER_LOST : PD_DEVICE_LOST;
-    const char *said = c->family->nccl->GetErrorString(code); /* some messages include the advice */
+    const char *said = c->group->nccl->GetErrorString(code); /* some messages include the advice */
     const bool is_said = st == PD_PEER_LOST || strstr(said, "NCCL_DEBUG");
     pd_error_set(err, st, PD_WHERE, 0, "NCCL, rank %u of %u: %s: %s%s", c->comm.rank, c->comm.size, what, said,
                  is_said ? "" : "; with NCCL_DEBUG=WARN in the environment it says why");
@@ -79,13 +87,13 @@ static pd_status fail_nccl(const struct nccl_comm *c, int code, const char *what
 
 static void end_handle(struct nccl_comm *c)
 {
-    if (c->handle) c->family->nccl->CommAbort(c->handle);
+    if (c->handle) c->group->nccl->CommAbort(c->handle);
     c->handle = NULL;
 }
 
 /* Call with the lock held. Aborted one by one, the first abort would wait for kernels whose peers wait for the second
  * communicator's. */
-static void end_members(struct family *f)
+static void end_members(struct comm_group *f)
 {
     const bool as_group = f->nccl->version >= PD_NCCL_VERSION_GROUP_ABORT;
     for (struct nccl_comm *c = f->members; c; c = c->next)
@@ -97,7 +105,7 @@ static void end_members(struct family *f)
 }
 
 /* With the lock. */
-static void break_locked(struct family *f, pd_status st, const struct pd_error *error)
+static void break_locked(struct comm_group *f, pd_status st, const struct pd_error *error)
 {
     if (f->broken) return;
     f->broken = st;
@@ -106,7 +114,7 @@ static void break_locked(struct family *f, pd_status st, const struct pd_error *
 }
 
 /* Peers learn it from control, where this rank is now gone. */
-void nccl_break_family(struct family *f, pd_status st, const struct pd_error *error)
+void nccl_break_group(struct comm_group *f, pd_status st, const struct pd_error *error)
 {
     pthread_mutex_lock(&f->lock);
     break_locked(f, st, error);
@@ -114,7 +122,7 @@ void nccl_break_family(struct family *f, pd_status st, const struct pd_error *er
     pd_comm_abort(f->control);
 }
 
-pd_status nccl_state_of(struct family *f, struct pd_error *err)
+pd_status nccl_state_of(struct comm_group *f, struct pd_error *err)
 {
     pthread_mutex_lock(&f->lock);
     const pd_status st = f->broken;
@@ -127,7 +135,7 @@ static const char a_launch[] = "a launch", the_watcher[] = "the watcher";
 
 bool nccl_begin_launch(struct nccl_comm *c)
 {
-    struct family *f = c->family;
+    struct comm_group *f = c->group;
     pthread_mutex_lock(&f->lock);
     const bool may = !f->broken;
     if (may) pd_owner_acquire(&c->flights_owner, a_launch);
@@ -136,10 +144,10 @@ bool nccl_begin_launch(struct nccl_comm *c)
     return may;
 }
 
-/* If the family broke meanwhile, the last launch to end aborts its handles. */
+/* If the group broke meanwhile, the last launch to end aborts its handles. */
 void nccl_end_launch(struct nccl_comm *c)
 {
-    struct family *f = c->family;
+    struct comm_group *f = c->group;
     pthread_mutex_lock(&f->lock);
     c->is_launching = false;
     pd_owner_release(&c->flights_owner, a_launch);
@@ -152,7 +160,7 @@ void nccl_end_launch(struct nccl_comm *c)
 static pd_status look(struct nccl_comm *c, uint64_t *gone_ns, struct pd_error *err)
 {
     struct pd_error gone;
-    if (pd_comm_look(c->family->control, &gone) == PD_OK) return PD_OK;
+    if (pd_comm_look(c->group->control, &gone) == PD_OK) return PD_OK;
     if (*gone_ns == 0) *gone_ns = now_ns();
     if (now_ns() - *gone_ns < GRACE_NS) return PD_OK;
     *err = gone;
@@ -166,12 +174,16 @@ pd_status nccl_poll_until_done(struct nccl_comm *c, int code, const char *what, 
     while (code == PD_NCCL_IN_PROGRESS) {
         pd_clock_sleep_ns(POLL_NS);
         const uint64_t now = now_ns();
-        PD_TRY(nccl_state_of(c->family, err));
+        PD_TRY(nccl_state_of(c->group, err));
         if (now - looked > WATCH_NS) {
             looked = now;
+            /* A call waits for the peers' calls as a kernel does for their kernels. */
+            pthread_mutex_lock(&c->group->lock);
+            pd_heartbeat_flight(c->number, what, c->operations + 1, c->ended);
+            pthread_mutex_unlock(&c->group->lock);
             if (look(c, &gone, &why)) PD_FAIL(err, PD_PEER_LOST, "%s", why.message);
         }
-        const int asked = c->family->nccl->CommGetAsyncError(c->handle, &code);
+        const int asked = c->group->nccl->CommGetAsyncError(c->handle, &code);
         if (asked != PD_NCCL_DONE) code = asked;
     }
     return code == PD_NCCL_DONE ? PD_OK : fail_nccl(c, code, what, err);
@@ -179,16 +191,23 @@ pd_status nccl_poll_until_done(struct nccl_comm *c, int code, const char *what, 
 
 /* ---- the thread that watches ---- */
 
-/* The oldest operation that has not ended; ones before it have. */
+/* Looks for the oldest operation that has not ended; ones before it have. Records where the stream is. */
 static pd_status watch_flights(struct nccl_comm *c, bool *ret_waits, struct pd_error *err)
 {
-    const uint64_t first = c->operations > FLIGHTS ? c->operations - FLIGHTS : 0;
-    for (uint64_t i = first; i < c->operations; i++) {
-        struct flight *flight = &c->flights[i % FLIGHTS];
-        if (!flight->is_over) PD_TRY(pd_dev_event_passed(c->family->dev, flight->ended, &flight->is_over, err));
-        *ret_waits |= !flight->is_over;
-        if (!flight->is_over) return PD_OK;
+    struct pd_dev *dev = c->group->dev;
+    struct flight *flight = NULL;
+    bool has_begun = false;
+    if (c->operations - c->ended > FLIGHTS) c->ended = c->operations - FLIGHTS;
+    for (; c->ended < c->operations; c->ended++) {
+        flight = &c->flights[c->ended % FLIGHTS];
+        if (!flight->is_over) PD_TRY(pd_dev_event_passed(dev, flight->ended, &flight->is_over, err));
+        if (!flight->is_over) break;
     }
+    if (c->ended < c->operations) {
+        *ret_waits = true;
+        PD_TRY(pd_dev_event_passed(dev, flight->begun, &has_begun, err));
+    }
+    pd_heartbeat_flight(c->number, flight ? flight->what : "", c->ended + has_begun, c->ended);
     return PD_OK;
 }
 
@@ -200,13 +219,13 @@ static pd_status watch_member(struct nccl_comm *c, bool *ret_waits, struct pd_er
     const pd_status st = watch_flights(c, ret_waits, err);
     pd_owner_release(&c->flights_owner, the_watcher);
     PD_TRY(st);
-    const int asked = c->family->nccl->CommGetAsyncError(c->handle, &code);
+    const int asked = c->group->nccl->CommGetAsyncError(c->handle, &code);
     if (asked != PD_NCCL_DONE) code = asked;
     return code == PD_NCCL_DONE || code == PD_NCCL_IN_PROGRESS ? PD_OK : fail_nccl(c, code, "what was in flight", err);
 }
 
 /* With the lock. */
-static pd_status watch(struct family *f, uint64_t *gone_ns, struct pd_error *err)
+static pd_status watch(struct comm_group *f, uint64_t *gone_ns, struct pd_error *err)
 {
     bool waits = false;
     for (struct nccl_comm *c = f->members; c; c = c->next)
@@ -218,9 +237,10 @@ static pd_status watch(struct family *f, uint64_t *gone_ns, struct pd_error *err
 
 static void *watcher_main(void *argument)
 {
-    struct family *f = argument;
+    struct comm_group *f = argument;
     struct pd_error err;
     uint64_t gone_ns = 0;
+    pd_rank_set_thread(f->rank);
     pd_status st = pd_dev_enter(f->dev, &err);
     pthread_mutex_lock(&f->lock);
     while (!f->is_closing && !f->broken) {
@@ -241,7 +261,7 @@ static void *watcher_main(void *argument)
     return NULL;
 }
 
-static pd_status watcher_start(struct family *f, struct pd_error *err)
+static pd_status watcher_start(struct comm_group *f, struct pd_error *err)
 {
     const int number = pd_thread_start(&f->watcher, NULL, watcher_main, f);
     if (number) PD_FAIL_ERRNO(err, number, "starting the thread that watches NCCL");
@@ -259,13 +279,13 @@ static pd_status nccl_exchange(struct pd_comm *comm, struct pd_comm_op *op, stru
 static pd_status nccl_all_reduce(struct pd_comm *comm, uint64_t *values, uint32_t count, enum pd_reduce reduce,
                                  struct pd_error *err)
 {
-    PD_TRY(nccl_state_of(nccl_of(comm)->family, err));
+    PD_TRY(nccl_state_of(nccl_of(comm)->group, err));
     return pd_comm_all_reduce(nccl_of(comm)->control, values, count, reduce, err);
 }
 
 static pd_status nccl_broadcast(struct pd_comm *comm, uint32_t root, void *data, uint64_t bytes, struct pd_error *err)
 {
-    PD_TRY(nccl_state_of(nccl_of(comm)->family, err));
+    PD_TRY(nccl_state_of(nccl_of(comm)->group, err));
     return pd_comm_broadcast(nccl_of(comm)->control, root, data, bytes, err);
 }
 
@@ -273,19 +293,19 @@ static pd_status nccl_gather(struct pd_comm *comm, uint32_t root, const void *se
                              struct pd_error *err)
 {
     struct pd_comm *control = nccl_of(comm)->control;
-    PD_TRY(nccl_state_of(nccl_of(comm)->family, err));
+    PD_TRY(nccl_state_of(nccl_of(comm)->group, err));
     return control->ops->gather(control, root, send, bytes, recv, err);
 }
 
 static pd_status nccl_look(struct pd_comm *comm, struct pd_error *err)
 {
-    PD_TRY(nccl_state_of(nccl_of(comm)->family, err));
+    PD_TRY(nccl_state_of(nccl_of(comm)->group, err));
     return pd_comm_look(nccl_of(comm)->control, err);
 }
 
 static void nccl_traffic(struct pd_comm *comm, struct pd_comm_traffic *ret_traffic)
 {
-    struct family *f = nccl_of(comm)->family;
+    struct comm_group *f = nccl_of(comm)->group;
     pd_comm_traffic(f->control, ret_traffic);
     ret_traffic->library_bytes = atomic_load(&f->sent_bytes);
 }
@@ -294,7 +314,7 @@ static void nccl_abort(struct pd_comm *comm)
 {
     struct pd_error left;
     const pd_status st = pd_error_set(&left, PD_PEER_LOST, PD_WHERE, 0, "this rank left the communicator");
-    nccl_break_family(nccl_of(comm)->family, st, &left);
+    nccl_break_group(nccl_of(comm)->group, st, &left);
 }
 
 /* ---- life ---- */
@@ -302,7 +322,7 @@ static void nccl_abort(struct pd_comm *comm)
 static void nccl_will_use(struct pd_comm *comm, void *memory, uint64_t bytes)
 {
     struct nccl_comm *c = nccl_of(comm);
-    const struct pd_nccl_library *nccl = c->family->nccl;
+    const struct pd_nccl_library *nccl = c->group->nccl;
     if (c->registered_count == REGISTERED_MAX || !nccl_begin_launch(c)) return;
     void **handle = &c->registered[c->registered_count];
     if (c->handle && nccl->CommRegister(c->handle, memory, bytes, handle) == PD_NCCL_DONE) c->registered_count++;
@@ -313,17 +333,17 @@ static void nccl_will_use(struct pd_comm *comm, void *memory, uint64_t bytes)
 static void forget_registered(struct nccl_comm *c)
 {
     for (uint32_t i = 0; i < c->registered_count; i++)
-        (void)c->family->nccl->CommDeregister(c->handle, c->registered[i]);
+        (void)c->group->nccl->CommDeregister(c->handle, c->registered[i]);
     c->registered_count = 0;
 }
 
 /* NCCL's own buffers may still hold data to send: only finalize waits for that. */
 static void close_handle(struct nccl_comm *c)
 {
-    const struct pd_nccl_library *nccl = c->family->nccl;
+    const struct pd_nccl_library *nccl = c->group->nccl;
     struct pd_error ignored;
     if (!c->handle || !nccl_begin_launch(c)) return;
-    pd_status st = pd_dev_stream_sync(c->family->dev, c->stream, &ignored);
+    pd_status st = pd_dev_stream_sync(c->group->dev, c->stream, &ignored);
     if (!st) forget_registered(c);
     if (!st) st = nccl_poll_until_done(c, nccl->CommFinalize(c->handle), "finalize", &ignored);
     if (!st && nccl->CommDestroy(c->handle) == PD_NCCL_DONE) c->handle = NULL;
@@ -331,7 +351,7 @@ static void close_handle(struct nccl_comm *c)
     nccl_end_launch(c);
 }
 
-static void family_free(struct family *f)
+static void comm_group_free(struct comm_group *f)
 {
     pthread_mutex_lock(&f->lock);
     PD_CHECK(!f->members);
@@ -346,10 +366,14 @@ static void family_free(struct family *f)
 
 static void comm_release(struct nccl_comm *c)
 {
-    struct pd_dev *dev = c->family->dev;
+    struct pd_dev *dev = c->group->dev;
     end_handle(c);
+    pthread_mutex_lock(&c->group->lock);
+    pd_heartbeat_flights_end(c->number);
+    pthread_mutex_unlock(&c->group->lock);
     pd_dev_free(dev, &c->greeting);
     for (uint32_t i = 0; i < FLIGHTS; i++) {
+        pd_dev_event_free(dev, c->flights[i].begun);
         pd_dev_event_free(dev, c->flights[i].ended);
     }
     pd_dev_event_free(dev, c->given);
@@ -360,18 +384,18 @@ static void comm_release(struct nccl_comm *c)
 static void nccl_free(struct pd_comm *comm)
 {
     struct nccl_comm *c = nccl_of(comm);
-    struct family *f = c->family;
+    struct comm_group *f = c->group;
     struct pd_comm *control = c->control;
     close_handle(c);
-    struct nccl_comm **at = &c->family->members;
-    pthread_mutex_lock(&c->family->lock);
+    struct nccl_comm **at = &c->group->members;
+    pthread_mutex_lock(&c->group->lock);
     while (*at && *at != c)
         at = &(*at)->next;
     if (*at) *at = c->next;
-    pthread_mutex_unlock(&c->family->lock);
+    pthread_mutex_unlock(&c->group->lock);
     comm_release(c);
     if (control == f->control)
-        family_free(f);
+        comm_group_free(f);
     else
         pd_comm_free(control);
 }
@@ -418,7 +442,7 @@ static pd_status never_copied(void *context, void *dst, const void *src, uint64_
 /* A rank of a grid is in at most ten (trainer/parallel/grid.c). */
 static const char lane_of_rest[] = "NCCL others";
 
-static const char *next_lane(struct family *f)
+static const char *next_lane(struct comm_group *f)
 {
     static const char *const lanes[] = {"NCCL 1", "NCCL 2", "NCCL 3", "NCCL 4", "NCCL 5",
                                         "NCCL 6", "NCCL 7", "NCCL 8", "NCCL 9", "NCCL 10"};
@@ -427,12 +451,13 @@ static const char *next_lane(struct family *f)
 
 static pd_status take_streams(struct nccl_comm *c, struct pd_error *err)
 {
-    struct pd_dev *dev = c->family->dev;
-    c->lane = c->comm.size > 1 ? next_lane(c->family) : lane_of_rest;
+    struct pd_dev *dev = c->group->dev;
+    c->lane = c->comm.size > 1 ? next_lane(c->group) : lane_of_rest;
     PD_TRY(pd_dev_stream_new_first(dev, &c->stream, err)); /* compute waits for it */
     PD_TRY(pd_dev_event_new(dev, &c->given, err));
     for (uint32_t i = 0; i < FLIGHTS; i++) {
         c->flights[i].is_over = true;
+        PD_TRY(pd_dev_event_new(dev, &c->flights[i].begun, err));
         PD_TRY(pd_dev_event_new(dev, &c->flights[i].ended, err));
     }
     return PD_OK;
@@ -441,7 +466,7 @@ static pd_status take_streams(struct nccl_comm *c, struct pd_error *err)
 /* The id goes from rank 0 to all over control. */
 static pd_status take_handle(struct nccl_comm *c, struct pd_error *err)
 {
-    const struct pd_nccl_library *nccl = c->family->nccl;
+    const struct pd_nccl_library *nccl = c->group->nccl;
     struct {
         int code;
         struct pd_nccl_id id;
@@ -450,8 +475,9 @@ static pd_status take_handle(struct nccl_comm *c, struct pd_error *err)
     if (c->comm.rank == 0) first.code = nccl->GetUniqueId(&first.id);
     PD_TRY(pd_comm_broadcast(c->control, 0, &first, sizeof first, err));
     if (first.code != PD_NCCL_DONE) return fail_nccl(c, first.code, "an id", err);
+    c->number = pd_digest64(&first.id, sizeof first.id, 0) | 1;
     struct pd_nccl_config config = pd_nccl_config();
-    config.blocks_max = (int)blocks_max(c->family->dev->multiprocessors, c->is_link);
+    config.blocks_max = (int)blocks_max(c->group->dev->multiprocessors, c->is_link);
     const int code = nccl->CommInitRankConfig(&c->handle, (int)c->comm.size, first.id, (int)c->comm.rank, &config);
     if (code != PD_NCCL_DONE && code != PD_NCCL_IN_PROGRESS) c->handle = NULL;
     return nccl_poll_until_done(c, code, "joining", err);
@@ -475,7 +501,7 @@ static pd_status join_agreed(struct nccl_comm *c, pd_status st, struct pd_error 
 static pd_status connect_link(struct nccl_comm *c, struct pd_error *err)
 {
     if (!c->is_link || c->comm.size == 1) return PD_OK;
-    PD_TRY(pd_dev_alloc(c->family->dev, PD_DEV_DEVICE, 2, &c->greeting, err));
+    PD_TRY(pd_dev_alloc(c->group->dev, PD_DEV_DEVICE, 2, &c->greeting, err));
     unsigned char *bytes = c->greeting.data;
     struct pd_comm_piece out = {.peer = 1 - c->comm.rank, .data = bytes, .bytes = 1}, in = out;
     in.data = bytes + 1;
@@ -493,8 +519,8 @@ static pd_status comm_join(struct nccl_comm *c, struct pd_error *err)
     return join_agreed(c, connect_link(c, err), err);
 }
 
-static pd_status comm_new(struct family *f, struct pd_comm *control, bool is_link, bool is_used, struct pd_comm **ret_comm,
-                          struct pd_error *err)
+static pd_status comm_new(struct comm_group *f, struct pd_comm *control, bool is_link, bool is_used,
+                          struct pd_comm **ret_comm, struct pd_error *err)
 {
     struct nccl_comm *c = calloc(1, sizeof *c);
     if (!c) PD_FAIL(err, PD_NO_MEMORY, "NCCL: no memory");
@@ -502,7 +528,7 @@ static pd_status comm_new(struct family *f, struct pd_comm *control, bool is_lin
     c->comm.ops = &nccl_ops;
     c->comm.bytes = control->bytes + sizeof *c;
     c->comm.memory = (struct pd_comm_memory){.ready = always_ready, .copy = never_copied};
-    c->family = f;
+    c->group = f;
     c->control = control;
     c->is_link = is_link;
     c->is_used = is_used;
@@ -523,31 +549,32 @@ static pd_status nccl_split(struct pd_comm *comm, const struct pd_comm_part *min
                             struct pd_error *err)
 {
     struct pd_comm *part;
-    PD_TRY(nccl_state_of(nccl_of(comm)->family, err));
+    PD_TRY(nccl_state_of(nccl_of(comm)->group, err));
     PD_TRY(pd_comm_split(nccl_of(comm)->control, mine->color, mine->key, &part, err));
-    pd_status st = comm_new(nccl_of(comm)->family, part, mine->is_link, true, ret_comm, err);
+    pd_status st = comm_new(nccl_of(comm)->group, part, mine->is_link, true, ret_comm, err);
     if (st) pd_comm_free(part);
     return st;
 }
 
 /* ---- the outermost ---- */
 
-static pd_status family_new(struct pd_comm *control, struct pd_dev *dev, struct pd_stream *compute,
-                            const struct pd_nccl_library *nccl, struct family **ret_family, struct pd_error *err)
+static pd_status comm_group_new(struct pd_comm *control, struct pd_dev *dev, struct pd_stream *compute,
+                                const struct pd_nccl_library *nccl, struct comm_group **ret_group, struct pd_error *err)
 {
-    struct family *f = calloc(1, sizeof *f);
+    struct comm_group *f = calloc(1, sizeof *f);
     pthread_condattr_t monotonic;
     if (!f) PD_FAIL(err, PD_NO_MEMORY, "NCCL: no memory");
     f->nccl = nccl;
     f->dev = dev;
     f->compute = compute;
     f->control = control;
+    f->rank = pd_rank_current();
     pthread_mutex_init(&f->lock, NULL);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&f->wake, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    *ret_family = f;
+    *ret_group = f;
     return PD_OK;
 }
 
@@ -556,13 +583,13 @@ pd_status pd_comm_new_nccl(struct pd_comm *control, struct pd_dev *dev, struct p
                            struct pd_error *err)
 {
     const struct pd_nccl_library *nccl;
-    struct family *f = NULL;
+    struct comm_group *f = NULL;
     PD_TRY(pd_nccl_agree(control, dev, &nccl, ret_is_meant, err));
-    PD_TRY(family_new(control, dev, compute, nccl, &f, err));
+    PD_TRY(comm_group_new(control, dev, compute, nccl, &f, err));
     f->spans = spans;
     pd_status st = watcher_start(f, err);
     if (!st) st = comm_new(f, control, false, is_used, ret_comm, err);
     if (!st) return PD_OK;
-    family_free(f);
+    comm_group_free(f);
     return st == PD_DEVICE_LOST ? PD_UNSUPPORTED : st;
 }

@@ -5,7 +5,7 @@
  *             results
  *   pieces    of start and exchange: device memory, cut alike on both sides (comm.h). Groups, values, splits and notices of
  *             dead peers use `control`
- *   room      kernels of all communicators of a rank must fit on its device at once (trainer/comm/README.md), so we set
+ *   memory    kernels of all communicators of a rank must fit on its device at once (trainer/comm/README.md), so we set
  *             ncclConfig_t.maxCTAs. NCCL_MAX_CTAS in the environment overrides it, as usual in NCCL
  *   failures  a thread polls NCCL, the peers and the clock every WATCH_NS (nccl.c). On any failure it aborts everything in
  *             flight (ncclCommAbort), so no stream waits for ever. Every later call fails here, and so does the next call of
@@ -34,4 +34,6 @@ PD_MUST_USE pd_status pd_comm_new_nccl(struct pd_comm *control, struct pd_dev *d
  *   source   NVIDIA/nccl: NCCL_BUFFSIZE and NCCL_NET_SHARED_BUFFERS in the user's guide, issues 391, 864, 986, 1424; the
  *            pool: 16 steps of 128 KiB a channel and direction (transport/net.cc) */
 uint64_t pd_comm_nccl_bytes(uint32_t size, bool is_link);
+/* Most blocks of a communicator's kernel, each on a multiprocessor of its own, on a GPU with this many (0: unknown). */
+uint32_t pd_comm_nccl_blocks(uint32_t multiprocessors);
 #define PD_COMM_NCCL_IDLE_BYTES (UINT64_C(16) << 20) /* the share of it in use before anything is sent */

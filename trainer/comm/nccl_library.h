@@ -6,7 +6,7 @@
 #include "trainer/comm/comm.h"
 
 enum { PD_NCCL_DONE = 0, PD_NCCL_IN_PROGRESS = 7 }; /* results; others are failures */
-enum { PD_NCCL_UINT8 = 1, PD_NCCL_UINT64 = 5, PD_NCCL_SUM = 0, PD_NCCL_VERSION_MIN = 21900 };
+enum { PD_NCCL_UINT8 = 1, PD_NCCL_UINT32 = 3, PD_NCCL_UINT64 = 5, PD_NCCL_SUM = 0, PD_NCCL_VERSION_MIN = 21900 };
 enum { PD_NCCL_VERSION_GROUP_ABORT = 22200 }; /* from this version on, several aborts may form one group */
 
 struct pd_nccl_id {

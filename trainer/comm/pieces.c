@@ -60,21 +60,30 @@ static pd_status pieces_copy(const struct pd_comm_memory *memory, void *dst, con
     return PD_OK;
 }
 
-/* Eight integers at a time. Neither side need be aligned. */
-typedef uint64_t lanes __attribute__((vector_size(8 * sizeof(uint64_t)), aligned(1), may_alias));
+/* 64 bytes of integers, and a word. Neither side need be aligned. */
+#define LANES __attribute__((vector_size(64), aligned(1), may_alias))
+#define WORD __attribute__((vector_size(8), aligned(1), may_alias))
+typedef uint64_t lanes LANES;
+typedef uint32_t narrow_lanes LANES;
+typedef uint64_t word WORD;
+typedef uint32_t narrow_word WORD;
 
 static void pieces_add(uint8_t *target, const uint8_t *more, uint64_t bytes)
 {
     uint64_t i = 0;
-    PD_CHECK(bytes % sizeof(uint64_t) == 0);
     for (; i + sizeof(lanes) <= bytes; i += sizeof(lanes))
         *(lanes *)(target + i) += *(const lanes *)(more + i);
-    for (uint64_t x, y; i < bytes; i += sizeof x) {
-        memcpy(&x, target + i, sizeof x);
-        memcpy(&y, more + i, sizeof y);
-        x += y;
-        memcpy(target + i, &x, sizeof x);
-    }
+    for (; i < bytes; i += sizeof(word))
+        *(word *)(target + i) += *(const word *)(more + i);
+}
+
+static void add_narrow(uint8_t *target, const uint8_t *more, uint64_t bytes)
+{
+    uint64_t i = 0;
+    for (; i + sizeof(narrow_lanes) <= bytes; i += sizeof(narrow_lanes))
+        *(narrow_lanes *)(target + i) += *(const narrow_lanes *)(more + i);
+    for (; i < bytes; i += sizeof(narrow_word))
+        *(narrow_word *)(target + i) += *(const narrow_word *)(more + i);
 }
 
 pd_status pd_cursor_read(struct pd_cursor *source, void *target, uint64_t bytes, struct pd_error *err)
@@ -99,8 +108,9 @@ pd_status pd_cursor_write(struct pd_cursor *target, const void *source, uint64_t
         uint64_t span;
         uint8_t *to = pd_cursor_span(target, &span);
         uint64_t step = pd_min_u64(span, bytes);
+        PD_CHECK(!target->adds || step % sizeof(word) == 0);
         if (target->adds)
-            pieces_add(to, in, step);
+            (target->adds_narrow ? add_narrow : pieces_add)(to, in, step);
         else
             PD_TRY(pieces_copy(target->memory, to, in, step, err));
         pd_cursor_advance(target, step);

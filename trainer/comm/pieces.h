@@ -15,6 +15,7 @@ struct pd_cursor {
     uint64_t left;                       /* bytes left to walk */
     const struct pd_comm_memory *memory; /* memory of the pieces; NULL: host */
     bool adds;                           /* pd_cursor_write adds uint64 values to the pieces, which are in host memory */
+    bool adds_narrow;                    /* or pairs of uint32 values */
 };
 
 /* Adds piece `index` to the cursor of its peer. Call with ascending indices. Skips empty pieces. */

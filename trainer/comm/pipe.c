@@ -41,7 +41,7 @@ static struct ring ring_between(const struct pd_progress *engine, uint32_t sende
     };
 }
 
-static uint64_t ring_room(const struct ring *ring)
+static uint64_t ring_space(const struct ring *ring)
 {
     uint64_t taken = atomic_load_explicit(&ring->pipe->taken, memory_order_acquire);
     return ring->capacity - (atomic_load_explicit(&ring->pipe->written, memory_order_relaxed) - taken);
@@ -115,7 +115,7 @@ static pd_status send_some(struct pd_progress *engine, struct pd_link *link, boo
 {
     struct ring ring = ring_between(engine, engine->slot, link->slot);
     const uint64_t pad = padding(&ring.pipe->written);
-    if (!link->is_send_begun && ring_room(&ring) >= pad + sizeof(struct pipe_head)) {
+    if (!link->is_send_begun && ring_space(&ring) >= pad + sizeof(struct pipe_head)) {
         skip(&ring.pipe->written, pad);
         struct pipe_head head = {engine->exchange.sequence, link->send.left, cuts_of(link->send)};
         struct pd_comm_piece piece = {.data = &head, .bytes = sizeof head};
@@ -124,7 +124,7 @@ static pd_status send_some(struct pd_progress *engine, struct pd_link *link, boo
         link->is_send_begun = true;
     }
     while (link->is_send_begun && link->send.left) {
-        uint64_t step = pd_min_u64(pd_min_u64(link->send.left, ring_room(&ring)), BURST_BYTES);
+        uint64_t step = pd_min_u64(pd_min_u64(link->send.left, ring_space(&ring)), BURST_BYTES);
         if (step == 0) break;
         PD_TRY(ring_put(&ring, &link->send, step, err));
         pd_segment_ring(engine->segment, link->slot);

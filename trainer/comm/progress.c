@@ -56,7 +56,7 @@ static struct parts progress_parts_of(uint32_t size)
 
 uint64_t pd_progress_bytes(uint32_t size)
 {
-    return progress_parts_of(size).end + pd_staging_room_bytes(size);
+    return progress_parts_of(size).end + pd_staging_scratch_bytes(size);
 }
 
 struct pd_segment_shape pd_progress_shape(const struct pd_comm_transport *transport, uint32_t size, uint32_t slots)
@@ -70,15 +70,15 @@ struct pd_segment_shape pd_progress_shape(const struct pd_comm_transport *transp
 static struct pd_progress *engine_allocate(uint32_t size)
 {
     struct parts parts = progress_parts_of(size);
-    const uint64_t room_bytes = pd_staging_room_bytes(size);
+    const uint64_t scratch_bytes = pd_staging_scratch_bytes(size);
     uint8_t *base = calloc(1, parts.end);
     struct pd_progress *engine = (struct pd_progress *)base;
     if (!engine) return NULL;
-    if (room_bytes && !(engine->room = aligned_alloc(4096, room_bytes))) {
+    if (scratch_bytes && !(engine->scratch = aligned_alloc(4096, scratch_bytes))) {
         free(engine);
         return NULL;
     }
-    engine->room_bytes = room_bytes;
+    engine->scratch_bytes = scratch_bytes;
     engine->sends = (struct pd_comm_piece *)(base + parts.sends);
     engine->recvs = (struct pd_comm_piece *)(base + parts.recvs);
     engine->hosts.first = (uint32_t *)(base + parts.firsts);
@@ -122,7 +122,7 @@ static void lock_staging(struct pd_progress *engine, const struct pd_comm_memory
     engine->is_mailbox_locked = bytes && memory->lock(memory->context, engine->segment->mailboxes, bytes);
     engine->is_remote_locked =
         engine->remote.staging && memory->lock(memory->context, engine->remote.staging, engine->remote.staging_bytes);
-    engine->is_room_locked = engine->room && memory->lock(memory->context, engine->room, engine->room_bytes);
+    engine->is_scratch_locked = engine->scratch && memory->lock(memory->context, engine->scratch, engine->scratch_bytes);
 }
 
 static void unlock_staging(struct pd_progress *engine)
@@ -131,8 +131,8 @@ static void unlock_staging(struct pd_progress *engine)
     pd_owner_acquire(&engine->staging_owner, "unlocking");
     if (engine->is_mailbox_locked) memory->unlock(memory->context, engine->segment->mailboxes, mailbox_bytes(engine));
     if (engine->is_remote_locked) memory->unlock(memory->context, engine->remote.staging, engine->remote.staging_bytes);
-    if (engine->is_room_locked) memory->unlock(memory->context, engine->room, engine->room_bytes);
-    engine->is_mailbox_locked = engine->is_remote_locked = engine->is_room_locked = false;
+    if (engine->is_scratch_locked) memory->unlock(memory->context, engine->scratch, engine->scratch_bytes);
+    engine->is_mailbox_locked = engine->is_remote_locked = engine->is_scratch_locked = false;
     engine->locker = (struct pd_comm_memory){.lock = NULL};
     pd_owner_release(&engine->staging_owner, "unlocking");
 }
@@ -402,7 +402,7 @@ void pd_progress_free(struct pd_comm *comm)
     pthread_cond_destroy(&engine->work);
     pthread_cond_destroy(&engine->done);
     pthread_mutex_destroy(&engine->lock);
-    free(engine->room);
+    free(engine->scratch);
     free(engine);
 }
 

@@ -5,8 +5,8 @@
  *                  it would only wait for it
  *               2. an operation is done only when no peer reads from or writes to its pieces any more
  *               3. the first failure is final: it is kept, sent to the peers, and returned by every later call
- *               4. a communicator and its splits are a family: a rank that gives up reports to all of them the rank that the
- *                  family's first failure found missing
+ *               4. a communicator and its splits form a group: a rank that gives up reports to all of them the rank that
+ *                  the group's first failure found missing
  *   states      alive -> broken (failure, or abort by the caller) -> freed
  */
 #pragma once
@@ -32,7 +32,7 @@ struct pd_link {
     bool is_named;                     /* a piece of the exchange names this peer */
     bool is_send_begun, is_recv_begun; /* private to the channel */
     bool is_damaged;                   /* a test asks for a flipped bit in the data received */
-    bool awaits_claim;                 /* the peer's header has not arrived */
+    bool awaits_header;                /* the peer's header has not arrived */
 };
 
 /* The channel to ranks that share no memory with this one; the others use pipes. */
@@ -62,7 +62,7 @@ struct pd_member_info {
 /* Header of a collective: the sender's view of what is being run. Before the messages of an exchange every pair of ranks on
  * different hosts swaps headers. Until the peer's header arrives, this rank sends at most one window, because MPI would
  * buffer data for a rank that has not started. So messages can flow both ways at once. */
-struct pd_claim {
+struct pd_collective_header {
     uint64_t kind, part_bytes;
 };
 
@@ -72,9 +72,10 @@ struct pd_messages {
     uint32_t send_count, recv_count;
     const struct pd_comm_memory *inner, *outer, *arriving; /* memory of pieces sent inside the host, to other hosts,
                                                             * received; NULL: host */
-    bool adds;                    /* adds received uint64 values to the destination, in host memory */
-    const char *fault;            /* fault point where a test damages a message; NULL: none */
-    const struct pd_claim *claim; /* NULL: all ranks have agreed already */
+    bool adds;                                 /* adds received uint64 values to the destination, in host memory */
+    bool adds_narrow;                          /* or pairs of uint32 values */
+    const char *fault;                         /* fault point where a test damages a message; NULL: none */
+    const struct pd_collective_header *header; /* NULL: all ranks have agreed already */
     /* Called when the transfers between ranks that share memory are done (other ranks cannot delay them), and again when the
      * exchange that it added with pd_exchange_add is done. NULL: not called. */
     pd_status (*inside_ended)(struct pd_progress *, void *context, struct pd_error *);
@@ -87,9 +88,9 @@ struct pd_exchange {
     struct pd_link *links;    /* (size); empty for ranks not in `peers` */
     uint32_t *peers, *active; /* (size) each: peers named by pieces, in step order after this rank; those not finished */
     uint32_t peer_count, active_count;
-    uint64_t sequence;            /* exchanges started */
-    uint64_t remote_sequence;     /* the same for ranks on other hosts, which may run ahead */
-    const struct pd_claim *claim; /* from the messages */
+    uint64_t sequence;                         /* exchanges started */
+    uint64_t remote_sequence;                  /* the same for ranks on other hosts, which may run ahead */
+    const struct pd_collective_header *header; /* from the messages */
 };
 
 /* Written only by the transport. */
@@ -118,9 +119,9 @@ struct pd_progress {
      * device pieces pins it. */
     struct pd_owner staging_owner;
     struct pd_comm_memory locker; /* the memory whose lock() pinned it; lock NULL: not pinned */
-    bool is_mailbox_locked, is_remote_locked, is_room_locked;
-    uint8_t *room; /* (room_bytes) in its own pages; NULL if the communicator has one rank */
-    uint64_t room_bytes;
+    bool is_mailbox_locked, is_remote_locked, is_scratch_locked;
+    uint8_t *scratch; /* (scratch_bytes) in its own pages; NULL if the communicator has one rank */
+    uint64_t scratch_bytes;
     struct pd_comm_piece *sends, *recvs; /* of one exchange: (size), or at least (PD_ROUND_PARTS) */
 
     /* scratch of the collectives */
@@ -139,7 +140,7 @@ struct pd_progress {
     _Atomic uint32_t blamed; /* in the root: world rank found missing first, plus 1; 0: none */
     pthread_t thread;
 
-    /* In the root: bytes this rank sent in the whole family. Added to by whichever thread executes an operation. */
+    /* In the root: bytes this rank sent in the whole communicator group. Added to by whichever thread executes an operation. */
     _Atomic uint64_t inside_bytes, leaving_bytes;
     struct pd_progress *child, *sibling; /* communicators split from the root, guarded by the root's lock */
 };
@@ -208,12 +209,12 @@ PD_MUST_USE pd_status pd_exchange_run(struct pd_progress *engine, const struct p
 void pd_exchange_add(struct pd_progress *engine, const struct pd_messages *messages);
 PD_MUST_USE pd_status pd_reduce_scatter_run(struct pd_progress *engine, const struct pd_comm_op *op, struct pd_error *err);
 PD_MUST_USE pd_status pd_all_gather_run(struct pd_progress *engine, const struct pd_comm_op *op, struct pd_error *err);
-/* Checks that all ranks started the same collective; otherwise two ranks return PD_BUG and name each other. *ret_claim: send
+/* Checks that all ranks started the same collective; otherwise two ranks return PD_BUG and name each other. *ret_header: send
  * it with the first exchange between hosts, which saves an exchange with idle links; NULL: not needed. */
-PD_MUST_USE pd_status pd_collective_agree(struct pd_progress *engine, const struct pd_claim *claim,
-                                          const struct pd_claim **ret_claim, struct pd_error *err);
-PD_MUST_USE pd_status pd_collective_compare(const struct pd_progress *engine, const struct pd_claim *own,
-                                            const struct pd_claim *other, uint32_t peer, struct pd_error *err);
+PD_MUST_USE pd_status pd_collective_agree(struct pd_progress *engine, const struct pd_collective_header *header,
+                                          const struct pd_collective_header **ret_header, struct pd_error *err);
+PD_MUST_USE pd_status pd_collective_compare(const struct pd_progress *engine, const struct pd_collective_header *own,
+                                            const struct pd_collective_header *other, uint32_t peer, struct pd_error *err);
 /* PD_PEER_LOST if a peer's shared state says that it is gone; that rank is then blamed. Callable from any thread. */
 PD_MUST_USE pd_status pd_exchange_look(struct pd_progress *engine, struct pd_error *err);
 

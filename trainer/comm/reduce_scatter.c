@@ -8,7 +8,7 @@
  * `from` to `to` after it. One exchange carries the inside of a round and the outside of the previous one, so links between
  * hosts are busy while sums are computed. A rank's own host is in a chunk's first round.
  *
- *   room  buffer for sums of device parts. Two halves, used by rounds in turn: (hosts, parts of a host that this rank sums,
+ *   scratch  buffer for sums of device parts. Two halves, used by rounds in turn: (hosts, parts of a host that this rank sums,
  *         chunk), and at the end of each, used by chunks in turn, (chunk) of the own part
  */
 #include "ckpt/base/checked.h"
@@ -32,7 +32,7 @@ struct walk {
     uint32_t hosts;   /* other hosts in a round */
     uint64_t rounds;  /* of a chunk */
     uint32_t columns; /* most parts of another host that this rank sums */
-    uint64_t half;    /* elements in half of the room */
+    uint64_t half;    /* elements in half of the scratch */
     struct pd_messages messages;
 };
 
@@ -55,7 +55,7 @@ static struct walk walk_of(struct pd_progress *engine, const struct pd_comm_op *
     const uint32_t others = hosts->count - 1;
     /* Equal on all ranks: sized for the busiest host. */
     const uint64_t columns = pd_divide_up(hosts->largest, hosts->smallest);
-    const uint64_t half = engine->room_bytes / 2 / sizeof(uint64_t);
+    const uint64_t half = engine->scratch_bytes / 2 / sizeof(uint64_t);
     struct walk w = {.engine = engine, .op = op, .count = op->part_bytes / sizeof(uint64_t)};
     w.chunk = pd_max_u64(pd_min_u64(pd_divide_up(w.count, CHUNKS), CHUNK_COUNT_MAX), CHUNK_COUNT_MIN);
     if (op->memory)
@@ -74,6 +74,7 @@ static struct walk walk_of(struct pd_progress *engine, const struct pd_comm_op *
                                       .inner = op->memory,
                                       .outer = is_alone(&w) ? op->memory : NULL,
                                       .adds = true,
+                                      .adds_narrow = op->adds_narrow,
                                       .fault = fault};
     return w;
 }
@@ -89,14 +90,14 @@ static uint64_t first_of(const struct walk *w, uint64_t chunk)
 static struct round round_of(const struct walk *w, uint64_t number)
 {
     const uint64_t chunk = number / w->rounds, others = w->engine->hosts.count - 1;
-    uint64_t *room = (uint64_t *)w->engine->room;
+    uint64_t *scratch = (uint64_t *)w->engine->scratch;
     struct round r = {.first = first_of(w, chunk), .from = (uint32_t)(1 + number % w->rounds * w->hosts)};
     r.count = pd_min_u64(first_of(w, chunk + 1), w->count) - r.first;
     r.to = (uint32_t)pd_min_u64((uint64_t)r.from + w->hosts, others + 1);
     r.is_first = number % w->rounds == 0;
     r.is_last = (number + 1) % w->rounds == 0;
-    r.sums = room + number % 2 * w->half;
-    r.own = w->op->memory ? room + (chunk % 2 + 1) * w->half - w->chunk : (uint64_t *)w->op->sum + r.first;
+    r.sums = scratch + number % 2 * w->half;
+    r.own = w->op->memory ? scratch + (chunk % 2 + 1) * w->half - w->chunk : (uint64_t *)w->op->sum + r.first;
     return r;
 }
 
@@ -185,8 +186,8 @@ pd_status pd_reduce_scatter_run(struct pd_progress *engine, const struct pd_comm
 {
     if (engine->comm.size == 1) return op->part_bytes ? copy_own(engine, op, err) : PD_OK;
     struct walk w = walk_of(engine, op);
-    const struct pd_claim own = {op->kind, op->part_bytes}, *claim;
-    PD_TRY(pd_collective_agree(engine, &own, &claim, err));
+    const struct pd_collective_header own = {op->kind, op->part_bytes}, *header;
+    PD_TRY(pd_collective_agree(engine, &own, &header, err));
     const struct pd_comm_memory *memory = w.op->memory;
     uint64_t rounds = 0;
     while (first_of(&w, rounds / w.rounds) < w.count)
@@ -195,7 +196,7 @@ pd_status pd_reduce_scatter_run(struct pd_progress *engine, const struct pd_comm
     for (uint64_t number = 0; number <= rounds && rounds; number++) {
         w.messages.send_count = w.messages.recv_count = 0;
         if (number > 0) add_outside(&w, &before);
-        w.messages.claim = number > 0 && before.first == 0 ? claim : NULL;
+        w.messages.header = number > 0 && before.first == 0 ? header : NULL;
         const bool was_last = before.is_last;
         const struct round ended = before;
         if (number < rounds) {

@@ -4,7 +4,7 @@
  *   units    one per peer, at most PD_STAGING_UNITS_MAX
  *   lanes    units for peers on other hosts, a window of transfers (mpi.c); peers on this host keep half of the units
  *   mailbox  the other units, as rings to the peers on this host (pipe.h)
- *   room     half a unit per unit: sums on their way to other hosts, and a buffer to form sums of device memory
+ *   scratch  half a unit per unit: sums on their way to other hosts, and a buffer to form sums of device memory
  *   threads  pure functions
  */
 #pragma once
@@ -32,7 +32,7 @@ static inline uint64_t pd_staging_mailbox_bytes(uint32_t size, uint32_t slots)
     return (pd_staging_units(size) - pd_staging_lanes(size, slots)) * PD_STAGING_UNIT_BYTES;
 }
 
-static inline uint64_t pd_staging_room_bytes(uint32_t size)
+static inline uint64_t pd_staging_scratch_bytes(uint32_t size)
 {
     return pd_staging_units(size) * PD_STAGING_UNIT_BYTES / 2;
 }

@@ -129,7 +129,8 @@ static pd_status check_bucket(const struct pd_config_tier *tiers, uint32_t i, st
 {
     if (!pd_vfs_is_remote(tiers[i].dir)) {
         if (tiers[i].upload_memory)
-            PD_FAIL(err, PD_INVALID, "checkpoint.tiers[%u].upload_memory: %s is no bucket; leave it out", i, tiers[i].dir);
+            PD_FAIL(err, PD_INVALID, "checkpoint.tiers[%u].upload_memory: %s is not a bucket; leave it out", i,
+                    tiers[i].dir);
         return PD_OK;
     }
     if (!i)
@@ -217,6 +218,7 @@ pd_status pd_config_listen(const char *key, const char *text, struct pd_listen *
 /* ---- the configuration as a whole ---- */
 
 #define DEFAULT_MICRO_BATCHES_MAX 8u
+#define DEFAULT_LANES_MAX 8u
 
 /* ---- resolve ---- */
 
@@ -261,7 +263,11 @@ pd_status pd_config_resolve(struct pd_config *c, struct pd_error *err)
     if (!c->batch.micro_batch)
         c->batch.micro_batch = c->batch.sequences / largest_divisor_up_to(c->batch.sequences, DEFAULT_MICRO_BATCHES_MAX);
     if (!c->batch.context) c->batch.context = c->model.context;
-    if (c->numerics.lanes == UINT32_MAX) c->numerics.lanes = c->batch.sequences / c->batch.micro_batch;
+    if (c->numerics.lanes == UINT32_MAX) {
+        const uint32_t micro_batches = c->batch.sequences / c->batch.micro_batch,
+                       most = c->elastic.max ? c->elastic.max : DEFAULT_LANES_MAX;
+        c->numerics.lanes = micro_batches < most ? micro_batches : most;
+    }
     if (c->optimizer.min_lr < 0) c->optimizer.min_lr = tenth(c->optimizer.lr);
     if (!c->optimizer.decay_steps) c->optimizer.decay_steps = c->run.steps;
     resolve_warmup(c);
@@ -277,7 +283,7 @@ static pd_status check_sources(const char *key, const struct pd_data_source *sou
         if (!sources[i].path || !sources[i].path[0])
             PD_FAIL(err, PD_INVALID, "%s[%u].path is missing; name the file", key, i);
     for (uint32_t i = 0; i < count; i++)
-        PD_TRY(pd_scheme_check(key, sources[i].path, PD_INVALID, err));
+        PD_TRY(pd_scheme_check_source(key, sources[i].path, PD_INVALID, err));
     return PD_OK;
 }
 
@@ -429,6 +435,24 @@ static pd_status check_numerics(const struct pd_config *c, struct pd_error *err)
     return PD_OK;
 }
 
+static pd_status check_experts(const struct pd_config *c, struct pd_error *err)
+{
+    const char *family = pd_family_names[c->model.family];
+    if (c->numerics.virtual_tp > 1 && pd_family_at(c->model.family)->qk_norm == PD_QK_NORM_ALL)
+        PD_FAIL(err, PD_INVALID,
+                "family %s norms all heads together, which tensor parallelism does not cut yet; leave "
+                "numerics.virtual_tp at 1",
+                family);
+    if (!c->model.experts) return PD_OK;
+    if (c->numerics.virtual_sp > 1)
+        PD_FAIL(err, PD_INVALID, "experts are not supported yet with sequence parallelism; leave numerics.virtual_sp at 1");
+    if (c->numerics.linears == PD_LINEARS_FP8)
+        PD_FAIL(err, PD_INVALID, "experts are not supported yet in fp8; leave numerics.linears at precision");
+    if (c->run.device == PD_DEVICE_GPU)
+        PD_FAIL(err, PD_INVALID, "experts are not supported yet on a GPU; set run.device=cpu");
+    return PD_OK;
+}
+
 static pd_status check_restarts(const struct pd_config *c, struct pd_error *err)
 {
     const struct pd_degrees anything = {0};
@@ -556,6 +580,7 @@ pd_status pd_config_check(const struct pd_config *c, struct pd_error *err)
     PD_TRY(check_offload(c, err));
     PD_TRY(check_budgets(c, err));
     PD_TRY(check_numerics(c, err));
+    PD_TRY(check_experts(c, err));
     PD_TRY(config_tiers_check(c, err));
     PD_TRY(pd_degrees_check(c, err));
     struct pd_listen listen;

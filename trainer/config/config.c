@@ -201,7 +201,7 @@ static pd_status add_entry(struct reader *r, enum pd_yaml_node node, const char 
 {
     for (uint32_t i = 0; i < r->yaml.count; i++)
         if (strcmp(r->yaml.entries[i].path, path) == 0)
-            FAIL_AT(r, mark, "%s is there already, in line %u; keep one of them", path, r->yaml.entries[i].line);
+            FAIL_AT(r, mark, "%s is already set in line %u; keep one of them", path, r->yaml.entries[i].line);
     if (r->yaml.count == ENTRIES_MAX) FAIL_AT(r, mark, "more than %u values", ENTRIES_MAX);
     if (!pd_grow(&r->yaml.entries, r->yaml.count, sizeof *r->yaml.entries))
         PD_FAIL(r->err, PD_NO_MEMORY, "%s: no memory for %u values", r->name, r->yaml.count + 1);

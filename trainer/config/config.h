@@ -25,6 +25,7 @@ enum pd_updates { PD_UPDATES_AUTO, PD_UPDATES_HOST, PD_UPDATES_DEVICE };
 enum pd_exchange { PD_EXCHANGE_AUTO, PD_EXCHANGE_STEP, PD_EXCHANGE_LANE };
 enum pd_device_choice { PD_DEVICE_AUTO, PD_DEVICE_CPU, PD_DEVICE_GPU };
 enum pd_linears { PD_LINEARS_PRECISION, PD_LINEARS_FP8 };
+enum pd_terms_width { PD_TERMS_64, PD_TERMS_32 };
 enum pd_logits { PD_LOGITS_OF_ROWS, PD_LOGITS_OF_COLUMNS };
 enum pd_guard { PD_GUARD_STOP, PD_GUARD_SKIP, PD_GUARD_ROLLBACK };
 enum pd_grow { PD_GROW_RESTART, PD_GROW_NOW };
@@ -72,7 +73,8 @@ struct pd_config {
         enum pd_dtype precision; /* PD_F32, PD_BF16: activations and working copies; the master is fp32 */
         enum pd_linears linears; /* operands of blocks' linear layers: as precision, or fp8 */
         enum pd_logits logits;   /* head logits held at once */
-        uint32_t lanes;          /* 0: in old records, from before lanes existed */
+        enum pd_terms_width terms;
+        uint32_t lanes; /* 0: in old records, from before lanes existed */
         uint32_t virtual_tp, virtual_sp;
         double loss_scale;            /* fp16: initial value, a power of two */
         uint32_t loss_scale_interval; /* fp16: steps without overflow after which it doubles */
@@ -93,6 +95,7 @@ struct pd_config {
         enum pd_order order;       /* breadth_first: every micro-batch of a block before the next block; one stage only */
         enum pd_exchange exchange; /* of gradients */
         uint32_t zero_stage, zero_shard; /* zero_shard 0: dp*sp */
+        uint32_t ep;                     /* 0: 1 */
     } layout;
     struct {
         enum pd_place optimizer;   /* master, both moments. nvme: generations in the pool of the checkpoint directory */
@@ -133,10 +136,10 @@ struct pd_config {
         double straggler_seconds; /* window for comparing ranks; 0: off */
     } restart;
     struct {
-        char *hosts;         /* a file of hosts, or a command that prints one; "": this host, or those of PERDURE_MPIRUN */
-        char *agent;         /* runs a command on a host: AGENT HOST COMMAND */
-        uint32_t port;       /* where the launcher listens for other hosts' ranks; 0: any */
-        enum pd_grow grow;   /* when returning hosts are used again */
+        char *hosts;       /* a file of hosts, or a command that prints one; "": this host, or the hosts of PERDURE_MPIRUN */
+        char *agent;       /* runs a command on a host: AGENT HOST COMMAND */
+        uint32_t port;     /* where the launcher listens for other hosts' ranks; 0: any */
+        enum pd_grow grow; /* when returning hosts are used again */
         double wait_seconds; /* wait for hosts if fewer than elastic.min ranks can run */
     } launch;
     struct {

@@ -14,6 +14,7 @@ static const char *const dtype_words[] = {"fp32", "bf16", "fp16", NULL};
 static const char *const exchange_words[] = {"auto", "step", "lane", NULL};
 static const char *const codes_words[] = {"auto", "step", "micro_batch", NULL};
 static const char *const linears_words[] = {"precision", "fp8", NULL};
+static const char *const terms_words[] = {"64", "32", NULL};
 static const char *const logits_words[] = {"rows", "columns", NULL};
 static const char *const moments_words[] = {"fp32", "bf16", NULL};
 static const char *const guard_words[] = {"stop", "skip", "rollback", NULL};
@@ -114,19 +115,37 @@ const struct pd_key pd_keys[] = {
                 "llama3: wavelengths above original context / this are stretched in full"),
     MODEL_FLOAT(rope_high_frequency_factor, LINEAGE, "llama3: wavelengths below original context / this are not stretched"),
     MODEL_U32(rope_original_context, LINEAGE, "llama3: context before stretching", TOKENS),
+    SWITCH(model.qk_norm, NULL, REFUSED, "norms on q and k (GLM-4.5; other families always or never have them)"),
+    MODEL_U32(rotated, REFUSED, "elements of a head that RoPE rotates (GLM-4.5: half); 0: head_size"),
+    MODEL_U32(experts, REFUSED, "experts of a block; 0: the family has none"),
+    MODEL_U32(experts_per_token, REFUSED, "experts that compute each token; 0: 2"),
+    MODEL_U32(expert_ffn, REFUSED, "width of an expert; 0: ffn"),
+    MODEL_U32(shared_experts, REFUSED, "experts that compute every token (GLM-4.5)"),
+    MODEL_U32(dense_blocks, REFUSED, "first blocks, without experts (GLM-4.5)"),
+    MODEL_U32(router_groups, REFUSED, "groups of experts (GLM-4.5); 0: 1"),
+    MODEL_U32(router_groups_kept, REFUSED, "groups from which a token chooses; 0: all"),
+    SWITCH(model.renormalise, NULL, LINEAGE, "divide the weights of a token's experts by their sum"),
+    MODEL_FLOAT(routed_scale, LINEAGE, "factor on the weights of experts (GLM-4.5); 0: 1"),
+    MODEL_FLOAT(balance_loss, LINEAGE,
+                "coefficient of the loss that balances experts (Switch Transformer), mean of all blocks"),
+    MODEL_FLOAT(z_loss, LINEAGE, "coefficient of the loss that keeps router logits small (ST-MoE), mean of all blocks"),
+    MODEL_FLOAT(bias_step, LINEAGE, "how far an update moves the selection bias of an expert to balance its load (GLM-4.5)"),
     MODEL_FLOAT(init_std, FREE, "standard deviation of initial weights"),
 
-    LIST(data.train, sources, FREE, "files, directories or globs; a changed file is refused on resume"),
+    LIST(data.train, sources, FREE,
+         "files, directories or globs, also in a bucket (s3://); a changed file is refused on resume"),
     LIST(data.validation, sources, FREE, "files to validate on; empty: validation_fraction of each train file"),
     F64(data.validation_fraction, "0", 0, 0.5, LINEAGE, "keep this part of each train file, its end, for validation"),
     SWITCH(data.separate_documents, "false", LINEAGE, "attention does not cross documents"),
     NUMBER(PD_KEY_I64, data.document_token, "-1", -1, 16777216, LINEAGE,
            "the token that ends a document, if the file does not mark them; -1: none"),
+    STRING(data.cache_dir, "", FREE, "where each host keeps copies of data in a bucket; empty: ~/.cache/perdure"),
+    U64(data.cache_bytes, "100G", 1 << 20, 1e15, FREE, "how much data in a bucket a host may copy there", TOKENS),
 
     U32(batch.sequences, "32", 1, 1 << 24, LINEAGE, "global batch size: sequences a step, under every layout", STEPS),
     U32(batch.micro_batch, "0", 0, 1 << 20, LINEAGE,
         "sequences a rank computes at once; it accumulates gradients over sequences / (micro_batch * dp) of them. Changes "
-        "the bits. 0: the largest divisor of sequences up to 8",
+        "the bits. 0: sequences divided by its largest divisor up to 8",
         .automatic = true),
     U32(batch.context, "0", 0, 1 << 20, LINEAGE, "tokens a sequence; 0: model.context", TOKENS, .automatic = true),
 
@@ -156,8 +175,13 @@ const struct pd_key pd_keys[] = {
          "and one more matrix multiplication"),
     U32(numerics.lanes, "auto", 1, 1 << 24, LINEAGE,
         "a lane adds consecutive micro-batches in fp32; sums of lanes are exact, so dp may be anything up to the number of "
-        "lanes; auto: one lane per micro-batch",
+        "lanes, and each rank with several holds 8 bytes a parameter of sums; auto: elastic.max, or 8, but at most the "
+        "micro-batches of a step",
         .automatic = true),
+    WORD(numerics.terms, "64", terms_words, LINEAGE,
+         "bits of a gradient in sums of lanes; 32: half the memory and traffic, for 23 bits below the largest gradient of "
+         "all "
+         "tensors of a kind"),
     U32(numerics.virtual_tp, "1", 1, 256, LINEAGE,
         "largest tp of this run: tensor-parallel sums have so many terms under every layout; tp must divide it"),
     U32(numerics.virtual_sp, "1", 1, 256, LINEAGE,
@@ -171,7 +195,7 @@ const struct pd_key pd_keys[] = {
     U32(layout.ranks_per_host, "0", 0, 65536, FREE, "ranks of a host, for layout.auto and plan; 0: all on one host",
         .automatic = true),
     WORD(layout.transport, "auto", transport_words, FREE,
-         "local: ranks are threads of one process; mpi: processes, on one host or several"),
+         "local: ranks are threads of one process, on CPUs or one GPU; mpi: processes, on one host or several"),
     WORD(
         layout.recompute, "none", recompute_words, FREE,
         "activation checkpointing. selective: recompute norms and activation functions; full: keep only each block's input"),
@@ -183,6 +207,8 @@ const struct pd_key pd_keys[] = {
     U32(layout.tp, "0", 0, 4096, FREE, "tensor parallel degree; 0: 1", .automatic = true),
     U32(layout.pp, "0", 0, 4096, FREE, "pipeline parallel degree; 0: 1", .automatic = true),
     U32(layout.sp, "0", 0, 4096, FREE, "sequence (context) parallel degree; 0: 1", .automatic = true),
+    U32(layout.ep, "0", 0, PD_LAYOUT_EP_MAX, FREE, "data parallel ranks over which the experts of a model are spread; 0: 1",
+        .automatic = true),
     U32(layout.interleave, "1", 1, 256, FREE, "model chunks per pipeline rank (virtual pipeline stages)"),
     WORD(layout.order, "auto", order_words, FREE,
          "breadth_first: run all micro-batches through a block before the next block; auto: if parameters or gradients are "
@@ -270,10 +296,12 @@ const struct pd_key pd_keys[] = {
     F64(guard.spike_z, "0", 0, 1e6, FREE,
         "also roll back if the loss is so many standard deviations above its mean; try 6; 0: off"),
     U64(guard.spike_window, "128", 2, COUNT_MAX, FREE,
-        "compute mean and deviation over so many losses; there are no spikes before", STEPS),
+        "compute mean and deviation over so many losses; before that nothing is a spike", STEPS),
     U64(guard.rollback_steps, "8", 1, COUNT_MAX, FREE, "steps a rollback undoes, including the last", STEPS),
     U64(guard.replay_every, "0", 0, COUNT_MAX, FREE,
-        "every so many steps, recompute one micro-batch of each rank on another rank and compare the bits; try 16; 0: off",
+        "every so many steps, recompute one micro-batch of each rank on another rank and compare the bits (with layout.ep "
+        "above "
+        "1 not of experts' gradients); try 16; 0: off",
         STEPS),
     U32(guard.skips, "10", 1, 1e6, FREE, "end the run after so many skips or rollbacks in a row"),
 

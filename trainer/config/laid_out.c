@@ -210,21 +210,26 @@ static pd_status check_divides(const char *name, uint32_t degree, uint32_t virtu
             name, degree, name, virtual, name, name, below, more);
 }
 
-static const char *more_micro_batches(const struct pd_config *c)
+/* What allows `dp` data ranks. */
+static const char *more_lanes(const struct pd_config *c, uint32_t dp, char text[64])
 {
-    if (are_lanes_given(c)) return "a larger numerics.lanes";
-    return c->batch.micro_batch > 1 ? "a smaller batch.micro_batch" : "more batch.sequences";
+    const char *more = dp <= c->batch.sequences / c->batch.micro_batch ? ""
+                       : c->batch.micro_batch > 1                      ? "a smaller batch.micro_batch with "
+                                                                       : "more batch.sequences with ";
+    snprintf(text, 64, "%snumerics.lanes=%u", more, dp);
+    return text;
 }
 
 static pd_status check_dp(const struct pd_config *c, uint32_t dp, struct pd_error *err)
 {
     const uint32_t lanes = lanes_of(c);
+    char more[64];
     if (dp <= lanes) return PD_OK;
     PD_FAIL(err, PD_INVALID,
             "layout.dp is %u, but a step has only %s (batch.sequences %u / batch.micro_batch %u); set it to at most %u, or "
             "take %s, which gives other bits",
             dp, pd_counted(lanes, are_lanes_given(c) ? "lane" : "micro-batch").text, c->batch.sequences,
-            c->batch.micro_batch, lanes, more_micro_batches(c));
+            c->batch.micro_batch, lanes, more_lanes(c, dp, more));
 }
 
 static uint32_t stages_limit(const struct pd_config *c)
@@ -274,6 +279,41 @@ static pd_status check_zero_shard(const struct pd_config *c, const struct pd_deg
             parts, ranks, below, more);
 }
 
+static uint32_t common_divisor(uint32_t a, uint32_t b)
+{
+    while (b) {
+        const uint32_t rest = a % b;
+        a = b, b = rest;
+    }
+    return a;
+}
+
+/* Experts are spread evenly over data ranks that all have the same share of an expert. */
+static pd_status check_ep(const struct pd_config *c, const struct pd_degrees *d, struct pd_error *err)
+{
+    const uint32_t ep = c->layout.ep, ranks = d->dp * d->sp, shard = c->layout.zero_shard;
+    const struct {
+        const char *name;
+        uint32_t value;
+    } of[] = {{"model.experts", c->model.experts}, {"dp x sp", ranks}, {"layout.zero_shard", shard ? shard : ranks}};
+    const uint32_t whole = common_divisor(of[0].value, common_divisor(of[1].value, of[2].value));
+    uint32_t below = ep < whole ? ep : whole, above = ep;
+    char more[48] = "";
+    if (ep <= 1) return PD_OK;
+    if (!c->model.experts)
+        PD_FAIL(err, PD_INVALID, "layout.ep is %u, and the model has no experts to spread; use layout.ep=1", ep);
+    while (whole % below)
+        below--;
+    while (above < whole && whole % above)
+        above++;
+    if (above <= whole && above != below) snprintf(more, sizeof more, " or layout.ep=%u", above);
+    for (size_t i = 0; i < sizeof of / sizeof *of; i++)
+        if (of[i].value % ep)
+            PD_FAIL(err, PD_INVALID, "layout.ep is %u and does not divide %s, which is %u; use layout.ep=%u%s", ep,
+                    of[i].name, of[i].value, below, more);
+    return PD_OK;
+}
+
 pd_status pd_degrees_check(const struct pd_config *c, struct pd_error *err)
 {
     struct pd_degrees d;
@@ -316,15 +356,17 @@ pd_status pd_degrees_of(const struct pd_config *c, uint32_t world, struct pd_deg
                 pd_counted(world, "rank").text, nearest);
     }
     if (d.dp > lanes_of(c)) {
+        char more[64];
         name_nearest(c, world, &d, nearest, sizeof nearest);
         PD_FAIL(err, PD_INVALID,
                 "layout: dp %u of %s is more than the %s of a step (batch.sequences %u / batch.micro_batch %u); %s; or take "
                 "%s, which gives other bits",
                 d.dp, pd_counted(world, "rank").text,
                 pd_counted(lanes_of(c), are_lanes_given(c) ? "lane" : "micro-batch").text, c->batch.sequences,
-                c->batch.micro_batch, nearest, more_micro_batches(c));
+                c->batch.micro_batch, nearest, more_lanes(c, d.dp, more));
     }
     PD_TRY(check_zero_shard(c, &d, err));
+    PD_TRY(check_ep(c, &d, err));
     PD_TRY(check_rules(c, &d, err));
     *ret_degrees = d;
     return PD_OK;
@@ -459,11 +501,12 @@ bool pd_is_breadth_first(const struct pd_config *c, const struct pd_layout *layo
 
 #define STEP_BYTES_MAX (8.0 * 1024 * 1024 * 1024)
 
-/* Exchanging once a step needs 8 bytes per element that a rank computes: not the default if these are many. Breadth first it
+/* Exchanging once a step needs a term per element that a rank computes: not the default if these are many. Breadth first it
  * needs two blocks', like the other exchange. */
 static bool is_by_lane(const struct pd_config *config, const struct pd_model *model, const struct pd_layout *l)
 {
-    const double bytes = 8.0 * (double)model->parameter_count / l->tp / l->pp;
+    const double bytes =
+        (config->numerics.terms == PD_TERMS_32 ? 4.0 : 8.0) * (double)model->parameter_count / l->tp / l->pp;
     if (l->dp * l->sp == 1 || (config->layout.exchange == PD_EXCHANGE_AUTO && pd_is_breadth_first(config, l))) return false;
     return config->layout.exchange == PD_EXCHANGE_LANE ||
            (config->layout.exchange == PD_EXCHANGE_AUTO && bytes > STEP_BYTES_MAX);
@@ -481,6 +524,7 @@ pd_status pd_lay_out_degrees(const struct pd_config *config, const struct pd_mod
     l.zero_stage = config->layout.zero_stage;
     l.zero_shard = l.dp * l.sp;
     if (config->layout.zero_shard && l.zero_shard % config->layout.zero_shard == 0) l.zero_shard = config->layout.zero_shard;
+    l.ep = config->layout.ep ? common_divisor(config->layout.ep, l.zero_shard) : 1;
     l.stage_count = l.pp * l.interleave;
     if (l.stage_count > 1) PD_TRY(pd_balance_stages(model, config->batch.context, l.stage_count, l.first_unit, err));
     PD_TRY(pd_layout_check(&l, err));

@@ -372,7 +372,7 @@ pd_status pd_key_set(struct pd_config *config, const char *path, const char *tex
     }
     const struct pd_renamed *renamed = pd_renamed_find(path, text);
     if (renamed && renamed->is_accepted) {
-        pd_log_warn("config", "%s is now called %s, and is taken as that", path, renamed->now);
+        pd_log_warn("config", "%s is now called %s; the old name still works", path, renamed->now);
         path = renamed->now;
     }
     PD_TRY(renamed_refuse(path, text, err));

@@ -3,8 +3,10 @@
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/digest.h"
 #include "ckpt/base/words.h"
+#include "trainer/data/data_cache.h"
 #include "trainer/data/order.h"
 #include "trainer/data/token_file.h"
+#include "trainer/data/token_loss.h"
 #include "trainer/data/token_origin.h"
 #include <inttypes.h>
 #include <math.h>
@@ -40,7 +42,8 @@ struct part {
 };
 
 struct pd_data {
-    struct member *members; /* (member_count) train files, then validation files */
+    struct pd_data_cache *cache; /* copies of files in a bucket */
+    struct member *members;      /* (member_count) train files, then validation files */
     uint32_t member_count, train_count;
     struct part parts[2];   /* by enum pd_split */
     struct pd_blend *blend; /* NULL: by size */
@@ -112,12 +115,13 @@ static pd_status check_origin(struct pd_data *data, const struct member *member,
 static pd_status member_open(struct pd_data *data, const struct pd_data_source *source, const char *list, uint32_t index,
                              struct pd_error *err)
 {
+    const char *path = pd_data_cache_path(data->cache, data->member_count);
     struct member *member = &data->members[data->member_count];
     pd_status status = PD_OK;
     if (!source->path || !*source->path) {
         status = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "no path is given");
     } else {
-        status = pd_token_file_open(source->path, source->format, &member->file, err);
+        status = pd_token_file_open(path, source->format, &member->file, err);
     }
     if (status) return pd_error_context(err, status, "data.%s[%u]", list, index);
     data->member_count++;
@@ -127,8 +131,32 @@ static pd_status member_open(struct pd_data *data, const struct pd_data_source *
     return pd_error_context(err, check_documents(data, member, err), "data.%s[%u]", list, index);
 }
 
+/* The paths of all files, train then validation; the caller frees the list. */
+static pd_status list_paths(const struct pd_data_options *options, const char ***ret_paths, struct pd_error *err)
+{
+    const uint32_t count = options->train_count + options->validation_count;
+    const char **paths = malloc((count + 1) * sizeof *paths);
+    if (!paths) PD_FAIL(err, PD_NO_MEMORY, "no memory for the list of data files");
+    for (uint32_t i = 0; i < count; i++)
+        paths[i] = i < options->train_count ? options->train[i].path : options->validation[i - options->train_count].path;
+    *ret_paths = paths;
+    return PD_OK;
+}
+
+static struct pd_data_cache_options cache_options(const struct pd_data_options *options)
+{
+    return (struct pd_data_cache_options){options->cache_dir, options->cache_bytes, options->should_stop};
+}
+
 static pd_status open_members(struct pd_data *data, const struct pd_data_options *options, struct pd_error *err)
 {
+    const char **paths = NULL;
+    const struct pd_data_cache_options cache = cache_options(options);
+    PD_TRY(list_paths(options, &paths, err));
+    const pd_status status =
+        pd_data_cache_open(&cache, paths, options->train_count + options->validation_count, &data->cache, err);
+    free(paths);
+    PD_TRY(status);
     for (uint32_t i = 0; i < options->train_count; i++)
         PD_TRY(member_open(data, &options->train[i], "train", i, err));
     data->train_count = options->train_count;
@@ -248,7 +276,8 @@ static void take_shares(struct part *p, uint64_t wanted, double weight)
     }
     for (uint32_t i = 0; i < p->count && given < wanted; i++) { /* what rounding left */
         struct range *r = &p->ranges[i];
-        const uint64_t room = r->window_count - r->sample_count, more = room < wanted - given ? room : wanted - given;
+        const uint64_t available = r->window_count - r->sample_count,
+                       more = available < wanted - given ? available : wanted - given;
         r->sample_count += more;
         given += more;
     }
@@ -373,14 +402,48 @@ static struct pd_data *data_new(const struct pd_data_options *options)
     return data;
 }
 
+static bool has_remote(const struct pd_data_options *options)
+{
+    bool has = false;
+    for (uint32_t i = 0; i < options->train_count; i++)
+        has |= pd_data_is_remote(options->train[i].path);
+    for (uint32_t i = 0; i < options->validation_count; i++)
+        has |= pd_data_is_remote(options->validation[i].path);
+    return has;
+}
+
 pd_status pd_data_check(const struct pd_data_options *options, struct pd_error *err)
 {
     bool weighted = false;
+    if (has_remote(options)) {
+        const char **paths = NULL;
+        const struct pd_data_cache_options cache = cache_options(options);
+        PD_TRY(list_paths(options, &paths, err));
+        const pd_status status = pd_data_cache_check(&cache, paths, options->train_count + options->validation_count, err);
+        free(paths);
+        return status;
+    }
     struct pd_data *data = data_new(options);
     if (!data) PD_FAIL(err, PD_NO_MEMORY, "no memory for the training data");
     const pd_status status = data_lay_out(data, options, &weighted, err);
     pd_data_close(data);
     return status;
+}
+
+double pd_data_learned_share(const struct pd_data_options *options)
+{
+    uint64_t all = 0, learned = 0;
+    for (uint32_t i = 0; i < options->train_count; i++) {
+        struct pd_token_file file;
+        struct pd_digest_stream unused;
+        uint64_t here = 0;
+        if (pd_data_is_remote(options->train[i].path)) continue;
+        if (pd_token_file_open(options->train[i].path, options->train[i].format, &file, NULL)) continue;
+        pd_digest_stream_init(&unused, 0);
+        if (!pd_token_loss_scan(&file, &unused, &here, NULL)) all += file.token_count, learned += here;
+        pd_token_file_close(&file);
+    }
+    return all ? (double)learned / (double)all : 1;
 }
 
 pd_status pd_data_open(const struct pd_data_options *options, struct pd_data **ret_data, struct pd_error *err)
@@ -404,6 +467,7 @@ void pd_data_close(struct pd_data *data)
         free(data->members[i].document_starts);
         free(data->members[i].given);
     }
+    pd_data_cache_close(data->cache);
     free(data->members);
     free(data->parts[PD_SPLIT_TRAIN].ranges);
     free(data->parts[PD_SPLIT_VALIDATION].ranges);
@@ -615,6 +679,7 @@ pd_status pd_data_sample(const struct pd_data *data, enum pd_split split, uint64
     PD_TRY(pd_token_file_read(file, start, context, tokens, err));
     PD_TRY(pd_token_file_read(file, start + context, 1, &targets[context - 1], err));
     memcpy(targets, tokens + 1, (context - 1) * sizeof *targets);
+    PD_TRY(pd_token_loss_apply(file, start + 1, context, targets, err));
     if (data->separate_documents) {
         separate(data, range->member, start, tokens, targets, positions, first);
         return PD_OK;

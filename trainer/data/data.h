@@ -11,11 +11,15 @@
  *
  * Validation. Every pass uses the same samples, each once: from each file its share, by weight or else by size, spread
  * evenly over the file. If a file has fewer samples than its share it gives all, and the others give more.
+ *
+ * Files in a bucket are first copied to this host.
  *   threads  any, after open
  */
 #pragma once
 
-#include "ckpt/base/status.h"
+#include "ckpt/base/stop.h"
+
+#include <stdint.h>
 
 enum pd_data_format { PD_DATA_AUTO, PD_DATA_TEXT, PD_DATA_NANOGPT, PD_DATA_LLMC, PD_DATA_MEGATRON };
 enum pd_split { PD_SPLIT_TRAIN, PD_SPLIT_VALIDATION };
@@ -36,7 +40,10 @@ struct pd_data_options {
     bool separate_documents;     /* attention and targets do not cross document boundaries */
     int64_t document_token;      /* token that ends a document (formats without boundaries); negative: none */
     uint64_t seed;
-    const char *scan_cache; /* file that caches scan results (token_file.h); NULL: read every byte */
+    char *cache_dir;            /* of copies of files in a bucket (data_cache.h) */
+    uint64_t cache_bytes;       /* its limit */
+    pd_should_stop should_stop; /* while files are fetched */
+    const char *scan_cache;     /* file that caches scan results (token_file.h); NULL: read every byte */
 };
 
 struct pd_data;
@@ -44,9 +51,12 @@ struct pd_data;
 /*   errors  PD_INVALID also if files are of different tokenizers, or of one with more tokens than the model's vocabulary */
 PD_MUST_USE pd_status pd_data_open(const struct pd_data_options *options, struct pd_data **ret_data, struct pd_error *err);
 void pd_data_close(struct pd_data *data);
-/* The errors of pd_data_open that need no reading of tokens: file absent, too short, different tokenizers. */
+/* The errors of pd_data_open that need no reading of tokens: file absent, too short, different tokenizers. With files in a
+ * bucket only whether they are there and fit the cache. */
 PD_MUST_USE pd_status pd_data_check(const struct pd_data_options *options, struct pd_error *err);
 
+/* Share of the tokens of data.train that have a loss, of the files on this host that can be opened; 1: no file says. */
+double pd_data_learned_share(const struct pd_data_options *options);
 /* Digest of the tokenizer of all files (token_origin.h); 0: unknown. *ret_path: the token file beside it, borrowed, or NULL.
  */
 uint64_t pd_data_tokenizer(const struct pd_data *data, const char **ret_path);

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -53,4 +54,10 @@ pd_status pd_data_file_read(int fd, const char *path, uint64_t offset, void *dat
         bytes -= (uint64_t)got;
     }
     return PD_OK;
+}
+
+char *pd_data_beside(const char *path, const char *end)
+{
+    char *whole = NULL;
+    return asprintf(&whole, "%s%s", path, end) < 0 ? NULL : whole;
 }

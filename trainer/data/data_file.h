@@ -9,3 +9,5 @@ PD_MUST_USE pd_status pd_data_file_open(const char *path, bool may_be_empty, int
 /* PD_IO also if the file ends early: it has become shorter. */
 PD_MUST_USE pd_status pd_data_file_read(int fd, const char *path, uint64_t offset, void *data, uint64_t bytes,
                                         struct pd_error *err);
+/* Path of what lies beside a file: the path and `end`. malloc'ed; NULL: no memory. */
+char *pd_data_beside(const char *path, const char *end);

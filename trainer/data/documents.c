@@ -31,6 +31,9 @@ struct pd_segment {       /* zeroed: empty; its memory is used again */
     uint64_t first_line;              /* of JSON */
     struct pd_document_piece *pieces; /* (piece_count) owned; their text is in `bytes` */
     uint32_t piece_count;
+    struct pd_turns *turns; /* (piece_count) of the pieces, if they are turns; owned */
+    uint32_t *cuts;         /* (cut_count) of the turns, owned */
+    uint32_t cut_count;
     pd_status status; /* of parsing */
     struct pd_error err;
 };
@@ -76,6 +79,8 @@ static void segment_deinit(struct pd_segment *segment)
 {
     free(segment->bytes);
     free(segment->pieces);
+    free(segment->turns);
+    free(segment->cuts);
     *segment = (struct pd_segment){0};
 }
 
@@ -92,17 +97,17 @@ static pd_status carry(struct pd_document_reader *r, const unsigned char *bytes,
 static pd_status read_up_to(struct pd_document_reader *r, struct pd_segment *segment, size_t most, size_t *used,
                             bool *ret_at_end, struct pd_error *err)
 {
-    size_t got, room;
+    size_t got, space;
     do {
         if (*used >= segment->capacity) {
             const size_t grown = *used + (*used < FIRST_BYTES ? FIRST_BYTES : *used);
             PD_TRY(reserve(&segment->bytes, &segment->capacity, grown < most ? grown : most, err));
         }
-        room = (segment->capacity < most ? segment->capacity : most) - *used;
-        PD_TRY(pd_byte_stream_read(r->stream, segment->bytes + *used, room, &got, err));
+        space = (segment->capacity < most ? segment->capacity : most) - *used;
+        PD_TRY(pd_byte_stream_read(r->stream, segment->bytes + *used, space, &got, err));
         *used += got;
-    } while (got == room && *used < most);
-    *ret_at_end = got < room;
+    } while (got == space && *used < most);
+    *ret_at_end = got < space;
     return PD_OK;
 }
 
@@ -120,7 +125,7 @@ static size_t drop_returns(unsigned char *bytes, size_t count)
 
 static pd_status add_text(struct pd_segment *segment, size_t start, size_t bytes, bool ends, struct pd_error *err)
 {
-    const struct pd_document_piece piece = {(const char *)segment->bytes + start, bytes, ends, segment->file, 0};
+    const struct pd_document_piece piece = {(const char *)segment->bytes + start, bytes, ends, segment->file, 0, NULL};
     return bytes || ends ? segment_add(segment, &piece, err) : PD_OK;
 }
 
@@ -224,7 +229,7 @@ static pd_status document_reader_fill(struct pd_document_reader *r, struct pd_se
                                       struct pd_error *err)
 {
     if (segment->capacity > KEPT_BYTES_MAX) segment_deinit(segment);
-    segment->used = segment->piece_count = 0;
+    segment->used = segment->piece_count = segment->cut_count = 0;
     segment->status = PD_OK;
     while (r->stream || r->file < r->list->count) {
         bool at_end = false;
@@ -280,7 +285,8 @@ struct batch {                                 /* written by the reader until it
 
 struct pd_documents {
     struct pd_input_list list;
-    const char *field;
+    const char *field, *turns[2];
+    bool is_rendered;
     struct pd_thread_pool *pool;
     struct pd_document_reader *reader; /* the thread's */
     struct batch batches[2];
@@ -342,24 +348,70 @@ static void *read_ahead(void *context)
 
 /* ---- parsing ---- */
 
+/* A line of turns: its strings replace it, one after the other. */
+struct turns_line {
+    struct pd_segment *segment;
+    unsigned char *line;
+    size_t bytes;
+    bool has_first;
+};
+
+static pd_status take_turn(void *context, const char *text, size_t bytes, struct pd_error *err)
+{
+    struct turns_line *l = context;
+    struct pd_segment *segment = l->segment;
+    if (l->has_first) {
+        if (!pd_grow(&segment->cuts, segment->cut_count, sizeof *segment->cuts))
+            PD_FAIL(err, PD_NO_MEMORY, "no memory for %u turns", segment->cut_count);
+        segment->cuts[segment->cut_count++] = (uint32_t)l->bytes;
+    }
+    l->has_first = true;
+    memcpy(l->line + l->bytes, text, bytes);
+    l->bytes += bytes;
+    return PD_OK;
+}
+
+static pd_status parse_turns(struct pd_documents *d, struct pd_segment *segment, unsigned char *line, size_t bytes,
+                             struct pd_document_piece *piece, struct pd_error *err)
+{
+    struct turns_line l = {.segment = segment, .line = line};
+    const uint32_t first = segment->cut_count;
+    PD_TRY(pd_json_take_strings((char *)line, bytes, d->turns, d->turns[1] ? 2 : 1, take_turn, &l, err));
+    if (!pd_grow(&segment->turns, segment->piece_count, sizeof *segment->turns))
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for %u documents", segment->piece_count + 1);
+    segment->turns[segment->piece_count] = (struct pd_turns){NULL, segment->cut_count - first, d->is_rendered};
+    piece->bytes = l.bytes;
+    return PD_OK;
+}
+
+static pd_status parse_text(const struct pd_documents *d, unsigned char *line, size_t bytes, struct pd_document_piece *piece,
+                            struct pd_error *err)
+{
+    struct pd_json_document *document;
+    const char *text;
+    PD_TRY(pd_json_parse_member((char *)line, bytes, d->field, &document, &text, &piece->bytes, err));
+    PD_CHECK(piece->bytes <= bytes);
+    memcpy(line, text, piece->bytes);
+    pd_json_document_free(document);
+    return PD_OK;
+}
+
 /* The string replaces its line, which is never shorter. */
 static pd_status parse_line(struct pd_documents *d, struct pd_segment *segment, unsigned char *line, size_t bytes,
                             uint64_t number, struct pd_error *err)
 {
-    struct pd_json_document *document;
-    const char *text;
-    size_t text_bytes;
+    struct pd_document_piece piece = {(char *)line, 0, true, segment->file, number, NULL};
     struct pd_error cause;
     if (bytes > PD_DOCUMENTS_LINE_MAX) return document_line_too_long(d->list.paths[segment->file], number, err);
-    pd_status status = pd_json_parse_member((char *)line, bytes, d->field, &document, &text, &text_bytes, &cause);
+    const pd_status status =
+        d->turns[0] ? parse_turns(d, segment, line, bytes, &piece, &cause) : parse_text(d, line, bytes, &piece, &cause);
     const char *path = d->list.paths[segment->file];
     if (status == PD_NOT_FOUND)
-        PD_FAIL(err, PD_INVALID, "%s:%" PRIu64 ": %s; name the field of the text with --field", path, number, cause.message);
+        PD_FAIL(err, PD_INVALID, "%s:%" PRIu64 ": %s; name the field of the text with %s", path, number, cause.message,
+                !d->turns[0]  ? "--field"
+                : d->turns[1] ? "--prompt and --completion"
+                              : "--turns");
     if (status) PD_FAIL(err, status, "%s:%" PRIu64 ": %s", path, number, cause.message);
-    PD_CHECK(text_bytes <= bytes);
-    memcpy(line, text, text_bytes);
-    pd_json_document_free(document);
-    const struct pd_document_piece piece = {(char *)line, text_bytes, true, segment->file, number};
     return segment_add(segment, &piece, err);
 }
 
@@ -385,6 +437,17 @@ static void parse_segment(void *context, uint64_t index)
     }
 }
 
+/* Nothing moves any more: the pieces get their turns, and these their cuts. */
+static void give_turns(struct pd_segment *segment, struct pd_document_piece *pieces)
+{
+    const uint32_t *cuts = segment->cuts;
+    for (uint32_t i = 0; i < segment->piece_count; i++) {
+        segment->turns[i].cuts = cuts;
+        pieces[i].turns = &segment->turns[i];
+        cuts += segment->turns[i].count;
+    }
+}
+
 /* All pieces of the batch, in order. */
 static pd_status gather(struct pd_documents *d, const struct batch *batch, uint32_t *ret_count, struct pd_error *err)
 {
@@ -398,8 +461,9 @@ static pd_status gather(struct pd_documents *d, const struct batch *batch, uint3
         d->piece_capacity = count;
     }
     for (uint32_t i = 0; i < batch->count; i++) {
-        const struct pd_segment *segment = batch->segments[i];
+        struct pd_segment *segment = batch->segments[i];
         if (segment->piece_count) memcpy(d->pieces + at, segment->pieces, segment->piece_count * sizeof *d->pieces);
+        if (d->turns[0]) give_turns(segment, d->pieces + at);
         at += segment->piece_count;
     }
     *ret_count = (uint32_t)count;
@@ -459,6 +523,9 @@ static pd_status documents_look_at(struct pd_documents *d, const char *path, str
     const struct pd_input_kind kind = pd_byte_stream_kind(stream);
     pd_byte_stream_close(stream);
     if (kind.form != PD_INPUT_TEXT && kind.form != PD_INPUT_JSON_LINES) return pd_input_refuse(path, kind.what, err);
+    if (d->turns[0] && kind.form != PD_INPUT_JSON_LINES)
+        PD_FAIL(err, PD_INVALID,
+                "%s has no JSON lines, whose fields --prompt, --completion and --turns name; leave them out", path);
     if (stat(path, &st) != 0) PD_FAIL_ERRNO(err, errno, "%s", path);
     d->stored_bytes_total += (uint64_t)st.st_size;
     return PD_OK;
@@ -488,6 +555,9 @@ pd_status pd_documents_open(const struct pd_documents_options *options, struct p
     struct pd_documents *d = calloc(1, sizeof *d);
     if (!d) PD_FAIL(err, PD_NO_MEMORY, "no memory to read documents");
     d->field = options->field ? options->field : "text";
+    d->turns[0] = options->turns[0];
+    d->turns[1] = options->turns[1];
+    d->is_rendered = options->is_rendered;
     d->pool = options->pool;
     pthread_mutex_init(&d->lock, NULL);
     pthread_cond_init(&d->changed, NULL);

@@ -22,17 +22,27 @@
 struct pd_documents_options {
     const char *const *inputs; /* (input_count) files, directories, globs (input_list.h); borrowed until open returns */
     uint32_t input_count;
-    const char *field;           /* for JSON lines; NULL: "text". Borrowed until close, like the next two */
+    const char *field;           /* for JSON lines; NULL: "text". Borrowed until close, like the next ones */
+    const char *turns[2];        /* instead: fields whose strings are turns, see struct pd_turns; NULL: none */
+    bool is_rendered;            /* as in struct pd_turns */
     const char *separator;       /* between documents in a text file; NULL: none */
     struct pd_thread_pool *pool; /* must be idle during pd_documents_next; NULL: the caller parses */
 };
 
+/* A document made of strings, of which every other one has a loss: not the first, the second, not the third. */
+struct pd_turns {
+    const uint32_t *cuts; /* (count) bytes before the second, the third, ... string, ascending */
+    uint32_t count;
+    bool is_rendered; /* the text has the special tokens of a template itself */
+};
+
 struct pd_document_piece {
-    const char *text; /* (bytes) not terminated */
-    size_t bytes;     /* at most PD_DOCUMENTS_PIECE_MAX, except JSON strings */
-    bool ends;        /* this piece ends its document */
-    uint32_t file;    /* index for pd_documents_path */
-    uint64_t line;    /* in JSON lines, from 1; 0: text */
+    const char *text;             /* (bytes) not terminated */
+    size_t bytes;                 /* at most PD_DOCUMENTS_PIECE_MAX, except JSON strings */
+    bool ends;                    /* this piece ends its document */
+    uint32_t file;                /* index for pd_documents_path */
+    uint64_t line;                /* in JSON lines, from 1; 0: text */
+    const struct pd_turns *turns; /* NULL: all of it has a loss */
 };
 
 /* State at the current batch. */

@@ -2,8 +2,10 @@
 #include "ckpt/base/grow.h"
 #include "ckpt/base/words.h"
 #include "trainer/data/byte_stream.h"
+#include "trainer/data/data_cache.h"
 #include "trainer/data/megatron_index.h"
 #include "trainer/data/token_file.h"
+#include "trainer/data/token_loss.h"
 #include "trainer/data/token_origin.h"
 #include <dirent.h>
 #include <errno.h>
@@ -131,9 +133,30 @@ static pd_status take_several(struct finding *f, const struct pd_data_source *en
     return PD_OK;
 }
 
+/* Nobody looks into the files here: ranks do, after they are fetched. */
+static pd_status take_remote(struct finding *f, const struct pd_data_source *entry, struct pd_error *err)
+{
+    struct pd_remote_list list = {NULL, NULL, 0};
+    double bytes = 0;
+    pd_status st = pd_data_cache_list(entry->path, &list, err);
+    if (!st && list.count > PD_SOURCES_MAX)
+        st = pd_error_set(err, PD_INVALID, PD_WHERE, 0,
+                          "%s stands for %u files, and training reads up to %u of one; make fewer and larger ones",
+                          entry->path, list.count, PD_SOURCES_MAX);
+    for (uint32_t i = 0; i < list.count; i++)
+        bytes += (double)list.bytes[i];
+    for (uint32_t i = 0; !st && i < list.count; i++)
+        st = sources_push(f, entry, list.urls[i], entry->weight * (double)list.bytes[i] / bytes, err);
+    if (!st && (list.count > 1 || strcmp(list.urls[0], entry->path) != 0))
+        fprintf(f->notes, "%s: %s, %s\n", entry->path, pd_counted(list.count, "file").text, pd_bytes_text(bytes).text);
+    pd_remote_list_deinit(&list);
+    return st;
+}
+
 static pd_status take_entry(struct finding *f, const struct pd_data_source *entry, struct pd_error *err)
 {
     struct pd_input_list list = {0};
+    if (pd_data_is_remote(entry->path)) return take_remote(f, entry, err);
     if (!stands_for_several(entry->path)) {
         if (strchr(entry->path, ',') && access(entry->path, F_OK) != 0 && errno == ENOENT)
             PD_FAIL(err, PD_NOT_FOUND, "%s: there is no such file; several are a list: %s=[%s]", entry->path, f->key,
@@ -276,7 +299,9 @@ static pd_status take_path(struct taking *t, const char *path, struct pd_error *
     const char *why = NULL;
     char *text = NULL;
     /* A companion of a token file. */
-    if (pd_ends_with(path, PD_TOKEN_ORIGIN_END) || (t->takes_tokens && pd_ends_with(path, ".idx"))) return PD_OK;
+    if (pd_ends_with(path, PD_TOKEN_ORIGIN_END) || pd_ends_with(path, PD_TOKEN_LOSS_END) ||
+        (t->takes_tokens && pd_ends_with(path, ".idx")))
+        return PD_OK;
     PD_TRY(input_list_judge(path, t->takes_tokens, &why, err));
     if (!why) return push(&t->list->paths, &t->list->count, strdup(path), err);
     if (asprintf(&text, "%s (%s)", path + t->directory, why) < 0) text = NULL;

@@ -4,6 +4,7 @@
 #include "trainer/data/file_writer.h"
 #include "trainer/data/megatron_index.h"
 #include "trainer/data/token_format.h"
+#include "trainer/data/token_loss.h"
 #include "trainer/data/token_origin.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -18,14 +19,20 @@
 #define BATCH_DOCUMENTS 65536u
 
 struct document {
-    size_t start, bytes;       /* in the batch's text */
-    uint32_t worker;           /* that encoded it */
-    size_t first, token_count; /* in that worker's tokens */
+    size_t start, bytes; /* in the batch's text */
+    bool has_turns, is_rendered;
+    uint32_t first_cut, cut_count; /* of its turns, in the batch's cuts */
+    uint32_t worker;               /* that encoded it */
+    size_t first, token_count;     /* in that worker's tokens */
 };
 
 struct worker { /* one index of the pool's loop has it */
     struct pd_tokenizer_scratch *scratch;
     struct pd_tokens tokens;
+    unsigned char *learned; /* (learned_capacity) of `tokens`, for documents with turns */
+    size_t learned_capacity;
+    size_t *ends; /* (end_capacity) of the tokens of one document */
+    size_t end_capacity;
     struct pd_error error;
     pd_status status;
 };
@@ -40,6 +47,8 @@ struct pd_encoder {
     uint32_t document_count;
     size_t open_start; /* of the document that has not ended */
     struct pd_string text;
+    uint32_t *cuts; /* (cut_count) owned */
+    uint32_t cut_count;
     _Atomic uint32_t next; /* next document to take; workers increment it */
 };
 
@@ -73,11 +82,58 @@ void pd_encoder_free(struct pd_encoder *encoder)
     for (uint32_t i = 0; encoder->workers && i < encoder->worker_count; i++) {
         pd_tokenizer_scratch_free(encoder->workers[i].scratch);
         pd_tokens_deinit(&encoder->workers[i].tokens);
+        free(encoder->workers[i].learned);
+        free(encoder->workers[i].ends);
     }
     free(encoder->workers);
     free(encoder->documents);
     pd_string_deinit(&encoder->text);
+    free(encoder->cuts);
     free(encoder);
+}
+
+static pd_status pack_reserve(void *items, size_t *capacity, size_t count, size_t bytes, struct pd_error *err)
+{
+    void **array = items;
+    if (count <= *capacity) return PD_OK;
+    void *grown = reallocarray(*array, 2 * count, bytes);
+    if (!grown) PD_FAIL(err, PD_NO_MEMORY, "no memory for the turns of %zu tokens", count);
+    *array = grown;
+    *capacity = 2 * count;
+    return PD_OK;
+}
+
+/* Whether a turn with a loss has any of the bytes from `begin` to `end`. *turn: of the token before; it only grows. */
+static bool is_learned(const uint32_t *cuts, uint32_t count, uint32_t *turn, size_t begin, size_t end)
+{
+    while (*turn < count && cuts[*turn] <= begin)
+        ++*turn;
+    const bool is_inside = *turn % 2, goes_on = *turn < count && cuts[*turn] < end; /* into the next, of the other kind */
+    if (begin == end) return is_inside && cuts[*turn - 1] < begin; /* a space that the tokenizer put there */
+    return is_inside || goes_on;
+}
+
+/* Which tokens of a document with turns have a loss. A rendered text has the template's tokens already. */
+static pd_status mark_learned(struct pd_encoder *e, struct worker *w, const struct document *d)
+{
+    const char *text = e->text.bytes + d->start;
+    const uint32_t *cuts = e->cuts + d->first_cut;
+    size_t before = 0, behind = 0, count = w->tokens.count - d->first;
+    uint32_t turn = 0;
+    PD_TRY(pack_reserve(&w->ends, &w->end_capacity, count, sizeof *w->ends, &w->error));
+    PD_TRY(pack_reserve(&w->learned, &w->learned_capacity, w->tokens.count, 1, &w->error));
+    PD_TRY(pd_tokenizer_align(e->tokenizer, text, d->bytes, w->tokens.ids + d->first, count, w->ends, &w->error));
+    for (size_t i = 0; i < count; i++)
+        w->learned[d->first + i] = is_learned(cuts, d->cut_count, &turn, i ? w->ends[i - 1] : 0, w->ends[i]);
+    pd_tokenizer_template(e->tokenizer, &before, &behind);
+    for (size_t i = count - behind; i < count; i++)
+        w->learned[d->first + i] = d->cut_count % 2; /* ends the last turn */
+    if (!d->is_rendered || !(before + behind)) return PD_OK;
+    count -= before + behind;
+    memmove(w->tokens.ids + d->first, w->tokens.ids + d->first + before, count * sizeof *w->tokens.ids);
+    memmove(w->learned + d->first, w->learned + d->first + before, count);
+    w->tokens.count = d->first + count;
+    return PD_OK;
 }
 
 static void encode_some(void *context, uint64_t index)
@@ -95,6 +151,7 @@ static void encode_some(void *context, uint64_t index)
         if (d->bytes)
             w->status = pd_tokenizer_encode(e->tokenizer, w->scratch, e->text.bytes + d->start, d->bytes, false, &w->tokens,
                                             &w->error);
+        if (d->bytes && d->has_turns && !w->status) w->status = mark_learned(e, w, d);
         d->token_count = w->tokens.count - d->first;
     }
 }
@@ -110,24 +167,43 @@ pd_status pd_encoder_flush(struct pd_encoder *e, struct pd_error *err)
         }
     for (uint32_t i = 0; i < e->document_count; i++) {
         const struct document *d = &e->documents[i];
-        PD_TRY(e->sink.take(e->sink.context, e->workers[d->worker].tokens.ids + d->first, d->token_count, err));
+        const struct worker *w = &e->workers[d->worker];
+        PD_TRY(e->sink.take(e->sink.context, w->tokens.ids + d->first, d->has_turns ? w->learned + d->first : NULL,
+                            d->token_count, err));
     }
     const size_t open_bytes = e->text.count - e->open_start;
     if (open_bytes) memmove(e->text.bytes, e->text.bytes + e->open_start, open_bytes);
     pd_string_cut(&e->text, open_bytes);
-    e->open_start = e->document_count = 0;
+    e->open_start = e->document_count = e->cut_count = 0;
     return PD_OK;
 }
 
-pd_status pd_encoder_add(struct pd_encoder *e, const char *text, size_t bytes, bool ends, struct pd_error *err)
+static pd_status add_turns(struct pd_encoder *e, const char *text, size_t bytes, const struct pd_turns *turns,
+                           struct pd_error *err)
+{
+    size_t at = 0;
+    for (uint32_t i = 0; i < turns->count; at = turns->cuts[i++]) {
+        PD_TRY(pd_tokenizer_compose(e->tokenizer, text + at, turns->cuts[i] - at, &e->text, err));
+        if (!pd_grow(&e->cuts, e->cut_count, sizeof *e->cuts)) PD_FAIL(err, PD_NO_MEMORY, "no memory for turns");
+        e->cuts[e->cut_count++] = (uint32_t)(e->text.count - e->open_start);
+    }
+    return pd_tokenizer_compose(e->tokenizer, text + at, bytes - at, &e->text, err);
+}
+
+pd_status pd_encoder_add(struct pd_encoder *e, const char *text, size_t bytes, bool ends, const struct pd_turns *turns,
+                         struct pd_error *err)
 {
     if (e->open_start && e->text.count + bytes > PD_STRING_BYTES_MAX) PD_TRY(pd_encoder_flush(e, err));
     if (e->text.count - e->open_start + bytes > PD_TOKENIZER_DOCUMENT_BYTES_MAX)
         PD_FAIL(err, PD_INVALID,
                 "a document is longer than 1 GiB; split it: --separator names what stands between documents");
-    PD_TRY(pd_string_add(&e->text, text, bytes, err));
+    struct document d = {.start = e->open_start, .has_turns = turns, .first_cut = e->cut_count};
+    PD_TRY(turns ? add_turns(e, text, bytes, turns, err) : pd_string_add(&e->text, text, bytes, err));
     if (!ends) return PD_OK;
-    e->documents[e->document_count++] = (struct document){.start = e->open_start, .bytes = e->text.count - e->open_start};
+    d.bytes = e->text.count - e->open_start;
+    d.cut_count = e->cut_count - d.first_cut;
+    d.is_rendered = turns && turns->is_rendered;
+    e->documents[e->document_count++] = d;
     e->open_start = e->text.count;
     return e->document_count == BATCH_DOCUMENTS || e->text.count >= PD_ENCODE_BATCH_BYTES ? pd_encoder_flush(e, err) : PD_OK;
 }
@@ -222,6 +298,8 @@ struct packer {
     int32_t *lengths;           /* (documents) tokens, for the index */
     unsigned char *converted;   /* (CONVERT_TOKENS) of the widest type */
     struct pd_encoder *encoder; /* NULL: tokens are bytes */
+    struct pd_loss_writer loss; /* with turns */
+    bool ends_learned;          /* the document so far */
 };
 
 /* ---- tokens ---- */
@@ -250,9 +328,13 @@ static enum pd_token_type choose_type(const struct pd_pack_options *options)
     }
 }
 
-static pd_status put_ids(struct packer *packer, const int32_t *ids, size_t count, struct pd_error *err)
+/* learned (count) NULL: all have a loss. */
+static pd_status put_ids(struct packer *packer, const int32_t *ids, const unsigned char *learned, size_t count,
+                         struct pd_error *err)
 {
     const uint32_t width = pd_token_bytes(packer->type);
+    if (packer->options->turns[0]) PD_TRY(pd_loss_writer_add(&packer->loss, learned, count, err));
+    if (count) packer->ends_learned = !learned || learned[count - 1];
     packer->document_tokens += count;
     while (count) {
         const size_t part = count < CONVERT_TOKENS ? count : CONVERT_TOKENS;
@@ -266,14 +348,18 @@ static pd_status put_ids(struct packer *packer, const int32_t *ids, size_t count
     return PD_OK;
 }
 
-static pd_status put_text(struct packer *packer, const unsigned char *text, size_t bytes, struct pd_error *err)
+static pd_status put_text(struct packer *packer, const struct pd_document_piece *piece, struct pd_error *err)
 {
     int32_t ids[1024];
-    for (size_t part; bytes; text += part, bytes -= part) {
-        part = bytes < sizeof ids / sizeof *ids ? bytes : sizeof ids / sizeof *ids;
-        for (size_t i = 0; i < part; i++)
-            ids[i] = text[i];
-        PD_TRY(put_ids(packer, ids, part, err));
+    unsigned char learned[1024];
+    uint32_t turn = 0;
+    for (size_t at = 0, part; at < piece->bytes; at += part) {
+        part = piece->bytes - at < sizeof learned ? piece->bytes - at : sizeof learned;
+        for (size_t i = 0; i < part; i++) {
+            ids[i] = (unsigned char)piece->text[at + i];
+            if (piece->turns) learned[i] = is_learned(piece->turns->cuts, piece->turns->count, &turn, at + i, at + i + 1);
+        }
+        PD_TRY(put_ids(packer, ids, piece->turns ? learned : NULL, part, err));
     }
     return PD_OK;
 }
@@ -298,7 +384,8 @@ static pd_status end_document(struct packer *packer, struct pd_error *err)
         return PD_OK;
     }
     if (packer->options->document_token >= 0)
-        PD_TRY(put_ids(packer, &(int32_t){(int32_t)packer->options->document_token}, 1, err));
+        PD_TRY(put_ids(packer, &(int32_t){(int32_t)packer->options->document_token}, &(unsigned char){packer->ends_learned},
+                       1, err));
     PD_TRY(note_length(packer, err));
     packer->result.tokens += packer->document_tokens;
     packer->result.documents++;
@@ -310,9 +397,10 @@ static pd_status end_document(struct packer *packer, struct pd_error *err)
 
 /* ---- inputs ---- */
 
-static pd_status take_document(void *context, const int32_t *ids, size_t count, struct pd_error *err)
+static pd_status take_document(void *context, const int32_t *ids, const unsigned char *learned, size_t count,
+                               struct pd_error *err)
 {
-    PD_TRY(put_ids(context, ids, count, err));
+    PD_TRY(put_ids(context, ids, learned, count, err));
     return end_document(context, err);
 }
 
@@ -321,10 +409,10 @@ static pd_status take_pieces(struct packer *packer, const struct pd_document_pie
 {
     for (uint32_t i = 0; i < count; i++) {
         if (packer->encoder) {
-            PD_TRY(pd_encoder_add(packer->encoder, pieces[i].text, pieces[i].bytes, pieces[i].ends, err));
+            PD_TRY(pd_encoder_add(packer->encoder, pieces[i].text, pieces[i].bytes, pieces[i].ends, pieces[i].turns, err));
             continue;
         }
-        PD_TRY(put_text(packer, (const unsigned char *)pieces[i].text, pieces[i].bytes, err));
+        PD_TRY(put_text(packer, &pieces[i], err));
         if (pieces[i].ends) PD_TRY(end_document(packer, err));
     }
     return PD_OK;
@@ -374,6 +462,8 @@ static pd_status pack_with(struct packer *packer, struct pd_thread_pool *pool, s
     const struct pd_documents_options options = {.inputs = packer->options->inputs,
                                                  .input_count = packer->options->input_count,
                                                  .field = packer->options->field,
+                                                 .turns = {packer->options->turns[0], packer->options->turns[1]},
+                                                 .is_rendered = packer->options->is_rendered,
                                                  .separator = packer->options->separator,
                                                  .pool = pool};
     const struct pd_encoder_sink sink = {take_document, packer};
@@ -426,7 +516,7 @@ static pd_status begin_output(const struct packer *packer, char *path, struct pd
     if (!path) PD_FAIL(err, PD_NO_MEMORY, "%s: no memory for its name", packer->options->output);
     if (!packer->options->overwrite && access(path, F_OK) == 0)
         status =
-            pd_error_set(err, PD_EXISTS, PD_WHERE, 0, "%s is there already; name another output or allow overwriting", path);
+            pd_error_set(err, PD_EXISTS, PD_WHERE, 0, "%s exists already; name another output or allow overwriting", path);
     if (!status) status = pd_file_writer_begin(path, ret_writer, err);
     free(path);
     return status;
@@ -435,9 +525,10 @@ static pd_status begin_output(const struct packer *packer, char *path, struct pd
 static pd_status begin_outputs(struct packer *packer, struct pd_error *err)
 {
     const char *output = packer->options->output;
-    if (packer->options->format != PD_DATA_MEGATRON) return begin_output(packer, strdup(output), &packer->tokens, err);
-    PD_TRY(begin_output(packer, pd_megatron_path(output, ".bin"), &packer->tokens, err));
-    return begin_output(packer, pd_megatron_path(output, ".idx"), &packer->index, err);
+    const bool is_paired = packer->options->format == PD_DATA_MEGATRON;
+    PD_TRY(begin_output(packer, is_paired ? pd_megatron_path(output, ".bin") : strdup(output), &packer->tokens, err));
+    if (packer->options->turns[0]) PD_TRY(pd_loss_writer_begin(packer->tokens.path, &packer->loss, err));
+    return is_paired ? begin_output(packer, pd_megatron_path(output, ".idx"), &packer->index, err) : PD_OK;
 }
 
 static pd_status pack_all(struct packer *packer, struct pd_error *err)
@@ -457,11 +548,19 @@ static pd_status pack_all(struct packer *packer, struct pd_error *err)
     if (options->format == PD_DATA_LLMC) PD_TRY(put_llmc_header(packer, true, err));
     PD_TRY(pd_file_writer_seal(&packer->tokens, err));
     if (options->format == PD_DATA_MEGATRON) PD_TRY(put_index(packer, err));
-    packer->result.output_bytes = packer->tokens.bytes + packer->index.bytes;
+    if (options->turns[0]) PD_TRY(pd_loss_writer_end(&packer->loss, err));
+    packer->result.learned = options->turns[0] ? packer->loss.learned : packer->result.tokens;
+    packer->result.output_bytes = packer->tokens.bytes + packer->index.bytes + packer->loss.file.bytes;
     /* A .bin must never be beside an index of other content: remove the old index first, write the new one last. */
     bool paired = packer->options->format == PD_DATA_MEGATRON;
     if (paired && unlink(packer->index.path) != 0 && errno != ENOENT)
         PD_FAIL_ERRNO(err, errno, "removing %s", packer->index.path);
+    PD_TRY(pd_token_loss_remove(packer->tokens.path, err));
+    if (options->turns[0]) {
+        if (unlink(packer->tokens.path) != 0 && errno != ENOENT)
+            PD_FAIL_ERRNO(err, errno, "removing %s", packer->tokens.path);
+        PD_TRY(pd_file_writer_commit(&packer->loss.file, err));
+    }
     PD_TRY(pd_token_origin_write(packer->tokens.path, packer->options->tokenizer, err));
     PD_TRY(pd_file_writer_commit(&packer->tokens, err));
     return paired ? pd_file_writer_commit(&packer->index, err) : PD_OK;
@@ -491,6 +590,7 @@ pd_status pd_data_pack(const struct pd_pack_options *options, struct pd_pack_res
     pd_status status = pack_all(&packer, err);
     pd_file_writer_abort(&packer.tokens, err);
     pd_file_writer_abort(&packer.index, err);
+    pd_file_writer_abort(&packer.loss.file, err);
     free(packer.lengths);
     free(packer.converted);
     if (status)

@@ -26,7 +26,9 @@ struct pd_pack_options {
     const struct pd_tokenizer *tokenizer; /* borrowed; NULL: bytes */
     bool overwrite;                       /* else PD_EXISTS if the output exists */
     const char *field;                    /* for JSON lines; NULL: "text" */
-    pd_should_stop should_stop;           /* checked between pieces of text */
+    const char *turns[2];                 /* as in pd_documents_options: writes X.loss too (token_loss.h) */
+    bool is_rendered;
+    pd_should_stop should_stop; /* checked between pieces of text */
     /* Called now and then with stored bytes of the inputs; NULL: never. */
     void (*progress)(void *context, uint64_t done_bytes, uint64_t total_bytes);
     void *progress_context;
@@ -34,6 +36,7 @@ struct pd_pack_options {
 
 struct pd_pack_result {
     uint64_t input_bytes, tokens, documents, empty_documents, output_bytes;
+    uint64_t learned; /* tokens that have a loss; all without turns */
     enum pd_data_format format;
     const char *type_name; /* "u16", static */
     char *notes;           /* lines on the inputs and changes to them, "" or ending in a newline; owned */
@@ -75,7 +78,8 @@ void pd_data_inspection_deinit(struct pd_data_inspection *inspection);
 struct pd_encoder;
 
 struct pd_encoder_sink { /* takes the tokens (count) of one document; count 0: it was empty */
-    pd_status (*take)(void *context, const int32_t *ids, size_t count, struct pd_error *err);
+    /* learned (count): not 0 if the token has a loss; NULL: all have */
+    pd_status (*take)(void *context, const int32_t *ids, const unsigned char *learned, size_t count, struct pd_error *err);
     void *context;
 };
 
@@ -84,7 +88,8 @@ PD_MUST_USE pd_status pd_encoder_new(const struct pd_tokenizer *tokenizer, struc
                                      const struct pd_encoder_sink *sink, struct pd_encoder **ret_encoder,
                                      struct pd_error *err);
 void pd_encoder_free(struct pd_encoder *encoder); /* NULL is fine */
-/*   errors  PD_INVALID: as in pd_tokenizer_encode */
+/*   turns   of a whole document; copied; NULL: none. A token with a byte of a turn that has a loss has one
+ *   errors  PD_INVALID: as in pd_tokenizer_encode; PD_UNSUPPORTED: as in pd_tokenizer_align */
 PD_MUST_USE pd_status pd_encoder_add(struct pd_encoder *encoder, const char *text, size_t bytes, bool ends,
-                                     struct pd_error *err);
+                                     const struct pd_turns *turns, struct pd_error *err);
 PD_MUST_USE pd_status pd_encoder_flush(struct pd_encoder *encoder, struct pd_error *err);

@@ -8,6 +8,7 @@
 #include "trainer/data/input_list.h"
 #include "trainer/data/megatron_index.h"
 #include "trainer/data/token_format.h"
+#include "trainer/data/token_loss.h"
 #include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -22,11 +23,12 @@
 
 /* ---- cached scan results ---- */
 
+#define KEY_WORDS 19u
 #define RECORDS_MAX 65536u
 #define SETTLED_NS UINT64_C(1000000000) /* a file changed more recently may change again within one tick of its timestamps */
 
 struct record {
-    uint64_t key[14];
+    uint64_t key[KEY_WORDS];
     struct pd_token_scan scan;
     uint64_t check; /* of everything before it, to detect a torn record */
 };
@@ -71,14 +73,14 @@ static uint64_t nanoseconds(struct timespec t)
 }
 
 /* False: it cannot be recognised again. */
-static bool token_file_key_of(const struct pd_token_file *file, uint64_t key[14])
+static bool token_file_key_of(const struct pd_token_file *file, uint64_t key[KEY_WORDS])
 {
     struct timespec now;
     struct stat st;
-    const int fds[] = {file->fd, file->index_fd};
-    memset(key, 0, 14 * sizeof *key);
+    const int fds[] = {file->fd, file->index_fd, file->loss_fd};
+    memset(key, 0, KEY_WORDS * sizeof *key);
     clock_gettime(CLOCK_REALTIME, &now);
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         if (fds[i] < 0) continue;
         if (fstat(fds[i], &st)) return false;
         const uint64_t words[] = {st.st_dev, st.st_ino, (uint64_t)st.st_size, nanoseconds(st.st_mtim),
@@ -86,14 +88,14 @@ static bool token_file_key_of(const struct pd_token_file *file, uint64_t key[14]
         memcpy(key + 5 * i, words, sizeof words);
         if (nanoseconds(now) < nanoseconds(st.st_ctim) + SETTLED_NS) return false;
     }
-    key[10] = file->format;
-    key[11] = file->type;
-    key[12] = file->data_offset;
-    key[13] = file->token_count;
+    key[15] = file->format;
+    key[16] = file->type;
+    key[17] = file->data_offset;
+    key[18] = file->token_count;
     return true;
 }
 
-static const struct record *token_file_find(const struct pd_scan_cache *cache, const uint64_t key[14])
+static const struct record *token_file_find(const struct pd_scan_cache *cache, const uint64_t key[KEY_WORDS])
 {
     for (uint32_t i = 0; i < cache->known_count; i++)
         if (!memcmp(cache->known[i].key, key, sizeof cache->known[i].key) &&
@@ -112,7 +114,7 @@ pd_status pd_scan_cache_scan(struct pd_scan_cache *cache, const struct pd_token_
                              struct pd_thread_pool *pool, struct pd_token_scan *ret_scan, struct pd_error *err)
 {
     struct record record = {0};
-    uint64_t after[14];
+    uint64_t after[KEY_WORDS];
     bool is_settled = cache && cache->fd >= 0 && token_file_key_of(file, record.key);
     const struct record *known = is_settled ? token_file_find(cache, record.key) : NULL;
     if (serves(known, vocab)) {
@@ -264,7 +266,7 @@ static pd_status open_as(struct pd_token_file *file, struct pd_error *err)
 pd_status pd_token_file_open(const char *path, enum pd_data_format format, struct pd_token_file *ret_file,
                              struct pd_error *err)
 {
-    struct pd_token_file file = {.format = format, .fd = -1, .index_fd = -1};
+    struct pd_token_file file = {.format = format, .fd = -1, .index_fd = -1, .loss_fd = -1};
     if (format == PD_DATA_AUTO && pd_megatron_is_pair(path)) file.format = PD_DATA_MEGATRON;
     if (file.format == PD_DATA_MEGATRON) {
         file.path = pd_megatron_path(path, ".bin");
@@ -278,6 +280,7 @@ pd_status pd_token_file_open(const char *path, enum pd_data_format format, struc
     if (!status) status = open_as(&file, err);
     if (!status && file.token_count == 0)
         status = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "%s holds no tokens", file.path);
+    if (!status) status = pd_token_loss_open(&file, err);
     if (status) {
         pd_token_file_close(&file);
         return status;
@@ -291,9 +294,10 @@ void pd_token_file_close(struct pd_token_file *file)
     if (!file) return;
     if (file->fd >= 0) close(file->fd);
     if (file->index_fd >= 0) close(file->index_fd);
+    if (file->loss_fd >= 0) close(file->loss_fd);
     free(file->path);
     free(file->index_path);
-    *file = (struct pd_token_file){.fd = -1, .index_fd = -1};
+    *file = (struct pd_token_file){.fd = -1, .index_fd = -1, .loss_fd = -1};
 }
 
 /* ---- scanning ---- */
@@ -395,6 +399,7 @@ static pd_status combine_blocks(const struct pd_token_file *file, uint32_t vocab
         pd_digest_stream_add(&stream, &blocks[b].digest, sizeof blocks[b].digest);
     }
     if (file->index_path) PD_TRY(digest_index(file, &stream, err));
+    PD_TRY(pd_token_loss_scan(file, &stream, &scan.learned, err));
     scan.digest = pd_digest_stream_value(&stream);
     *ret_scan = scan;
     return PD_OK;

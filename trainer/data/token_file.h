@@ -25,7 +25,7 @@ struct pd_token_file {
     char *index_path; /* Megatron's .idx, owned; else NULL */
     enum pd_data_format format;
     enum pd_token_type type;
-    int fd, index_fd; /* -1: none */
+    int fd, index_fd, loss_fd; /* -1: none */
     uint64_t file_bytes, index_bytes;
     uint64_t data_offset; /* bytes before the first token */
     uint64_t token_count;
@@ -33,8 +33,9 @@ struct pd_token_file {
 };
 
 struct pd_token_scan {
-    uint64_t digest;  /* of every byte of the file, and of its index */
+    uint64_t digest;  /* of every byte of the file, of its index, and of its marks of losses */
     int64_t min, max; /* of the tokens */
+    uint64_t learned; /* tokens that have a loss (token_loss.h) */
 };
 
 const char *pd_data_format_name(enum pd_data_format format); /* "text", "nanogpt", ... as in the configuration */

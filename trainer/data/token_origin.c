@@ -1,17 +1,11 @@
 #include "trainer/data/token_origin.h"
 
 #include "ckpt/base/digest.h"
+#include "trainer/data/data_file.h"
 #include "trainer/data/file_writer.h"
 #include <errno.h>
 #include <stdio.h>
 #include <unistd.h>
-
-/* malloc'ed; NULL: no memory. */
-static char *token_origin_path(const char *token_path)
-{
-    char *path = NULL;
-    return asprintf(&path, "%s" PD_TOKEN_ORIGIN_END, token_path) < 0 ? NULL : path;
-}
 
 static pd_status token_origin_parse(const char *path, struct pd_token_origin *origin, struct pd_error *err)
 {
@@ -33,7 +27,7 @@ static pd_status token_origin_parse(const char *path, struct pd_token_origin *or
 
 pd_status pd_token_origin_read(const char *token_path, struct pd_token_origin *origin, struct pd_error *err)
 {
-    char *path = token_origin_path(token_path);
+    char *path = pd_data_beside(token_path, PD_TOKEN_ORIGIN_END);
     if (!path) PD_FAIL(err, PD_NO_MEMORY, "no memory for a name");
     pd_status status = PD_OK;
     if (access(path, F_OK) == 0)
@@ -59,7 +53,7 @@ pd_status pd_token_origin_write(const char *token_path, const struct pd_tokenize
 {
     size_t bytes;
     const char *json = tokenizer ? pd_tokenizer_json(tokenizer, &bytes) : NULL;
-    char *path = token_origin_path(token_path);
+    char *path = pd_data_beside(token_path, PD_TOKEN_ORIGIN_END);
     if (!path) PD_FAIL(err, PD_NO_MEMORY, "no memory for a name");
     pd_status status = PD_OK;
     if (json)
@@ -72,7 +66,7 @@ pd_status pd_token_origin_write(const char *token_path, const struct pd_tokenize
 
 pd_status pd_token_origin_copy(const char *token_path, const char *path, struct pd_error *err)
 {
-    char *from = token_origin_path(token_path);
+    char *from = pd_data_beside(token_path, PD_TOKEN_ORIGIN_END);
     struct pd_tokenizer_text text = {0}, there = {0};
     if (!from) PD_FAIL(err, PD_NO_MEMORY, "no memory for a name");
     pd_status status = pd_tokenizer_read(from, &text, err);

@@ -4,6 +4,7 @@
 #include "ckpt/base/words.h"
 
 #include <math.h>
+#include <string.h>
 
 #define MODULE "worker"
 
@@ -128,6 +129,8 @@ pd_status pd_advance(const struct pd_config *c, const struct pd_step_result *res
     state->samples += c->batch.sequences;
     state->tokens += result->tokens;
     state->last_loss = result->loss;
+    _Static_assert(sizeof state->gradient_sizes == sizeof result->gradient_sizes, "one for each class");
+    memcpy(state->gradient_sizes, result->gradient_sizes.log2, sizeof state->gradient_sizes);
     if (result->compared) state->agreed_step = state->identity.step;
     if (result->skipped && says && c->numerics.precision == PD_F16)
         pd_log(PD_LOG_WARN, MODULE, "step %llu is skipped: a gradient overflowed fp16 (%s so far); loss scale %g",

@@ -1,4 +1,5 @@
 #include "ckpt/base/words.h"
+#include "trainer/comm/nccl.h"
 #include "trainer/engine/engine_internal.h"
 #include "trainer/engine/optimizer.h"
 #include "trainer/engine/scratch.h"
@@ -47,6 +48,12 @@ struct pd_lanes pd_lanes_of(const struct pd_config *c, uint32_t dp)
     return (struct pd_lanes){micro_batches, c->numerics.lanes ? c->numerics.lanes : micro_batches, dp};
 }
 
+uint32_t pd_engine_multiprocessors(const struct pd_config *c, uint32_t multiprocessors)
+{
+    const bool may_share = pd_lanes_of(c, 1).count > 1 || c->numerics.virtual_tp > 1 || c->numerics.virtual_sp > 1;
+    return may_share && multiprocessors ? multiprocessors - pd_comm_nccl_blocks(multiprocessors) : 0;
+}
+
 /* Codes of all weights need as much memory as working copies: do not keep them if those were moved off the device. */
 static bool keeps_codes(const struct pd_engine *e)
 {
@@ -72,6 +79,9 @@ static struct pd_transformer_options transformer_options_of(const struct pd_engi
     o.partition = e->grid.partition;
     o.tp = e->grid.tp;
     o.sp = e->grid.sp;
+    o.experts = e->grid.experts;
+    o.ep = pd_layout_ep(&e->grid.layout);
+    o.ep_rank = e->grid.place.dp % o.ep;
     o.on_device = e->options.is_gpu;
     o.chunk_count = e->own->chunk_count;
     o.chunks = e->own->chunks;
@@ -108,7 +118,7 @@ static pd_status build_model(struct pd_engine *e, struct pd_arena *arena, struct
     pd_schedule_depth(&schedule, depth);
     if (!pd_arena_is_dry(arena)) {
         PD_TRY(pd_schedule_new(&schedule, &e->own->schedule, err));
-        PD_TRY(pd_set_order_new(&e->own->schedule, e->own->chunks, true, &e->own->set_order, err));
+        PD_TRY(pd_bucket_order_new(&e->own->schedule, e->own->chunks, true, &e->own->bucket_order, err));
     }
     const struct pd_transformer_options transformer = transformer_options_of(e, depth);
     PD_TRY(pd_transformer_new(e->options.model, e->math, &transformer, arena, &e->transformer, err));
@@ -132,7 +142,7 @@ static pd_status build_model(struct pd_engine *e, struct pd_arena *arena, struct
  * threads, they need less than counted here. */
 static bool are_processes(const struct pd_config *c)
 {
-    return PERDURE_HAVE_MPI && c->layout.transport != PD_TRANSPORT_LOCAL;
+    return pd_comm_has_mpi() && c->layout.transport != PD_TRANSPORT_LOCAL;
 }
 
 /* Sizes of the largest call of attention, parts included. */
@@ -160,7 +170,7 @@ pd_status pd_check_fp8(const struct pd_config *c, const char *name, uint32_t cap
 {
     if (c->numerics.linears != PD_LINEARS_FP8 || capability >= CAPABILITY_FP8) return PD_OK;
     PD_FAIL(err, PD_UNSUPPORTED,
-            "numerics.linears is fp8, which needs a GPU of compute capability 8.9, and %s has %u.%u; say "
+            "numerics.linears is fp8, which needs a GPU of compute capability 8.9, and %s has %u.%u; set "
             "numerics.linears=precision or run.device=cpu",
             name, capability / 10, capability % 10);
 }
@@ -171,15 +181,17 @@ static pd_status build_math(struct pd_engine *e, struct pd_arena *arena, struct 
     const struct pd_rank_device *device = e->options.device;
     if (!e->options.is_gpu) {
         if (c->numerics.mode == PD_NUMERICS_FAST)
-            PD_FAIL(
-                err, PD_INVALID,
-                "numerics.mode is fast, which only a GPU has: on a CPU invariant is as fast; set numerics.mode=invariant");
+            PD_FAIL(err, PD_INVALID,
+                    "numerics.mode is fast, which only a GPU has: on a CPU invariant is as fast; bucket "
+                    "numerics.mode=invariant");
         return pd_math_cpu_new(e->pool, e->options.threads, PD_ISA_AUTO, arena, &e->math, err);
     }
     if (device) PD_TRY(pd_check_fp8(c, device->dev->description, device->dev->capability, err));
     const struct pd_attention attention = largest_attention(e);
+    const uint32_t multiprocessors = device ? pd_engine_multiprocessors(c, device->dev->multiprocessors) : 0;
     const struct pd_math_cuda_options options = {.stream =
                                                      device ? pd_dev_stream_handle(device->dev, device->compute) : NULL,
+                                                 .multiprocessors = multiprocessors,
                                                  .mode = c->numerics.mode,
                                                  .any_shape = c->numerics.virtual_tp > 1 || c->numerics.virtual_sp > 1,
                                                  .attention = attention.heads ? &attention : NULL,
@@ -256,7 +268,8 @@ static void note_communicators(struct pd_engine *e, struct pd_arena *arena)
     pd_arena_note(arena, PD_MEMORY_BUFFERS, copies * (world + PD_TIERS_STAGING_BYTES));
     struct pd_tier_options options[PD_TIERS_MAX];
     const uint32_t count = pd_config_tiers(c, options);
-    const uint64_t here = c->launch.hosts[0] ? 1 : e->options.world; /* ranks of a host, the fewest there may be */
+    const uint64_t least = c->launch.hosts[0] ? 1 : e->options.world;
+    const uint64_t here = e->options.ranks_here ? e->options.ranks_here : least;
     for (uint32_t i = 1; i < count; i++) {
         const uint64_t mine = pd_vfs_is_remote(options[i].dir) ? options[i].upload_memory / here : 0;
         if (mine > PD_TIERS_STAGING_BYTES) pd_arena_note(arena, PD_MEMORY_BUFFERS, mine - PD_TIERS_STAGING_BYTES);
@@ -270,6 +283,7 @@ static pd_status engine_build(struct pd_engine *e, struct pd_arena *arena, struc
         (struct pd_zero_options){.micro_batches = e->own->lanes.micro_batches,
                                  .lanes = e->own->lanes.count,
                                  .tokens = (uint64_t)c->batch.sequences * c->batch.context,
+                                 .narrow_terms = c->numerics.terms == PD_TERMS_32,
                                  .by_lane = e->own->laid_out.by_lane,
                                  .by_layers = e->is_breadth_first,
                                  .compute = c->numerics.precision,
@@ -337,6 +351,7 @@ static pd_status allocate(const struct pd_engine_options *options, struct pd_eng
     e->own = own;
     own->lanes = pd_lanes_of(c, 1);
     e->loss_scale = c->numerics.precision == PD_F16 ? c->numerics.loss_scale : 1.0;
+    pd_gradient_sizes_init(&e->gradient_sizes);
     *ret_engine = e;
     return PD_OK;
 }
@@ -372,11 +387,12 @@ void pd_engine_free(struct pd_engine *e)
     pd_transformer_free(e->transformer);
     pd_zero_free(e->zero);
     pd_math_free(e->math);
-    pd_set_order_deinit(&own->set_order);
+    pd_bucket_order_deinit(&own->bucket_order);
     pd_schedule_deinit(&own->schedule);
     pd_grid_deinit(&e->grid);
     free(own->chunks);
     free(own->dstreams);
+    free(own->experts);
     free(own);
     free(e);
 }

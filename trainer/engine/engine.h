@@ -25,6 +25,7 @@ struct pd_engine_options {
     const struct pd_model *model;   /* borrowed */
     uint32_t world, rank;
     uint32_t threads;                   /* of this rank */
+    uint32_t ranks_here;                /* on this host; 0: unknown, at least 1 if launch.hosts is set, else all */
     const struct pd_laid_out *laid_out; /* NULL: use pd_lay_out_given of the configuration; only pd_engine_new reads it */
     bool is_gpu;                        /* plan for a GPU; on a real arena `device` is one */
     struct pd_rank_device *device;      /* borrowed; NULL: the CPU */
@@ -55,10 +56,11 @@ struct pd_engine {
     struct pd_staging staging;
 
     /* The caller sets these between steps. */
-    struct pd_identity next_identity; /* identity of the state that the next step makes; used if state is in files */
-    double loss_scale;                /* fp16: factor of the next step's loss, a power of two; otherwise 1 */
+    struct pd_identity next_identity;        /* identity of the state that the next step makes; used if state is in files */
+    double loss_scale;                       /* fp16: factor of the next step's loss, a power of two; otherwise 1 */
+    struct pd_gradient_sizes gradient_sizes; /* expected in the next step; each update changes them */
     /* Called between micro-batches (with pipeline stages: before the first). If it returns true, the step ends early and the
-     * state stays that of the last update. May be NULL. */
+     * state stays as the last update left it. May be NULL. */
     bool (*should_leave)(void);
     /* The same during validation. If one rank should save, all ranks call `save` and then continue. May be NULL. */
     bool (*should_save)(void);
@@ -84,15 +86,25 @@ struct pd_engine {
 enum pd_step_stage { PD_STEP_FORWARD, PD_STEP_BACKWARD, PD_STEP_SUMS, PD_STEP_UPDATE, PD_STEP_STAGES };
 extern const char *const pd_step_stage_names[PD_STEP_STAGES];
 
+/* What the tokens of a step did in a block with experts. */
+struct pd_expert_report {
+    double busiest, idlest; /* shares of all choices */
+    double entropy;         /* of the shares; log(experts) if all are equal */
+    double bias_range;      /* largest selection bias minus the smallest */
+};
+
 struct pd_step_result {
     double loss;          /* mean over the valid tokens of the batch */
     uint64_t tokens;      /* valid target tokens */
     double gradient_norm; /* before clipping */
     double learning_rate;
+    double router_loss;                     /* auxiliary losses times their coefficients; not in `loss` */
+    const struct pd_expert_report *experts; /* (layers), valid until the next step; NULL: the model has none */
     bool skipped;        /* a gradient or the loss was not finite; parameters and moments did not change */
     bool compared;       /* another group got the same integers for a micro-batch of every rank (guard.replay_every) */
     uint32_t recomputed; /* times the step was recomputed because gradients arrived damaged */
-    uint32_t coarser;    /* times it was recomputed with a larger quantum because finite gradients overflowed their terms */
+    struct pd_gradient_sizes gradient_sizes; /* numerics.terms: 32: expected in the next step; otherwise zeros */
+    uint32_t coarser; /* times it was recomputed with a larger quantum because finite gradients overflowed their terms */
     uint64_t sent_bytes, sent_between_hosts; /* by this rank; the second to other hosts, without what NCCL routes itself */
     double bubble;                           /* share of the step that ranks waited for other stages; mean over ranks */
     double bubble_theory;                    /* of the schedule, if all stages took equal time */
@@ -121,6 +133,12 @@ bool pd_blocks_leave_device(const struct pd_engine_options *options);
 
 /* Lanes of a training step. If the record has none: one per micro-batch. */
 struct pd_lanes pd_lanes_of(const struct pd_config *config, uint32_t dp);
+
+/* Multiprocessors for products, on a GPU with so many; 0: all. A product whose blocks each keep a multiprocessor takes twice
+ * as long where NCCL's kernels occupy one of them. So a run that may have several data, tensor or sequence ranks leaves what
+ * NCCL takes. That follows from the configuration alone, with one rank too: the choice of an algorithm must not depend on
+ * the layout. */
+uint32_t pd_engine_multiprocessors(const struct pd_config *config, uint32_t multiprocessors);
 
 /* Bytes per category that a rank will allocate, by running pd_engine_new on a dry arena. */
 PD_MUST_USE pd_status pd_engine_plan_of(const struct pd_engine_options *options, struct pd_memory_plan *ret_plan,

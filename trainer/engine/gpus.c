@@ -78,7 +78,7 @@ void pd_gpus_find(struct pd_gpus *ret)
     }
     for (int i = 0; i < count && ret->count < PD_GPUS_MAX; i++)
         if (gpus_look_at(&driver, i, &ret->gpus[ret->count])) ret->count++;
-    if (!ret->count) snprintf(ret->why_none, sizeof ret->why_none, "%d GPUs, and the driver tells nothing of them", count);
+    if (!ret->count) snprintf(ret->why_none, sizeof ret->why_none, "%d GPUs, but the driver describes none of them", count);
 }
 
 /* ---- by name ---- */

@@ -1,5 +1,6 @@
 #include "trainer/engine/optimizer.h"
 
+#include "ckpt/base/half.h"
 #include "trainer/engine/engine_internal.h"
 #include "trainer/model/polynomial.h"
 
@@ -54,19 +55,20 @@ static pd_status optimizer_add_box(struct pd_engine *e, const struct pd_zero_box
     return PD_OK;
 }
 
-static pd_status add_set(struct pd_engine *e, uint32_t set, uint64_t *made, struct pd_error *err)
+static pd_status add_bucket(struct pd_engine *e, uint32_t bucket, uint64_t *made, struct pd_error *err)
 {
     const struct pd_zero_held *held = pd_zero_held(e->zero);
-    for (uint32_t i = held->first_box[set]; i < held->first_box[set + 1]; i++)
-        if (held->boxes[i].owned) PD_TRY(optimizer_add_box(e, &held->boxes[i], made, err));
+    for (uint32_t i = held->first_box[bucket]; i < held->first_box[bucket + 1]; i++)
+        if (held->boxes[i].owned && !e->options.model->tensors.tensors[held->boxes[i].tensor].by_sign)
+            PD_TRY(optimizer_add_box(e, &held->boxes[i], made, err));
     return PD_OK;
 }
 
-static pd_status add_block(void *context, uint32_t set, struct pd_error *err)
+static pd_status add_block(void *context, uint32_t bucket, struct pd_error *err)
 {
     struct pd_engine *e = context;
     uint64_t made = 0;
-    PD_TRY(add_set(e, set, &made, err));
+    PD_TRY(add_bucket(e, bucket, &made, err));
     return add_rows(e, &made, err);
 }
 
@@ -100,11 +102,18 @@ static uint64_t beside_rank(const struct pd_engine *e, uint32_t mark)
 }
 
 /* The first problem found by any rank, and by whom. */
-static pd_status find_marks(const struct pd_engine *e, struct pd_found *ret_found, struct pd_error *err)
+static pd_status find_marks(struct pd_engine *e, struct pd_found *ret_found, struct pd_error *err)
 {
-    uint64_t first[] = {pd_zero_out_of_range(e->zero), beside_rank(e, pd_zero_not_finite(e->zero)),
-                        beside_rank(e, pd_zero_damage(e->zero))};
-    if (e->own->comm) PD_TRY(pd_comm_all_reduce(e->own->comm, first, 3, PD_REDUCE_MIN_U64, err));
+    uint64_t first[3 + PD_GRADIENT_CLASSES] = {pd_zero_out_of_range(e->zero), beside_rank(e, pd_zero_not_finite(e->zero)),
+                                               beside_rank(e, pd_zero_damage(e->zero))};
+    const float *largest = pd_zero_largest(e->zero);
+    const uint32_t classes = largest ? PD_GRADIENT_CLASSES : 0;
+    /* The largest magnitude has the largest bits, so the smallest of their complements. */
+    for (uint32_t i = 0; i < classes; i++)
+        first[3 + i] = ~(uint64_t)pd_f32_bits(largest[i]);
+    if (e->own->comm) PD_TRY(pd_comm_all_reduce(e->own->comm, first, 3 + classes, PD_REDUCE_MIN_U64, err));
+    for (uint32_t i = 0; i < classes; i++)
+        e->own->largest[i] = pd_f32_of_bits((uint32_t)~first[3 + i]);
     *ret_found = (struct pd_found){.out_of_range = (uint32_t)first[0],
                                    .not_finite = (uint32_t)(first[1] >> 32),
                                    .computed_by = (uint32_t)first[1],
@@ -125,9 +134,9 @@ pd_status pd_optimizer_norm(struct pd_engine *e, uint64_t tokens, double *ret_no
 {
     uint64_t made = 0;
     if (!e->own->norm.by_block) PD_TRY(begin_squares(e, err));
-    const uint32_t sets = pd_zero_held(e->zero)->set_count;
-    for (uint32_t set = 0; set < sets; set++)
-        if (!e->own->norm.by_block || set == 0 || set + 1 == sets) PD_TRY(add_set(e, set, &made, err));
+    const uint32_t buckets = pd_zero_held(e->zero)->bucket_count;
+    for (uint32_t bucket = 0; bucket < buckets; bucket++)
+        if (!e->own->norm.by_block || bucket == 0 || bucket + 1 == buckets) PD_TRY(add_bucket(e, bucket, &made, err));
     PD_TRY(add_rows(e, &made, err));
     PD_TRY(pd_zero_read_marks(e->zero, err));
     PD_TRY(read_squares(e, err));
@@ -172,6 +181,8 @@ pd_status pd_optimizer_update(struct pd_engine *e, uint64_t updates, uint64_t to
     const struct pd_update_step step = pd_state_rule(e->state)->prepare(&config);
     if (!tokens)
         PD_FAIL(err, PD_INVALID,
-                "a batch has no token to learn from: every target of it is masked; look at data.document_token");
+                "a batch has no token to learn from: every target of it is masked; look at data.document_token, and with "
+                "perdure "
+                "data inspect at what has a loss");
     return pd_state_update(e->state, &step, &e->before_update, err);
 }

@@ -1,9 +1,13 @@
 #include "trainer/engine/rank_device.h"
 
 #include "ckpt/base/log.h"
+#include "ckpt/base/parse.h"
+#include "ckpt/base/random_bits.h"
+#include "trainer/math/math_cuda.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -49,6 +53,7 @@ pd_status pd_rank_device_open(enum pd_device_choice choice, uint32_t rank_here, 
     if (!count && choice != PD_DEVICE_GPU) return PD_OK;
     pd_status st = pd_dev_open_cuda(count ? choose_gpu(count, rank_here, left_out) : 0, &device.dev, err);
     if (!st) st = pd_dev_enter(device.dev, err);
+    if (!st) st = pd_math_cuda_load(err);
     if (!st) st = pd_dev_stream_new(device.dev, &device.compute, err);
     if (st) {
         pd_rank_device_close(&device);
@@ -70,7 +75,10 @@ pd_status pd_rank_device_stream(struct pd_rank_device *d, enum pd_rank_stream wh
 
 pd_status pd_rank_device_watch(struct pd_rank_device *d, struct pd_error *err)
 {
-    return d->dev ? pd_device_spans_new(d->dev, d->compute, SPANS_MAX, &d->spans, err) : PD_OK;
+    const char *of_test = getenv("PERDURE_TEST_SPANS");
+    uint64_t capacity;
+    if (!of_test || !pd_parse_u64(of_test, &capacity) || capacity > SPANS_MAX) capacity = SPANS_MAX;
+    return d->dev ? pd_device_spans_new(d->dev, d->compute, (uint32_t)capacity, &d->spans, err) : PD_OK;
 }
 
 void pd_rank_device_close(struct pd_rank_device *d)
@@ -119,6 +127,35 @@ static void unmap(void *context, bool is_host, void *data, uint64_t bytes)
 struct pd_arena_source pd_rank_device_source(struct pd_rank_device *d)
 {
     return (struct pd_arena_source){map, unmap, d};
+}
+
+/* A number in [0.5, 1) or its negative. */
+static void put_random(enum pd_dtype dtype, void *data, uint64_t i)
+{
+    const uint32_t bits = pd_random_bits(7, i), sign = bits & 0x80000000u, low = bits & 0x7fffffu;
+    if (dtype == PD_F32)
+        ((uint32_t *)data)[i] = sign | 0x3f000000u | low;
+    else
+        ((uint16_t *)data)[i] =
+            (uint16_t)(sign >> 16 | (dtype == PD_BF16 ? 0x3f00u | (low & 0x7fu) : 0x3800u | (low & 0x3ffu)));
+}
+
+pd_status pd_rank_device_randomize(struct pd_rank_device *d, struct pd_span numbers, enum pd_dtype dtype,
+                                   struct pd_error *err)
+{
+    const uint64_t most = UINT64_C(1) << 20, bytes = numbers.bytes < most ? numbers.bytes : most;
+    struct pd_span block;
+    PD_TRY(pd_dev_alloc(d->dev, PD_DEV_HOST, bytes, &block, err));
+    for (uint64_t i = 0; i < bytes / pd_dtype_bytes(dtype); i++)
+        put_random(dtype, block.data, i);
+    pd_status st = PD_OK;
+    for (uint64_t at = 0; at < numbers.bytes && !st; at += bytes) {
+        const uint64_t left = numbers.bytes - at;
+        st = pd_dev_copy(d->dev, d->compute, numbers, at, block, 0, left < bytes ? left : bytes, err);
+    }
+    if (!st) st = pd_dev_stream_sync(d->dev, d->compute, err);
+    pd_dev_free(d->dev, &block);
+    return st;
 }
 
 void pd_rank_device_quiet(struct pd_rank_device *d)

@@ -3,7 +3,7 @@
  *   compute       every operation of the math table, in the order of calls
  *   parameters    in and out: blocks whose working copies are off the device (trainer/engine/scratch.c)
  *   gradients     likewise sums; activations likewise
- *   optimizer     gradients out to an update on the host, updated copies in (offload/crossing.h)
+ *   optimizer     gradients out to an update on the host, updated copies in (offload/staged_copy.h)
  *   saves         the state for a checkpoint
  *   gathers       copies of the parameter communicator, if it cannot reach device memory; exchanges: of the others
  *
@@ -70,6 +70,11 @@ PD_MUST_USE pd_status pd_rank_device_watch(struct pd_rank_device *device, struct
 
 /* The source of the rank's arenas: device memory and pinned host memory. Borrows the device. */
 struct pd_arena_source pd_rank_device_source(struct pd_rank_device *device);
+
+/* Fills `numbers` with numbers of either sign in [0.5, 1), the same every 1 MiB, and waits. Operands of one value cost a GPU
+ * less power, so that products would look faster than they are in a step. */
+PD_MUST_USE pd_status pd_rank_device_randomize(struct pd_rank_device *device, struct pd_span numbers, enum pd_dtype dtype,
+                                               struct pd_error *err);
 
 /* Waits until all streams are idle or failed. Call before freeing memory that they use, on every path. */
 void pd_rank_device_quiet(struct pd_rank_device *device);

@@ -17,7 +17,7 @@ struct pd_scratch {
     struct part parts[PD_SCRATCH_PARTS];
 };
 
-/* Spans of one part, malloc'ed: a box, a set, or two per place. */
+/* Spans of one part, malloc'ed: a box, a bucket, or two per place. */
 struct spans {
     uint64_t *bytes;
     uint32_t count;
@@ -44,7 +44,7 @@ static bool is_wanted(const struct pd_engine *e, int part)
 static uint32_t count_spans(const struct pd_engine *e, int part)
 {
     if (part == PD_SCRATCH_PARAMETERS) return pd_zero_held(e->zero)->box_count;
-    return part == PD_SCRATCH_GRADIENTS ? pd_zero_held(e->zero)->set_count : pd_transformer_span_count(e->transformer);
+    return part == PD_SCRATCH_GRADIENTS ? pd_zero_held(e->zero)->bucket_count : pd_transformer_span_count(e->transformer);
 }
 
 static pd_status spans_of(const struct pd_engine *e, int part, struct spans *ret_spans, struct pd_error *err)

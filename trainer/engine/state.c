@@ -237,6 +237,8 @@ struct pd_update_range pd_state_range(const struct pd_state *s, const struct pd_
     char *copy = held->copy;
     struct pd_update_range range = {.n = b->elements,
                                     .decay = tensor->decay,
+                                    .by_sign = tensor->by_sign,
+                                    .sign_step = tensor->sign_step,
                                     .grad = held->gradient + b->gradient_offset,
                                     .copy = copy ? copy + b->offset * pd_dtype_bytes(precision) : NULL,
                                     .copy_dtype = precision,

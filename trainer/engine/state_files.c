@@ -3,13 +3,13 @@
  * Initial or loaded state passes through the gradients' memory, still unused, one kind at a time.
  *
  * On a GPU gradients and working copies are in device memory. The host computes updates: gradients come out and copies go in
- * by extents (offload/crossing.h). Initial or loaded state passes set by set through host memory. */
+ * by extents (offload/staged_copy.h). Initial or loaded state passes bucket by bucket through host memory. */
 #include "trainer/engine/state_files.h"
 
 #include "ckpt/base/owner.h"
 #include "ckpt/shard/copy.h"
-#include "offload/crossing.h"
 #include "offload/optimizer_store.h"
+#include "offload/staged_copy.h"
 #include "resharder/layout.h"
 #include "trainer/engine/state_internal.h"
 
@@ -25,15 +25,15 @@ struct in_files {
     bool is_updating; /* the update has it */
     void *kept;       /* (kept_bytes) state kept in memory beside its file by offload.optimizer_budget; NULL: none */
     uint64_t kept_bytes;
-    float *passage;       /* on a GPU: a set that is made or loaded, between files and device; the rank's thread alone */
-    void *crossing_bytes; /* on a GPU: buffers of the crossing */
+    float *bounce;      /* on a GPU: a bucket that is made or loaded, between files and device; the rank's thread alone */
+    void *staged_bytes; /* on a GPU: buffers of the staged copies */
 
     struct pd_vfs *vfs;         /* from here on: while it is open */
     struct pd_shard_box *boxes; /* (box_count) of this rank's shard */
     uint32_t box_count;
     const struct pd_zero_box **held; /* (box_count) of pd_zero: the rank's held part of each box */
     bool *wanted;                    /* (tensors) of one load */
-    struct pd_crossing *crossing;    /* on a GPU */
+    struct pd_staged_copy *staged;   /* on a GPU */
     struct pd_optimizer_store *store;
 };
 
@@ -52,18 +52,18 @@ static uint64_t elements_of(const struct pd_state *s, uint32_t box)
     return pd_box_elements(&own(s)->boxes[box].box);
 }
 
-static const struct pd_zero_box *first_of_set(const struct pd_state *s, uint32_t set)
+static const struct pd_zero_box *first_of_bucket(const struct pd_state *s, uint32_t bucket)
 {
     const struct pd_zero_held *held = pd_zero_held(s->engine->zero);
-    return &held->boxes[held->first_box[set]];
+    return &held->boxes[held->first_box[bucket]];
 }
 
-/* Memory for a held box while there are no gradients; on a GPU host memory, for one set at a time. */
-static float *passage_of(const struct pd_state *s, const struct pd_zero_box *b)
+/* Memory for a held box while there are no gradients; on a GPU host memory, for one bucket at a time. */
+static float *bounce_of(const struct pd_state *s, const struct pd_zero_box *b)
 {
-    const uint32_t set = s->engine->options.model->tensors.tensors[b->tensor].unit;
+    const uint32_t bucket = s->engine->options.model->tensors.tensors[b->tensor].unit;
     if (!s->engine->options.is_gpu) return pd_zero_held(s->engine->zero)->gradient + b->gradient_offset;
-    return own(s)->passage + (b->gradient_offset - first_of_set(s, set)->gradient_offset);
+    return own(s)->bounce + (b->gradient_offset - first_of_bucket(s, bucket)->gradient_offset);
 }
 
 static uint32_t state_files_element_bytes(const struct pd_state *s, enum pd_kind kind)
@@ -71,9 +71,9 @@ static uint32_t state_files_element_bytes(const struct pd_state *s, enum pd_kind
     return pd_zero_element_bytes(pd_zero_held(s->engine->zero), kind);
 }
 
-static void *passage(const struct pd_state *s, uint32_t box)
+static void *bounce_box(const struct pd_state *s, uint32_t box)
 {
-    return passage_of(s, held_box(s, box));
+    return bounce_of(s, held_box(s, box));
 }
 
 /* ---- memory ---- */
@@ -105,14 +105,14 @@ static pd_status take_kept(struct pd_state *s, struct pd_arena *arena, const str
     return PD_OK;
 }
 
-static uint64_t largest_set(const struct pd_state *s)
+static uint64_t largest_bucket(const struct pd_state *s)
 {
     const struct pd_zero_held *held = pd_zero_held(s->engine->zero);
     uint64_t most = 0;
-    for (uint32_t set = 0; set < held->set_count; set++) {
-        if (held->first_box[set] == held->first_box[set + 1]) continue;
-        const struct pd_zero_box *last = &held->boxes[held->first_box[set + 1] - 1];
-        const uint64_t elements = last->gradient_offset + last->elements - first_of_set(s, set)->gradient_offset;
+    for (uint32_t bucket = 0; bucket < held->bucket_count; bucket++) {
+        if (held->first_box[bucket] == held->first_box[bucket + 1]) continue;
+        const struct pd_zero_box *last = &held->boxes[held->first_box[bucket + 1] - 1];
+        const uint64_t elements = last->gradient_offset + last->elements - first_of_bucket(s, bucket)->gradient_offset;
         if (elements > most) most = elements;
     }
     return most;
@@ -123,13 +123,13 @@ static uint64_t copy_bytes(const struct pd_state *s)
     return pd_dtype_bytes(s->engine->options.config->numerics.precision);
 }
 
-static void take_crossing(struct pd_state *s, struct pd_arena *arena)
+static void take_staged(struct pd_state *s, struct pd_arena *arena)
 {
     struct in_files *f = own(s);
-    const uint64_t crossing = pd_crossing_bytes(
+    const uint64_t staged = pd_staged_copy_bytes(
         pd_optimizer_store_extent_elements(f->ring_bytes, pd_zero_held(s->engine->zero)->moments), copy_bytes(s));
-    f->passage = pd_arena_take_host(arena, PD_MEMORY_OPTIMIZER, largest_set(s) * sizeof *f->passage);
-    f->crossing_bytes = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, crossing);
+    f->bounce = pd_arena_take_host(arena, PD_MEMORY_OPTIMIZER, largest_bucket(s) * sizeof *f->bounce);
+    f->staged_bytes = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, staged);
 }
 
 static pd_status state_files_take(struct pd_state *s, struct pd_arena *arena, struct pd_error *err)
@@ -140,7 +140,7 @@ static pd_status state_files_take(struct pd_state *s, struct pd_arena *arena, st
     if (!f) PD_FAIL(err, PD_NO_MEMORY, "no memory for optimizer state in files");
     f->ring_bytes = s->engine->options.config->offload.buffer_bytes / PD_ARENA_ALIGN * PD_ARENA_ALIGN;
     f->ring = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, f->ring_bytes);
-    if (s->engine->options.is_gpu) take_crossing(s, arena);
+    if (s->engine->options.is_gpu) take_staged(s, arena);
     PD_TRY(rank_boxes(s, &boxes, &count, err));
     pd_arena_note(arena, PD_MEMORY_OPTIMIZER, heap_bytes(s, boxes, count));
     const pd_status st = take_kept(s, arena, boxes, count, err);
@@ -151,11 +151,6 @@ static pd_status state_files_take(struct pd_state *s, struct pd_arena *arena, st
 static void free_own(struct pd_state *s)
 {
     free(s->own);
-}
-
-uint64_t pd_state_files_ring_bytes(const struct pd_state *s)
-{
-    return own(s)->ring_bytes;
 }
 
 uint64_t pd_state_files_kept_bytes(const struct pd_state *s)
@@ -189,19 +184,19 @@ static pd_status find_held(struct pd_state *s, struct pd_error *err)
     return PD_OK;
 }
 
-static pd_status open_crossing(struct pd_state *s, struct pd_error *err)
+static pd_status open_staged(struct pd_state *s, struct pd_error *err)
 {
     struct pd_rank_device *device = s->engine->options.device;
-    struct pd_crossing_options options = {
+    struct pd_staged_copy_options options = {
         .dev = device->dev,
         .compute = device->compute,
         .extent_elements = pd_optimizer_store_extent_elements(own(s)->ring_bytes, pd_zero_held(s->engine->zero)->moments),
         .copy_bytes = copy_bytes(s),
-        .buffers = own(s)->crossing_bytes,
+        .buffers = own(s)->staged_bytes,
         .spans = device->spans};
     PD_TRY(pd_rank_device_stream(device, PD_STREAM_OPTIMIZER_IN, &options.copies_in, err));
     PD_TRY(pd_rank_device_stream(device, PD_STREAM_OPTIMIZER_OUT, &options.copies_out, err));
-    return pd_crossing_new(&options, &own(s)->crossing, err);
+    return pd_staged_copy_new(&options, &own(s)->staged, err);
 }
 
 static pd_status open_files(struct pd_state *s, struct pd_vfs *vfs, struct pd_store *store, struct pd_error *err)
@@ -224,7 +219,7 @@ static pd_status open_files(struct pd_state *s, struct pd_vfs *vfs, struct pd_st
                                                  .buffer_bytes = f->ring_bytes,
                                                  .kept = f->kept,
                                                  .kept_bytes = f->kept_bytes};
-    if (s->engine->options.is_gpu) PD_TRY(open_crossing(s, err));
+    if (s->engine->options.is_gpu) PD_TRY(open_staged(s, err));
     return pd_optimizer_store_new(&options, &f->store, err);
 }
 
@@ -233,12 +228,12 @@ static void close_files(struct pd_state *s)
     struct in_files *f = own(s);
     if (!f) return;
     pd_optimizer_store_free(f->store);
-    pd_crossing_free(f->crossing);
+    pd_staged_copy_free(f->staged);
     free(f->wanted);
     free(f->boxes);
     free(f->held);
     f->store = NULL;
-    f->crossing = NULL;
+    f->staged = NULL;
     f->wanted = NULL;
     f->boxes = NULL;
     f->held = NULL;
@@ -253,26 +248,26 @@ static pd_status open_state(struct pd_state *s, struct pd_vfs *vfs, struct pd_st
     return st;
 }
 
-/* ---- filling: sets whose gradients are in memory at the same time ---- */
+/* ---- filling: buckets whose gradients are in memory at the same time ---- */
 
-struct sets {
+struct buckets {
     uint32_t begin, end;
 };
 
-/* If blocks' sums are in files, two blocks have buffers; on a GPU one set. */
-static struct sets first_sets(const struct pd_state *s)
+/* If blocks' sums are in files, two blocks have buffers; on a GPU one bucket. */
+static struct buckets first_buckets(const struct pd_state *s)
 {
-    const uint32_t all = pd_zero_held(s->engine->zero)->set_count;
-    return (struct sets){
+    const uint32_t all = pd_zero_held(s->engine->zero)->bucket_count;
+    return (struct buckets){
         0, s->engine->options.is_gpu || s->engine->options.config->offload.gradients == PD_PLACE_NVME ? 1 : all};
 }
 
-static struct sets next_sets(const struct pd_state *s, struct sets sets)
+static struct buckets next_buckets(const struct pd_state *s, struct buckets buckets)
 {
-    const uint32_t all = pd_zero_held(s->engine->zero)->set_count,
-                   state_files_end = sets.end + 2 < all ? sets.end + 2 : all - 1;
-    if (s->engine->options.is_gpu) return (struct sets){sets.end, sets.end < all ? sets.end + 1 : all};
-    return (struct sets){sets.end, sets.end + 1 < all ? state_files_end : all};
+    const uint32_t all = pd_zero_held(s->engine->zero)->bucket_count,
+                   state_files_end = buckets.end + 2 < all ? buckets.end + 2 : all - 1;
+    if (s->engine->options.is_gpu) return (struct buckets){buckets.end, buckets.end < all ? buckets.end + 1 : all};
+    return (struct buckets){buckets.end, buckets.end + 1 < all ? state_files_end : all};
 }
 
 static uint32_t unit_of(const struct pd_state *s, uint32_t box)
@@ -280,9 +275,9 @@ static uint32_t unit_of(const struct pd_state *s, uint32_t box)
     return s->engine->options.model->tensors.tensors[own(s)->boxes[box].tensor].unit;
 }
 
-static bool is_in(const struct pd_state *s, struct sets sets, uint32_t box)
+static bool is_in(const struct pd_state *s, struct buckets buckets, uint32_t box)
 {
-    return unit_of(s, box) >= sets.begin && unit_of(s, box) < sets.end;
+    return unit_of(s, box) >= buckets.begin && unit_of(s, box) < buckets.end;
 }
 
 /* On a GPU through the device's gradients, still unused. */
@@ -291,18 +286,18 @@ static pd_status put_parameters(struct pd_state *s, uint32_t held, struct pd_err
     const struct pd_zero_box *b = &pd_zero_held(s->engine->zero)->boxes[held];
     float *there = pd_zero_held(s->engine->zero)->gradient + b->gradient_offset;
     if (s->engine->options.is_gpu)
-        PD_TRY(pd_math_copy(s->engine->math, there, passage_of(s, b), b->elements * sizeof *there, err));
+        PD_TRY(pd_math_copy(s->engine->math, there, bounce_of(s, b), b->elements * sizeof *there, err));
     return pd_zero_put_parameters(s->engine->zero, held, there, err);
 }
 
-/* Writes one kind of the sets' boxes from their buffer to the file; for parameters also the working copy. */
-static pd_status put_kind(struct pd_state *s, struct sets sets, enum pd_kind kind, struct pd_error *err)
+/* Writes one kind of the buckets' boxes from their buffer to the file; for parameters also the working copy. */
+static pd_status put_kind(struct pd_state *s, struct buckets buckets, enum pd_kind kind, struct pd_error *err)
 {
     struct in_files *f = own(s);
     for (uint32_t b = 0; b < f->box_count; b++) {
-        if (f->boxes[b].kind != kind || !is_in(s, sets, b)) continue;
+        if (f->boxes[b].kind != kind || !is_in(s, buckets, b)) continue;
         const uint32_t held = (uint32_t)(held_box(s, b) - pd_zero_held(s->engine->zero)->boxes);
-        PD_TRY(pd_optimizer_store_put(f->store, b, 0, passage(s, b), elements_of(s, b), err));
+        PD_TRY(pd_optimizer_store_put(f->store, b, 0, bounce_box(s, b), elements_of(s, b), err));
         if (kind == PD_PARAM) PD_TRY(put_parameters(s, held, err));
     }
     return s->engine->options.is_gpu ? pd_math_sync(s->engine->math, err) : PD_OK; /* the buffer is reused next */
@@ -310,7 +305,7 @@ static pd_status put_kind(struct pd_state *s, struct sets sets, enum pd_kind kin
 
 struct init_job {
     struct pd_state *state;
-    struct sets sets;
+    struct buckets buckets;
     enum pd_kind kind;
 };
 
@@ -320,22 +315,22 @@ static void init_box(void *context, uint64_t index)
     struct pd_state *s = job->state;
     const uint32_t box = (uint32_t)index;
     const struct pd_shard_box *b = &own(s)->boxes[box];
-    if (b->kind != job->kind || !is_in(s, job->sets, box)) return;
+    if (b->kind != job->kind || !is_in(s, job->buckets, box)) return;
     if (pd_kinds[b->kind].initial == PD_INITIAL_MODEL)
         pd_model_init_box(s->engine->options.model, b->tensor, &b->box, s->engine->options.config->run.seed,
-                          passage(s, box));
+                          bounce_box(s, box));
     else
-        memset(passage(s, box), 0, elements_of(s, box) * state_files_element_bytes(s, b->kind));
+        memset(bounce_box(s, box), 0, elements_of(s, box) * state_files_element_bytes(s, b->kind));
 }
 
 static pd_status init_files(struct pd_state *s, const struct pd_identity *identity, struct pd_error *err)
 {
     PD_TRY(pd_optimizer_store_begin(own(s)->store, identity, err));
-    for (struct sets sets = first_sets(s); sets.begin < sets.end; sets = next_sets(s, sets)) {
+    for (struct buckets buckets = first_buckets(s); buckets.begin < buckets.end; buckets = next_buckets(s, buckets)) {
         for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
-            struct init_job job = {s, sets, (enum pd_kind)kind};
+            struct init_job job = {s, buckets, (enum pd_kind)kind};
             pd_parallel(s->engine->pool, own(s)->box_count, init_box, &job);
-            PD_TRY(put_kind(s, sets, (enum pd_kind)kind, err));
+            PD_TRY(put_kind(s, buckets, (enum pd_kind)kind, err));
         }
     }
     PD_TRY(pd_optimizer_store_end(own(s)->store, err));
@@ -354,15 +349,16 @@ static void *destination(void *context, uint32_t tensor, enum pd_kind kind, uint
 {
     struct pd_state *s = context;
     (void)kind;
-    return passage_of(s, pd_state_owned_box(s, tensor, box));
+    return bounce_of(s, pd_state_owned_box(s, tensor, box));
 }
 
-static pd_status load_sets(struct pd_state *s, struct pd_vfs *vfs, struct pd_group *group, struct pd_load_request *request,
-                           struct sets sets, struct pd_load_report *report, struct pd_error *err)
+static pd_status load_buckets(struct pd_state *s, struct pd_vfs *vfs, struct pd_group *group,
+                              struct pd_load_request *request, struct buckets buckets, struct pd_load_report *report,
+                              struct pd_error *err)
 {
     const struct pd_tensor_table *tensors = &s->engine->options.model->tensors;
     for (uint32_t t = 0; t < tensors->count; t++)
-        own(s)->wanted[t] = tensors->tensors[t].unit >= sets.begin && tensors->tensors[t].unit < sets.end;
+        own(s)->wanted[t] = tensors->tensors[t].unit >= buckets.begin && tensors->tensors[t].unit < buckets.end;
     for (int kind = 0; kind < PD_KIND_COUNT; kind++) {
         struct pd_load_report one;
         request->kinds = 1u << kind;
@@ -370,7 +366,7 @@ static pd_status load_sets(struct pd_state *s, struct pd_vfs *vfs, struct pd_gro
         report->bytes_read += one.bytes_read;
         report->bytes_wanted += one.bytes_wanted;
         report->rounds += one.rounds;
-        PD_TRY(pd_group_agree(group, put_kind(s, sets, (enum pd_kind)kind, err), err));
+        PD_TRY(pd_group_agree(group, put_kind(s, buckets, (enum pd_kind)kind, err), err));
     }
     return PD_OK;
 }
@@ -379,8 +375,8 @@ static pd_status load_files(struct pd_state *s, struct pd_vfs *vfs, struct pd_gr
                             const struct pd_identity *identity, struct pd_load_report *ret_report, struct pd_error *err)
 {
     PD_TRY(pd_group_agree(group, pd_optimizer_store_begin(own(s)->store, identity, err), err));
-    for (struct sets sets = first_sets(s); sets.begin < sets.end; sets = next_sets(s, sets))
-        PD_TRY(load_sets(s, vfs, group, request, sets, ret_report, err));
+    for (struct buckets buckets = first_buckets(s); buckets.begin < buckets.end; buckets = next_buckets(s, buckets))
+        PD_TRY(load_buckets(s, vfs, group, request, buckets, ret_report, err));
     PD_TRY(pd_group_agree(group, pd_optimizer_store_end(own(s)->store, err), err));
     return pd_zero_updated(s->engine->zero, err);
 }
@@ -428,7 +424,7 @@ static pd_status meet_device(void *context, uint32_t box, uint64_t first, uint64
     const float *gradient;
     void *copy;
     PD_TRY(state_files_find(s, box, first, &gradient, &copy, err));
-    return pd_crossing_meet(own(s)->crossing, gradient, copy, n, ret_gradient, ret_copy, err);
+    return pd_staged_copy_meet(own(s)->staged, gradient, copy, n, ret_gradient, ret_copy, err);
 }
 
 static pd_status expect_device(void *context, uint32_t box, uint64_t first, uint64_t n, bool begins, struct pd_error *err)
@@ -437,13 +433,13 @@ static pd_status expect_device(void *context, uint32_t box, uint64_t first, uint
     const float *gradient;
     void *copy;
     PD_TRY(state_files_find(s, box, first, &gradient, &copy, err));
-    return pd_crossing_expect(own(s)->crossing, gradient, copy, n, begins, err);
+    return pd_staged_copy_expect(own(s)->staged, gradient, copy, n, begins, err);
 }
 
 static pd_status leave_device(void *context, struct pd_error *err)
 {
     const struct pd_state *s = context;
-    return pd_crossing_leave(own(s)->crossing, err);
+    return pd_staged_copy_leave(own(s)->staged, err);
 }
 
 static void state_files_end(struct pd_state *s)
@@ -453,7 +449,7 @@ static void state_files_end(struct pd_state *s)
     own(s)->is_updating = false;
 }
 
-/* The first reads set out while sums end and their norm is made. */
+/* The first reads bucket out while sums end and their norm is made. */
 static pd_status state_files_begin(struct pd_state *s, const struct pd_identity *next, const struct pd_before_update *before,
                                    struct pd_error *err)
 {
@@ -476,12 +472,12 @@ static pd_status state_files_begin(struct pd_state *s, const struct pd_identity 
 static pd_status state_files_update(struct pd_state *s, const struct pd_update_step *step,
                                     const struct pd_before_update *before, struct pd_error *err)
 {
-    struct pd_crossing *crossing = own(s)->crossing;
+    struct pd_staged_copy *staged = own(s)->staged;
     (void)before; /* since begin */
     PD_TRY(pd_zero_update_begin(s->engine->zero, err));
-    if (crossing) PD_TRY(pd_crossing_begin(crossing, err));
+    if (staged) PD_TRY(pd_staged_copy_begin(staged, err));
     PD_TRY(pd_optimizer_store_update_end(own(s)->store, step, NULL, err));
-    if (crossing) PD_TRY(pd_crossing_end(crossing, err));
+    if (staged) PD_TRY(pd_staged_copy_end(staged, err));
     PD_TRY(pd_zero_update_end(s->engine->zero, err));
     return pd_zero_updated(s->engine->zero, err);
 }

@@ -5,8 +5,7 @@
 #include "offload/optimizer_store.h"
 #include "trainer/engine/state.h"
 
-/* Known after pd_state_new, also on a dry arena: bytes of the ring, and bytes the budget keeps in memory. */
-uint64_t pd_state_files_ring_bytes(const struct pd_state *state);
+/* Bytes the budget keeps in memory: known after pd_state_new, also on a dry arena. */
 uint64_t pd_state_files_kept_bytes(const struct pd_state *state);
 /* Valid while it is open. */
 uint64_t pd_state_files_file_bytes(const struct pd_state *state); /* of one generation */

@@ -49,14 +49,14 @@ static pd_status state_host_take(struct pd_state *s, struct pd_arena *arena, str
     return pd_arena_is_dry(arena) ? PD_OK : state_host_build(s, err);
 }
 
-static pd_status update_sets(struct pd_state *s, const struct pd_update_step *step, struct pd_error *err)
+static pd_status update_buckets(struct pd_state *s, const struct pd_update_step *step, struct pd_error *err)
 {
     struct pd_zero *zero = s->engine->zero;
     PD_TRY(pd_zero_update_begin(zero, err));
-    for (uint32_t set = 0; set < pd_zero_held(zero)->set_count; set++) {
+    for (uint32_t bucket = 0; bucket < pd_zero_held(zero)->bucket_count; bucket++) {
         struct pd_update_range *ranges = own(s)->ranges;
-        const uint32_t first = pd_zero_held(s->engine->zero)->first_box[set],
-                       end = pd_zero_held(s->engine->zero)->first_box[set + 1];
+        const uint32_t first = pd_zero_held(s->engine->zero)->first_box[bucket],
+                       end = pd_zero_held(s->engine->zero)->first_box[bucket + 1];
         for (uint32_t i = first; i < end; i++)
             PD_TRY(pd_zero_update_box(s->engine->zero, i, &ranges[i].grad, &ranges[i].copy, err));
         PD_TRY(pd_host_update_run(own(s)->updates, step, ranges + first, end - first, err));
@@ -69,7 +69,7 @@ static pd_status state_host_update(struct pd_state *s, const struct pd_update_st
 {
     pd_state_wait_for_readers(before);
     if (pd_blocks_leave_device(&s->engine->options))
-        PD_TRY(update_sets(s, step, err));
+        PD_TRY(update_buckets(s, step, err));
     else
         PD_TRY(pd_host_update_run(own(s)->updates, step, own(s)->ranges, own(s)->count, err));
     return pd_zero_updated(s->engine->zero, err);

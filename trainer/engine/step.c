@@ -6,7 +6,9 @@
 #include "ckpt/base/heartbeat.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/trace.h"
+#include "offload/ranges.h"
 #include "trainer/engine/compare.h"
+#include "trainer/engine/expert_report.h"
 #include "trainer/engine/optimizer.h"
 
 #include <math.h>
@@ -25,10 +27,10 @@ struct step {
     uint64_t first_sample;
     uint32_t coarser; /* factors of 2^16 by which the quantum of terms is larger than usual */
     struct pd_lanes lanes;
-    uint64_t sequences;               /* to be counted, of all ranks */
-    const struct pd_set_order *order; /* in which it reads parameters */
-    uint32_t next;                    /* position in it */
-    bool has_losses;                  /* in the sum: the head is here */
+    uint64_t sequences;                  /* to be counted, of all ranks */
+    const struct pd_bucket_order *order; /* in which it reads parameters */
+    uint32_t next;                       /* position in it */
+    bool has_losses;                     /* in the sum: the head is here */
     uint64_t tokens, wait_ns;
     uint64_t stage_ns[PD_STEP_STAGES];
 };
@@ -138,36 +140,36 @@ static pd_status read_loss(const struct step *s, struct pd_error *err)
 
 /* ---- parameters in the order they are used ---- */
 
-static uint32_t head_set(const struct pd_engine *e)
+static uint32_t head_bucket(const struct pd_engine *e)
 {
-    return pd_zero_held(e->zero)->set_count - 1;
+    return pd_zero_held(e->zero)->bucket_count - 1;
 }
 
-static bool is_end(const struct pd_engine *e, uint32_t set)
+static bool is_end(const struct pd_engine *e, uint32_t bucket)
 {
-    return set == 0 || set == head_set(e);
+    return bucket == 0 || bucket == head_bucket(e);
 }
 
-/* Prefetches as many sets as allowed, from position `at` on. Breadth first: those after all micro-batches of the unit. */
+/* Prefetches as many buckets as allowed, from position `at` on. Breadth first: those after all micro-batches of the unit. */
 static pd_status run_ahead(const struct step *s, uint32_t at, struct pd_error *err)
 {
-    const struct pd_set_order *order = s->order;
+    const struct pd_bucket_order *order = s->order;
     for (uint32_t left = pd_zero_prefetches(s->e->zero); left > 0; left--, at++) {
-        while (s->e->is_breadth_first && at > 0 && at < order->count && order->sets[at] == order->sets[at - 1])
+        while (s->e->is_breadth_first && at > 0 && at < order->count && order->buckets[at] == order->buckets[at - 1])
             at++;
-        if (at >= order->count || (at > 0 && order->sets[at] == order->sets[at - 1])) return PD_OK;
-        PD_TRY(pd_zero_prefetch(s->e->zero, order->sets[at], err));
+        if (at >= order->count || (at > 0 && order->buckets[at] == order->buckets[at - 1])) return PD_OK;
+        PD_TRY(pd_zero_prefetch(s->e->zero, order->buckets[at], err));
     }
     return PD_OK;
 }
 
-/* Gets the parameters of `set`, the next in order, while later ones are in flight. */
-static pd_status enter(struct step *s, uint32_t set, void *const **ret_weights, struct pd_error *err)
+/* Gets the parameters of `bucket`, the next in order, while later ones are in flight. */
+static pd_status enter(struct step *s, uint32_t bucket, void *const **ret_weights, struct pd_error *err)
 {
-    pd_heartbeat_block(set);
-    PD_CHECK(s->next < s->order->count && s->order->sets[s->next] == set);
+    pd_heartbeat_block(bucket);
+    PD_CHECK(s->next < s->order->count && s->order->buckets[s->next] == bucket);
     if (s->next == 0) PD_TRY(run_ahead(s, 0, err));
-    PD_TRY(pd_zero_acquire(s->e->zero, set, ret_weights, err));
+    PD_TRY(pd_zero_acquire(s->e->zero, bucket, ret_weights, err));
     return run_ahead(s, ++s->next, err);
 }
 
@@ -198,7 +200,9 @@ static pd_status block_forward(struct step *s, uint32_t slot, uint32_t block, vo
                                struct pd_error *err)
 {
     PD_TRY(misread(s, slot, block, weights, err));
+    pd_range_push("block", block);
     PD_TRY(pd_transformer_block_forward(s->e->transformer, slot, block, weights, out, err));
+    pd_range_pop();
     if (s->e->own->wrong & WRONG_WEIGHT) *((unsigned char *)weights[0] + 1) ^= 1;
     return PD_OK;
 }
@@ -212,7 +216,7 @@ static pd_status unit_forward(struct step *s, const struct pd_action *a, uint32_
     const bool is_last_of_stage = unit == c->first_block + c->block_count && !c->has_head;
     void *out = NULL;
     if (unit == 0) return pd_transformer_embed(e->transformer, a->slot, weights, err);
-    if (unit == head_set(e)) {
+    if (unit == head_bucket(e)) {
         PD_TRY(pd_transformer_head(e->transformer, a->slot, weights, NULL, 1.0f, NULL, err));
         return account(s, a->slot, err);
     }
@@ -235,7 +239,11 @@ static pd_status forward(struct step *s, const struct pd_action *a, bool padding
     }
     for (uint32_t unit = (uint32_t)units.begin; unit < units.end; unit++) {
         PD_TRY(enter(s, unit, &weights, err));
-        if (!padding) PD_TRY(unit_forward(s, a, unit, weights, err));
+        const bool is_block = unit > 0 && unit < head_bucket(e);
+        if (!padding)
+            PD_TRY(unit_forward(s, a, unit, weights, err));
+        else if (is_block)
+            PD_TRY(pd_transformer_block_join_forward(e->transformer, a->slot, unit - 1, weights, err));
     }
     return PD_OK;
 }
@@ -251,26 +259,27 @@ static pd_status prefetch_saved(struct step *s, const struct pd_action *a, uint3
     if (a->unit == PD_ALL_UNITS)
         return unit - 1 > c->first_block ? pd_transformer_prefetch(t, a->slot, unit - 2, err) : PD_OK;
     for (a++; a < end; a++)
-        if (a->unit > 0 && a->unit < head_set(s->e) && !is_padding(s, a->slot))
+        if (a->unit > 0 && a->unit < head_bucket(s->e) && !is_padding(s, a->slot))
             return pd_transformer_prefetch(t, a->slot, a->unit - 1, err);
     return PD_OK;
 }
 
 /* Where backward writes, or accumulates, a micro-batch's gradients. */
-static pd_status micro_batch_gradients(const struct step *s, uint32_t set, uint32_t slot, float *const **ret_gradients,
+static pd_status micro_batch_gradients(const struct step *s, uint32_t bucket, uint32_t slot, float *const **ret_gradients,
                                        struct pd_error *err)
 {
     struct pd_engine *e = s->e;
     bool adds;
-    PD_TRY(pd_zero_micro_batch_gradients(e->zero, set, s->compares ? PD_ZERO_NO_SLOT : slot, ret_gradients, &adds, err));
+    PD_TRY(pd_zero_micro_batch_gradients(e->zero, bucket, s->compares ? PD_ZERO_NO_SLOT : slot, ret_gradients, &adds, err));
     pd_transformer_set_adds(e->transformer, adds);
+    pd_transformer_set_sources(e->transformer, pd_zero_sources(e->zero));
     return PD_OK;
 }
 
-static pd_status push_gradients(const struct step *s, uint32_t set, uint32_t slot, struct pd_error *err)
+static pd_status push_gradients(const struct step *s, uint32_t bucket, uint32_t slot, struct pd_error *err)
 {
-    if (!s->compares) return pd_zero_push_gradients(s->e->zero, set, slot, err);
-    return is_padding(s, slot) ? PD_OK : pd_zero_push_gradients(s->e->zero, set, PD_ZERO_NO_SLOT, err);
+    if (!s->compares) return pd_zero_push_gradients(s->e->zero, bucket, slot, err);
+    return is_padding(s, slot) ? PD_OK : pd_zero_push_gradients(s->e->zero, bucket, PD_ZERO_NO_SLOT, err);
 }
 
 static pd_status head_backward(struct step *s, const struct pd_action *a, bool padding, void *dstream, struct pd_error *err)
@@ -278,13 +287,13 @@ static pd_status head_backward(struct step *s, const struct pd_action *a, bool p
     struct pd_engine *e = s->e;
     void *const *weights;
     float *const *gradients;
-    PD_TRY(enter(s, head_set(e), &weights, err));
-    PD_TRY(micro_batch_gradients(s, head_set(e), a->slot, &gradients, err));
+    PD_TRY(enter(s, head_bucket(e), &weights, err));
+    PD_TRY(micro_batch_gradients(s, head_bucket(e), a->slot, &gradients, err));
     if (!padding) {
         PD_TRY(pd_transformer_head(e->transformer, a->slot, weights, gradients, (float)e->loss_scale, dstream, err));
         PD_TRY(account(s, a->slot, err));
     }
-    return push_gradients(s, head_set(e), a->slot, err);
+    return push_gradients(s, head_bucket(e), a->slot, err);
 }
 
 /* Simulates a device that computes wrongly, for tests: once, or permanently. */
@@ -304,9 +313,11 @@ static pd_status block_backward(struct step *s, const struct pd_action *a, uint3
     float *const *gradients;
     PD_TRY(enter(s, 1 + block, &weights, err));
     PD_TRY(micro_batch_gradients(s, 1 + block, a->slot, &gradients, err));
-    if (padding) return PD_OK;
+    if (padding) return pd_transformer_block_join_backward(e->transformer, a->slot, block, weights, err);
     PD_TRY(prefetch_saved(s, a, 1 + block, err));
+    pd_range_push("block", block);
     PD_TRY(pd_transformer_block_backward(e->transformer, a->slot, block, weights, gradients, dstream, err));
+    pd_range_pop();
     flip_where_asked(e, gradients[0]);
     return PD_OK;
 }
@@ -327,7 +338,7 @@ static pd_status unit_backward(struct step *s, const struct pd_action *a, uint32
     struct pd_engine *e = s->e;
     const struct pd_stage *c = &e->own->chunks[a->chunk];
     if (unit == 0) return embed_backward(s, a->slot, padding, dstream, err);
-    if (unit == head_set(e)) return head_backward(s, a, padding, dstream, err);
+    if (unit == head_bucket(e)) return head_backward(s, a, padding, dstream, err);
     PD_TRY(block_backward(s, a, unit - 1, padding, dstream, err));
     if (!padding && unit == 1 + c->first_block && !c->has_embedding) {
         PD_TRY(pd_transformer_keep_rows(e->transformer, dstream, rows, err));
@@ -386,7 +397,7 @@ static pd_status begin_transfers(struct step *s, struct pd_error *err)
 static pd_status run_schedule(struct step *s, struct pd_error *err)
 {
     const bool is_one_stage = s->e->grid.layout.pp == 1;
-    pd_transformer_begin(s->e->transformer, s->learns);
+    pd_transformer_begin(s->e->transformer, s->learns, (float)s->e->loss_scale);
     if (!is_one_stage) PD_TRY(check_wishes(s, err));
     if (s->first_slot == 0) PD_TRY(begin_loss(s->e, err));
     PD_TRY(begin_transfers(s, err));
@@ -396,10 +407,13 @@ static pd_status run_schedule(struct step *s, struct pd_error *err)
         const bool padding = is_padding(s, a->slot);
         const bool asks = a->unit == PD_ALL_UNITS || a->slot == 0;
         if (is_one_stage && !a->is_backward && asks) PD_TRY(check_wishes(s, err));
+        const char *name = a->is_backward ? "backward" : "forward";
         const uint64_t begin = pd_trace_begin();
+        pd_range_push(name, a->slot);
         pd_heartbeat_micro_batch(a->slot);
         PD_TRY(a->is_backward ? backward(s, a, padding, err) : forward(s, a, padding, err));
-        pd_trace_end(begin, "step", a->is_backward ? "backward" : "forward", a->slot);
+        pd_range_pop();
+        pd_trace_end(begin, "step", name, a->slot);
         end_stage(s, a->is_backward ? PD_STEP_BACKWARD : PD_STEP_FORWARD, &since_ns);
     }
     PD_TRY(pd_pipeline_end(s->e->own->pipeline, &s->wait_ns, err));
@@ -454,9 +468,11 @@ static pd_status step_update(struct step *s, uint64_t updates, struct pd_step_re
 {
     const uint64_t computed = pd_trace_begin();
     uint64_t since_ns = pd_clock_monotonic_ns(NULL);
+    pd_range_push("sums and norm", updates);
     PD_TRY(pd_zero_finish_gradients(s->e->zero, err));
     PD_TRY(pd_optimizer_norm(s->e, s->tokens, &result->gradient_norm, ret_found, err));
     s->e->not_finite_rank = ret_found->computed_by;
+    pd_range_pop();
     pd_trace_end(computed, "step", "sums and norm", updates);
     end_stage(s, PD_STEP_SUMS, &since_ns);
     if (pd_fault_asks("engine.norm.nan")) result->gradient_norm = NAN;
@@ -466,7 +482,9 @@ static pd_status step_update(struct step *s, uint64_t updates, struct pd_step_re
     const uint64_t begun = pd_trace_begin(), start_ns = pd_trace_now();
     const bool is_in_files = pd_state_is_in_files(s->e->state);
     if (is_in_files) pd_heartbeat_enter(PD_HEARTBEAT_UPDATING_FILES);
+    pd_range_push("update", updates);
     PD_TRY(pd_optimizer_update(s->e, updates, s->tokens, result->gradient_norm, err));
+    pd_range_pop();
     pd_heartbeat_enter(PD_HEARTBEAT_COMPUTING);
     pd_trace_end(begun, "step", "update", updates);
     end_stage(s, PD_STEP_UPDATE, &since_ns);
@@ -482,10 +500,11 @@ static pd_status run_once(struct step *s, uint64_t updates, struct pd_step_resul
     s->next = 0;
     s->tokens = s->wait_ns = 0;
     PD_TRY(pd_optimizer_begin(e, err));
-    pd_zero_begin_step(e->zero, e->loss_scale, s->coarser);
+    PD_TRY(pd_zero_begin_step(e->zero, e->loss_scale, &e->gradient_sizes, s->coarser, err));
     PD_TRY(pd_compare_begin(e, err));
     PD_TRY(run_schedule(s, err));
     PD_TRY(reduce_loss(s, &result->loss, err));
+    PD_TRY(pd_experts_report(e, result, err));
     PD_TRY(pd_compare_end(e, s->first_sample, &result->compared, err));
     result->tokens = s->tokens;
     if (pd_fault_asks("engine.loss.nan")) result->loss = NAN;
@@ -498,12 +517,12 @@ static pd_status run_once(struct step *s, uint64_t updates, struct pd_step_resul
     return PD_OK;
 }
 
-static void unit_text(const struct pd_engine *e, uint32_t set, char *ret, size_t bytes)
+static void unit_text(const struct pd_engine *e, uint32_t bucket, char *ret, size_t bytes)
 {
-    if (!is_end(e, set))
-        snprintf(ret, bytes, "block %u", set - 1);
+    if (!is_end(e, bucket))
+        snprintf(ret, bytes, "block %u", bucket - 1);
     else
-        snprintf(ret, bytes, "%s", set ? "the head" : "the embedding");
+        snprintf(ret, bytes, "%s", bucket ? "the head" : "the embedding");
 }
 
 /* A network, library or memory error changed data in transfer. Nothing was updated, so recompute the step. */
@@ -523,18 +542,39 @@ static pd_status judge_damage(const struct step *s, const struct pd_found *befor
     return PD_OK;
 }
 
+static bool has_narrow_terms(const struct pd_engine *e)
+{
+    return pd_zero_largest(e->zero) != NULL;
+}
+
 /* The range of a mean gradient grows with the quantum. If gradients stay large, warnings become rarer. */
 static void log_coarser(const struct step *s, const struct pd_found *found)
 {
     struct pd_engine *e = s->e;
-    const uint64_t times = ++e->own->coarser_count;
+    const uint64_t times = ++e->own->coarser_count, step = e->next_identity.step;
+    const char *tensor = e->options.model->tensors.tensors[found->out_of_range].name;
     if (e->grid.rank || (times & (times - 1))) return;
-    pd_log(PD_LOG_WARN, "step",
-           "step %llu: a gradient of %s is larger than the exact sums hold (their range); the step is computed again with a "
-           "range 2^%u times larger, and the smallest difference that they keep (their grain) grows as much. Number %llu of "
-           "this launch. A lower optimizer.lr or more optimizer.warmup_steps keep gradients small",
-           (unsigned long long)e->next_identity.step, e->options.model->tensors.tensors[found->out_of_range].name,
-           PD_QUANTUM_COARSER_LOG2 * s->coarser, (unsigned long long)times);
+    if (has_narrow_terms(e))
+        pd_log(PD_LOG_WARN, "step",
+               "step %llu: a gradient of %s is more than 2^%u times what the steps before let expect; the step is computed "
+               "again with coarser sums. Number %llu of this launch. numerics.terms=64 has room for such steps",
+               (unsigned long long)step, tensor, PD_QUANTUM32_ROOM_LOG2 * s->coarser, (unsigned long long)times);
+    else
+        pd_log(PD_LOG_WARN, "step",
+               "step %llu: a gradient of %s is larger than the exact sums hold (their range); the step is computed again "
+               "with a range 2^%u times larger, and the smallest difference that they keep (their grain) grows as much. "
+               "Number %llu of this launch. A lower optimizer.lr or more optimizer.warmup_steps keep gradients small",
+               (unsigned long long)step, tensor, PD_QUANTUM_COARSER_LOG2 * s->coarser, (unsigned long long)times);
+}
+
+/* What the next step expects; the same under every layout, since sums are. */
+static void expect_sizes(struct pd_engine *e, struct pd_step_result *result)
+{
+    const uint64_t tokens = (uint64_t)e->options.config->batch.sequences * e->options.config->batch.context;
+    if (!has_narrow_terms(e)) return;
+    for (uint32_t i = 0; i < PD_GRADIENT_CLASSES && !result->skipped; i++)
+        e->gradient_sizes.log2[i] = (int8_t)pd_gradient_size_next(e->gradient_sizes.log2[i], e->own->largest[i], tokens);
+    result->gradient_sizes = e->gradient_sizes;
 }
 
 /* Since the traffic before. */
@@ -555,7 +595,7 @@ pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t up
     const uint64_t begin = pd_clock_monotonic_ns(NULL), start = pd_trace_begin();
     struct step s = {.e = e,
                      .schedule = &e->own->schedule,
-                     .order = &e->own->set_order,
+                     .order = &e->own->bucket_order,
                      .split = PD_SPLIT_TRAIN,
                      .learns = true,
                      .first_sample = first_sample,
@@ -565,6 +605,7 @@ pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t up
     struct pd_found before = {UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX, UINT32_MAX}, found = before;
     struct pd_comm_traffic traffic = {0};
     if (e->own->comm) pd_comm_traffic(e->own->comm, &traffic);
+    pd_range_push("step", updates);
     PD_TRY(run_once(&s, updates, &result, &found, err));
     while (found.damaged < UINT32_MAX || needs_coarser(&result, &found)) {
         if (found.damaged < UINT32_MAX) {
@@ -577,6 +618,8 @@ pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t up
         }
         PD_TRY(run_once(&s, updates, &result, &found, err));
     }
+    pd_range_pop();
+    expect_sizes(e, &result);
     count_sent(e, traffic, &result);
     for (int i = 0; i < PD_STEP_STAGES; i++)
         result.stage_seconds[i] = (double)s.stage_ns[i] / 1e9;
@@ -595,14 +638,14 @@ pd_status pd_engine_step(struct pd_engine *e, uint64_t first_sample, uint64_t up
 static pd_status run_apart(struct step *s, const struct pd_schedule_options *options, struct pd_error *err)
 {
     struct pd_schedule schedule;
-    struct pd_set_order order = {0};
+    struct pd_bucket_order order = {0};
     PD_TRY(pd_schedule_new(options, &schedule, err));
-    pd_status st = pd_set_order_new(&schedule, s->e->own->chunks, s->learns, &order, err);
+    pd_status st = pd_bucket_order_new(&schedule, s->e->own->chunks, s->learns, &order, err);
     s->schedule = &schedule;
     s->order = &order;
     s->next = 0;
     if (!st) st = run_schedule(s, err);
-    pd_set_order_deinit(&order);
+    pd_bucket_order_deinit(&order);
     pd_schedule_deinit(&schedule);
     return st;
 }

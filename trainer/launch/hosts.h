@@ -3,7 +3,7 @@
  *   source   a file, or a shell command that prints the same. One host per line: `name`, `name:4` or `name slots=4`, the
  *            number of ranks; `#` begins a comment; slots of a repeated name are added
  *   answers  a host answers if `AGENT NAME "test -x PROGRAM ..."` succeeds, so this program is there too. The time limit is
- *            `patience` times that of the slowest host that answers, in this look or the last, within three to ten seconds
+ *            `patience` times as long as the slowest host that answers, in this look or the last, within three to ten seconds
  *            (ten if none has ever answered), from the last answer on; a minute in all. This host is not asked
  *   secret   sent with the question on standard input, so it shows in no process list and on no network; each host stores it
  *            in a file that only its user can read

@@ -171,14 +171,12 @@ static bool is_left_late(struct facts *f)
 
 static bool is_begin_overdue(struct facts *f)
 {
-    if (f->end->is_begin_overdue) f->verdict->was_cut_off = false; /* only by this launcher */
-    return f->verdict->is_overdue = f->end->is_begin_overdue;
+    return f->end->is_begin_overdue;
 }
 
 static bool is_join_overdue(struct facts *f)
 {
-    if (f->end->is_join_overdue) f->verdict->was_cut_off = false; /* only by this launcher */
-    return f->verdict->may_be_network = f->end->is_join_overdue;
+    return f->end->is_join_overdue;
 }
 
 /* If run.dir is full a rank may not report: its exit code says what to do, its last line the cause. */
@@ -197,8 +195,6 @@ static bool names_cause_by_code(struct facts *f)
 static bool is_hung(struct facts *f)
 {
     if (!f->end->hang[0]) return false;
-    f->verdict->may_be_network = true;
-    f->verdict->is_told = true;
     f->verdict->lost = 1;
     f->verdict->lost_ranks[0] = f->end->hang_rank;
     return true;
@@ -260,7 +256,6 @@ static uint32_t missed_by_all(const struct facts *f)
 static bool is_peer_missed(struct facts *f)
 {
     if (!find_ended(f, ONE(PD_PEER_LOST))) return false;
-    f->verdict->may_be_network = true;
     f->verdict->lost_ranks[0] = missed_by_all(f);
     f->verdict->lost = f->verdict->lost_ranks[0] != PD_MESSAGE_NOBODY;
     return f->verdict->lost;
@@ -284,8 +279,7 @@ static bool is_starter_out_of_memory(struct facts *f)
 {
     const int status = f->end->status;
     const bool was_killed = WIFSIGNALED(status) ? WTERMSIG(status) == SIGKILL : WEXITSTATUS(status) == 128 + SIGKILL;
-    if (!f->end->oom_kills || !was_killed || !(is_starter_killed(f) || !f->verdict->lost)) return false;
-    return f->verdict->was_cut_off = true;
+    return f->end->oom_kills && was_killed && (is_starter_killed(f) || !f->verdict->lost);
 }
 
 static bool is_success(struct facts *f)
@@ -307,7 +301,7 @@ static bool always(struct facts *f)
 /* ---- the table: the first row that holds counts ---- */
 
 enum { SAID = -1 };
-#define NO_WORD "%S (process %Q) ended with %H, and could not say why; its last line above says it (run.dir: %D)"
+#define NO_WORD "%S (process %Q) ended with %H and could not report why; see its last line above (run.dir: %D)"
 #define DIRECTORY_GONE "%D was moved or deleted; put it back, then run this again"
 #define LEFT_OPENING "asked to leave before the first step; there was nothing to save"
 #define LEFT_STOPPED \
@@ -317,48 +311,58 @@ enum { SAID = -1 };
 #define JOIN_OVERDUE "all ranks have begun, and have not joined one another (MPI_Init) in restart.join_seconds"
 #define LIMIT_REACHED "the memory limit, %M, is reached; perdure plan shows what a rank needs, and what needs less"
 #define OUT_OF_MEMORY "rank %R (process %P) was killed by the kernel: " LIMIT_REACHED
+#define STARTER_KILLED "%S (process %Q) was %H, and its ranks with it"
+#define WORKER_LOST "the worker (process %P) ended without a message: %H"
+#define LOST_BESIDE "rank %R (process %P) ended without a message%O"
+#define NO_REPORT "%S ended (%H) and no rank reported why"
+#define NONE_BEGAN "%S ended (%H) before a rank had begun"
 #define STARTER_OUT_OF_MEMORY "the kernel killed %S (process %Q) or what it had started: " LIMIT_REACHED
 
 /* A cause named by a rank comes first: the other ends follow from it. Ranks that leave together end with 0 whatever they
  * report, so reports come before success.
  *   blame     RANKS: those in verdict->lost_ranks; if the same one is lost again without progress, the next start leaves it
  *             out and charges its host. NOBODY: the next start has the same size
+ *   marks     NETWORK: the network may be the cause; a host that is cut off is then charged. OVERDUE: nothing is tried again if
+ *             no rank ever joined. CUT_OFF: somebody killed the starter, which says nothing about the ranks; BY_US: it was
+ *             this launcher. LOGGED: already logged, when it was seen
  *   sentence  %N the rank's report, %P the process and %R the rank that was lost first, %O the others lost with it, %S the
  *             starter and %Q its process, %H how it ended, %D the run's directory, %U what hung, %A hosts that do not
  *             answer, %M the memory limit */
 enum blame { NOBODY, RANKS };
+enum { NETWORK = 1, OVERDUE = 2, CUT_OFF = 4, BY_US = 8, LOGGED = 16 };
 static const struct row {
     bool (*holds)(struct facts *);
     int status; /* SAID: the rank's own */
     enum blame blame;
     enum pd_launch_next next;
+    unsigned marks;
     const char *sentence;
 } rows[] = {
     // clang-format off
-    {needs_hosts,                 SAID,         NOBODY, PD_LAUNCH_AWAIT, "%N"},
-    {is_directory_gone,           PD_IO,        NOBODY, PD_LAUNCH_END,   DIRECTORY_GONE},
-    {names_final_cause,           SAID,         NOBODY, PD_LAUNCH_END,   "%N"},
-    {names_passing_cause,         SAID,         NOBODY, PD_LAUNCH_AGAIN, "%N"},
-    {is_left_opening,             PD_STOPPED,   NOBODY, PD_LAUNCH_END,   LEFT_OPENING},
-    {is_left_stopped,             PD_STOPPED,   NOBODY, PD_LAUNCH_END,   LEFT_STOPPED},
-    {is_left_late,                PD_STOPPED,   NOBODY, PD_LAUNCH_END,   LEFT_LATE},
-    {is_begin_overdue,            PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, BEGIN_OVERDUE},
-    {is_join_overdue,             PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, JOIN_OVERDUE},
-    {names_cause_by_code,         SAID,         NOBODY, PD_LAUNCH_END,   NO_WORD},
-    {is_hung,                     PD_PEER_LOST, RANKS,  PD_LAUNCH_AGAIN, "%U"},
-    {is_host_silent,              PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, "no answer from %A"},
-    {is_starter_out_of_memory,    PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, STARTER_OUT_OF_MEMORY},
-    {is_starter_killed,           PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, "%S (process %Q) was %H, and its ranks with it"},
-    {is_out_of_memory,            PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, OUT_OF_MEMORY},
-    {is_worker_lost,              PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, "the worker (process %P) ended without a message: %H"},
-    {is_rank_lost_beside_another, PD_PEER_LOST, RANKS,  PD_LAUNCH_AGAIN, "rank %R (process %P) ended without a message%O"},
-    {is_rank_lost,                PD_PEER_LOST, RANKS,  PD_LAUNCH_AGAIN, "rank %R (process %P) died: %H%O"},
-    {has_left,                    PD_STOPPED,   NOBODY, PD_LAUNCH_END,   "%N"},
-    {is_peer_missed,              PD_PEER_LOST, RANKS,  PD_LAUNCH_AGAIN, "%N"},
-    {has_silent_peer,             PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, "%N"},
-    {is_success,                  PD_OK,        NOBODY, PD_LAUNCH_END,   ""},
-    {says_nothing,                PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, "%S ended (%H) and no rank says why"},
-    {always,                      PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, "%S ended (%H) before a rank had begun"},
+    {needs_hosts,                 SAID,         NOBODY, PD_LAUNCH_AWAIT, 0,                "%N"},
+    {is_directory_gone,           PD_IO,        NOBODY, PD_LAUNCH_END,   0,                DIRECTORY_GONE},
+    {names_final_cause,           SAID,         NOBODY, PD_LAUNCH_END,   0,                "%N"},
+    {names_passing_cause,         SAID,         NOBODY, PD_LAUNCH_AGAIN, 0,                "%N"},
+    {is_left_opening,             PD_STOPPED,   NOBODY, PD_LAUNCH_END,   0,                LEFT_OPENING},
+    {is_left_stopped,             PD_STOPPED,   NOBODY, PD_LAUNCH_END,   0,                LEFT_STOPPED},
+    {is_left_late,                PD_STOPPED,   NOBODY, PD_LAUNCH_END,   0,                LEFT_LATE},
+    {is_begin_overdue,            PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, OVERDUE | BY_US,  BEGIN_OVERDUE},
+    {is_join_overdue,             PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, NETWORK | BY_US,  JOIN_OVERDUE},
+    {names_cause_by_code,         SAID,         NOBODY, PD_LAUNCH_END,   0,                NO_WORD},
+    {is_hung,                     PD_PEER_LOST, RANKS,  PD_LAUNCH_AGAIN, NETWORK | LOGGED, "%U"},
+    {is_host_silent,              PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, 0,                "no answer from %A"},
+    {is_starter_out_of_memory,    PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, CUT_OFF,          STARTER_OUT_OF_MEMORY},
+    {is_starter_killed,           PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, 0,                STARTER_KILLED},
+    {is_out_of_memory,            PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, 0,                OUT_OF_MEMORY},
+    {is_worker_lost,              PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, 0,                WORKER_LOST},
+    {is_rank_lost_beside_another, PD_PEER_LOST, RANKS,  PD_LAUNCH_AGAIN, 0,                LOST_BESIDE},
+    {is_rank_lost,                PD_PEER_LOST, RANKS,  PD_LAUNCH_AGAIN, 0,                "rank %R (process %P) died: %H%O"},
+    {has_left,                    PD_STOPPED,   NOBODY, PD_LAUNCH_END,   0,                "%N"},
+    {is_peer_missed,              PD_PEER_LOST, RANKS,  PD_LAUNCH_AGAIN, NETWORK,          "%N"},
+    {has_silent_peer,             PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, NETWORK,          "%N"},
+    {is_success,                  PD_OK,        NOBODY, PD_LAUNCH_END,   0,                ""},
+    {says_nothing,                PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, 0,                NO_REPORT},
+    {always,                      PD_PEER_LOST, NOBODY, PD_LAUNCH_AGAIN, 0,                NONE_BEGAN},
     // clang-format on
 };
 
@@ -440,6 +444,10 @@ void pd_launch_judge(const struct pd_launch_end *end, struct pd_launch_verdict *
     ret_verdict->status = row->status != SAID ? (pd_status)row->status : f.ended ? f.ended->status : f.code;
     if (row->holds == names_cause_by_code) ret_verdict->status = f.code;
     ret_verdict->next = row->next;
+    ret_verdict->may_be_network = row->marks & NETWORK;
+    ret_verdict->is_overdue = row->marks & OVERDUE;
+    ret_verdict->is_logged = row->marks & LOGGED;
+    if (row->marks & (CUT_OFF | BY_US)) ret_verdict->was_cut_off = row->marks & CUT_OFF;
     if (row->blame == NOBODY) ret_verdict->lost = 0;
     write_sentence(&f, row->sentence, ret_verdict->message, sizeof ret_verdict->message);
 }

@@ -44,14 +44,14 @@ enum pd_launch_next {
 #define PD_LAUNCH_LOST_NAMED 16u
 
 struct pd_launch_verdict {
-    pd_status status; /* PD_OK; PD_STOPPED: saved and left; else that of the first cause */
+    pd_status status; /* PD_OK; PD_STOPPED: saved and left; else the status of the first cause */
     enum pd_launch_next next;
     uint32_t lost;                             /* blamed ranks: they died or hung. 0: unknown */
     uint32_t lost_ranks[PD_LAUNCH_LOST_NAMED]; /* the first of them */
-    bool is_told;                              /* already logged: a hang, when it was seen */
+    bool is_logged;                            /* already logged: a hang, when it was seen */
     bool has_begun;                            /* a rank joined the others, or was killed before it could */
     bool may_be_network;                       /* ranks began but did not meet: the network may be the cause */
-    bool is_overdue;                           /* the launcher ended the start because ranks did not begin or join in time */
+    bool is_overdue;                           /* the launcher ended the start because ranks did not begin in time */
     bool was_cut_off;                          /* someone killed the starter, or the one worker of local ranks */
     char message[sizeof((struct pd_error *)0)->message];
 };

@@ -3,6 +3,7 @@
 #include "ckpt/base/heartbeat.h"
 #include "ckpt/base/log.h"
 #include "ckpt/base/words.h"
+#include "offload/device.h"
 #include "trainer/launch/hold.h"
 #include "trainer/launch/job.h"
 #include "trainer/launch/outer.h"
@@ -52,6 +53,7 @@ void pd_launch_configure(struct pd_launch *launch, const struct pd_config *confi
     launch->dir = config->run.dir;
     launch->ranks = config->layout.ranks;
     launch->transport = config->layout.transport;
+    launch->gpus = config->run.device == PD_DEVICE_CPU ? 0 : pd_dev_cuda_count();
     launch->restart_ranks = config->restart.ranks;
     launch->restart_ranks_count = config->restart.ranks_count;
     launch->restart_limit = config->restart.limit;
@@ -183,7 +185,7 @@ static void step_text(const struct launch_state *state, char *ret_text, size_t b
     if (state->has_step)
         snprintf(ret_text, bytes, "step %llu", (unsigned long long)state->step);
     else
-        snprintf(ret_text, bytes, "%s", state->found[0] ? "what its ranks find whole" : "the beginning");
+        snprintf(ret_text, bytes, "%s", state->found[0] ? "the newest step that its ranks find whole" : "the beginning");
 }
 
 static pd_status fail_stuck(const struct launch_state *state, const struct pd_launch_verdict *verdict, struct pd_error *err)
@@ -321,7 +323,7 @@ static void log_end(const struct launch_state *state, const struct pd_launch_ver
 {
     char hung[32];
     snprintf(hung, sizeof hung, "rank %u is ended", verdict->lost_ranks[0]);
-    const char *message = verdict->is_told ? hung : verdict->message;
+    const char *message = verdict->is_logged ? hung : verdict->message;
     if (verdict->next == PD_LAUNCH_AWAIT) return; /* logged before the wait */
     if (verdict->status == PD_STOPPED)
         pd_log_info(MODULE, "%s", verdict->message);
@@ -407,12 +409,28 @@ static bool pause_before_restart(struct launch_state *state)
     return state->requests.wants_leave || state->requests.wants_abort;
 }
 
+/* Threads of one process share locks of the CUDA driver, and one that holds such a lock may wait in NCCL for another that
+ * needs it. The stand-in for NCCL takes only threads. */
+static pd_status check_threads(const struct launch_state *state, struct pd_error *err)
+{
+    const struct pd_launch *launch = state->launch;
+    if (state->start.transport == PD_TRANSPORT_MPI || state->start.ranks < 2 || launch->gpus < 2) return PD_OK;
+    const char *is_test = getenv("PERDURE_TEST_GPU_THREADS");
+    if (is_test && *is_test) return PD_OK;
+    PD_FAIL(err, PD_UNSUPPORTED,
+            "%u ranks on %u GPUs as threads of one process can hang in NCCL: each needs a process of its own; %s",
+            state->start.ranks, launch->gpus,
+            launch->transport == PD_TRANSPORT_LOCAL ? "use layout.transport=auto"
+                                                    : "apt-get install openmpi-bin, or use layout.ranks=1");
+}
+
 static pd_status launch_loop(struct launch_state *state, struct pd_error *err)
 {
     step_look(state);
     for (;;) {
         struct pd_launch_verdict verdict;
         bool is_over;
+        PD_TRY(check_threads(state, err));
         log_start(state);
         note_start(state);
         pd_rank_table_deinit(&state->said);

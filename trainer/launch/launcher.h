@@ -16,9 +16,10 @@
 struct pd_launch {
     const char *const *worker; /* argv of a worker, NULL-terminated; the first is a path */
     const char *config_path;   /* the worker's, for ranks of other hosts; NULL: none */
-    const char *dir;           /* parent of the launch's private directory; NULL: that of temporary files */
+    const char *dir;           /* parent of the launch's private directory; NULL: the directory of temporary files */
     uint32_t ranks;            /* 0: `choose` decides */
     enum pd_transport transport;
+    uint32_t gpus;                 /* that ranks of this host may use; 0: they compute on the CPU */
     const uint32_t *restart_ranks; /* for the 1st, 2nd, ... restart; later ones use what is left */
     uint32_t restart_ranks_count, restart_limit;
     double begin_seconds, join_seconds, open_seconds, hang_seconds; /* see struct pd_start */

@@ -46,12 +46,12 @@ static struct pd_config counted(const struct pd_launch_chooser *c)
     return config;
 }
 
-static void find_room(uint32_t gpus, uint32_t ranks, struct pd_launch_room *ret)
+static void find_fullest(uint32_t gpus, uint32_t ranks, struct pd_launch_gpu *ret)
 {
     struct pd_error ignored; /* the rank that opens it reports it */
     for (uint32_t i = 0; i < gpus && i < ranks; i++) {
-        struct pd_launch_room r = {.gpu = i};
-        if (pd_dev_cuda_room(i, r.name, &r.memory, &ignored)) continue;
+        struct pd_launch_gpu r = {.gpu = i};
+        if (pd_dev_cuda_memory(i, r.name, &r.memory, &ignored)) continue;
         if (!ret->memory.total_bytes || r.memory.free_bytes < ret->memory.free_bytes) *ret = r;
     }
 }
@@ -65,11 +65,11 @@ static uint32_t threads_of(const struct pd_launch_chooser *c, uint32_t ranks)
 static bool gpu_machine(struct pd_launch_chooser *c, uint32_t ranks, struct pd_machine *ret_machine)
 {
     const uint32_t gpus = gpus_of(c->config);
-    const struct pd_dev_memory *m = &c->room.memory;
+    const struct pd_dev_memory *m = &c->fullest.memory;
     const uint32_t here = pd_launch_ranks_of_a_host(c->config, ranks);
     if (!gpus) return false;
-    if (!m->total_bytes) find_room(gpus, here, &c->room);
-    const char *name = pd_gpu_machine_name(c->room.name);
+    if (!m->total_bytes) find_fullest(gpus, here, &c->fullest);
+    const char *name = pd_gpu_machine_name(c->fullest.name);
     if (pd_machine_preset(name ? name : "h100-80g", ret_machine, NULL)) return false;
     if (m->total_bytes) ret_machine->device_bytes = fmax(1, (double)m->free_bytes - 0.05 * (double)m->total_bytes);
     pd_machine_share(ret_machine, (here + gpus - 1) / gpus);
@@ -112,14 +112,14 @@ static pd_status choose_fastest(struct pd_launch_chooser *c, uint32_t ranks, boo
     struct pd_layout_choice best;
     uint32_t count;
     const struct pd_config config = counted(c);
-    const struct pd_launch_room *room = &c->room;
+    const struct pd_launch_gpu *fullest = &c->fullest;
     PD_TRY(machine_of(c, ranks, &machine, err));
     const pd_status st = pd_choose_layouts(&config, c->model, ranks, threads_of(c, ranks), &machine, 1, &best, &count, err);
     if (st == PD_INVALID && is_admitted && machine.device_bytes > 0) show_ladder(c, &config, ranks, &machine);
-    if (st == PD_INVALID && is_admitted && room->memory.total_bytes)
-        return pd_error_context(err, st, "GPU %u: %s of %s are free, and a twentieth is kept for the driver", room->gpu,
-                                pd_bytes_text((double)room->memory.free_bytes).text,
-                                pd_bytes_text((double)room->memory.total_bytes).text);
+    if (st == PD_INVALID && is_admitted && fullest->memory.total_bytes)
+        return pd_error_context(err, st, "GPU %u: %s of %s are free, and a twentieth is kept for the driver", fullest->gpu,
+                                pd_bytes_text((double)fullest->memory.free_bytes).text,
+                                pd_bytes_text((double)fullest->memory.total_bytes).text);
     if (st == PD_INVALID && is_admitted && c->memory.is_most_of_group)
         return pd_error_context(err, st, "%s ends at %s", c->memory.most_who,
                                 pd_bytes_text((double)c->memory.most_bytes).text);
@@ -220,7 +220,8 @@ static pd_status check_memory(struct pd_launch_chooser *c, const struct pd_laid_
     const uint32_t fewer = is_more && here == ranks ? fewer_that_fit(c, &config, ranks, most) : 0;
     if (fewer) snprintf(ranks_that_fit, sizeof ranks_that_fit, "layout.ranks=%u", fewer);
     PD_FAIL(err, PD_INVALID,
-            "%s of this host would take %s each and %s beside, %s in all, and %s ends at %s%s; %s%s%s. What a rank is made "
+            "%s of this host would take %s each and their processes %s, %s in all, and %s ends at %s%s; %s%s%s. What a rank "
+            "is made "
             "of: perdure plan CONFIG --world=%u",
             pd_counted(here, "rank").text, pd_bytes_text(each).text, pd_bytes_text(beside).text, pd_bytes_text(all).text,
             c->memory.most_who, pd_bytes_text(most).text, and_swap, is_more ? "take " : "", is_more ? ranks_that_fit : "",
@@ -237,8 +238,11 @@ static void layout_describe(const struct pd_laid_out *laid_out, struct pd_launch
     ret->ranks = pd_layout_world(l);
     pd_recompute_text(laid_out->recompute, laid_out->recompute_layers, ",", recompute, sizeof recompute);
     pd_degrees_text(&degrees, ret->summary, sizeof ret->summary);
-    snprintf(ret->settings, sizeof ret->settings, "dp=%u,tp=%u,pp=%u,sp=%u,interleave=%u,zero_stage=%u,zero_shard=%u,%s%s%s",
-             l->dp, l->tp, l->pp, l->sp, l->interleave, l->zero_stage, l->zero_shard, recompute,
+    const size_t used = strlen(ret->summary);
+    if (l->ep > 1) snprintf(ret->summary + used, sizeof ret->summary - used, " ep=%u", l->ep);
+    snprintf(ret->settings, sizeof ret->settings,
+             "dp=%u,tp=%u,pp=%u,sp=%u,ep=%u,interleave=%u,zero_stage=%u,zero_shard=%u,%s%s%s", l->dp, l->tp, l->pp, l->sp,
+             pd_layout_ep(l), l->interleave, l->zero_stage, l->zero_shard, recompute,
              laid_out->by_lane ? ",exchange=lane" : "", laid_out->updates_on_device ? ",offload.update=device" : "");
 }
 

@@ -13,7 +13,7 @@
 #include "trainer/run/launched.h"
 
 /* The GPU with least free memory at the first start. Later starts use it too: dead ranks may free theirs late. */
-struct pd_launch_room {
+struct pd_launch_gpu {
     uint32_t gpu;
     char name[96];
     struct pd_dev_memory memory; /* all zero: not measured, or no GPU reports it */
@@ -23,7 +23,7 @@ struct pd_launch_chooser {
     const struct pd_config *config;
     struct pd_model *model;    /* owned */
     struct pd_degrees degrees; /* of the first start */
-    struct pd_launch_room room;
+    struct pd_launch_gpu fullest;
     struct pd_memory_limit memory; /* of this host, if ranks use CPUs; zero: not measured */
 };
 

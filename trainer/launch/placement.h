@@ -44,7 +44,7 @@ static inline bool pd_launch_placement_has_list(const struct pd_launch_placement
 PD_MUST_USE pd_status pd_launch_placement_look(struct pd_launch_placement *p, struct pd_launch_requests *requests,
                                                struct pd_error *err);
 /* Ranks that can run now, at most `wanted` (0: all). If fewer than places->min, waits for hosts.
- *   errors  PD_PEER_LOST: none came within places->wait_seconds; those of a look */
+ *   errors  PD_PEER_LOST: none came within places->wait_seconds; errors of a look */
 PD_MUST_USE pd_status pd_launch_placement_ranks(struct pd_launch_placement *p, uint32_t wanted,
                                                 struct pd_launch_requests *requests, uint32_t *ret_ranks,
                                                 struct pd_error *err);

@@ -132,7 +132,7 @@ void pd_private_dir_describe_owner(const char *run_dir, char *ret_text, size_t b
 {
     char pattern[4096];
     glob_t found;
-    snprintf(ret_text, bytes, "nothing says whose it is");
+    snprintf(ret_text, bytes, "its owner is unknown");
     snprintf(pattern, sizeof pattern, "%.4000s/" PREFIX "*", run_dir);
     if (glob(pattern, GLOB_NOSORT | GLOB_PERIOD, NULL, &found)) return;
     for (size_t i = 0; i < found.gl_pathc; i++) {

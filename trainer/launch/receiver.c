@@ -40,8 +40,8 @@ struct connection {
     bool is_left;        /* the rank has made another connection */
     struct place *place; /* of a relay; NULL: not a relay */
     char peer[64];
-    size_t bytes, room;
-    uint8_t *data; /* (room) owned */
+    size_t bytes, capacity;
+    uint8_t *data; /* (capacity) owned */
 };
 
 /* A place where ranks and their relay run. */
@@ -58,7 +58,7 @@ struct pd_launch_receiver {
     struct connection *first, *last; /* strangers */
     uint32_t strangers;
     struct connection **proven; /* (proven_count) owned */
-    uint32_t proven_count, proven_room;
+    uint32_t proven_count, proven_capacity;
     struct connection **bound; /* (ranks) owned as proven; the connection of each, NULL: it has none */
     struct place *places;      /* (ranks), of which place_count are used */
     uint32_t place_count;
@@ -280,12 +280,12 @@ static void connection_end(struct pd_launch_receiver *r, struct connection *c)
 
 static bool proven_add(struct pd_launch_receiver *r, struct connection *c)
 {
-    if (r->proven_count == r->proven_room) {
-        const uint32_t room = r->proven_room ? 2 * r->proven_room : 64;
-        struct connection **more = realloc(r->proven, room * sizeof *more);
+    if (r->proven_count == r->proven_capacity) {
+        const uint32_t capacity = r->proven_capacity ? 2 * r->proven_capacity : 64;
+        struct connection **more = realloc(r->proven, capacity * sizeof *more);
         if (!more) return false;
         r->proven = more;
-        r->proven_room = room;
+        r->proven_capacity = capacity;
     }
     c->index = r->proven_count;
     r->proven[r->proven_count++] = c;
@@ -503,10 +503,10 @@ static size_t take_one(struct pd_launch_receiver *r, struct connection *c)
 
 static void connection_read(struct pd_launch_receiver *r, struct connection *c)
 {
-    const size_t room = PD_MESSAGE_HEADER_BYTES + PD_MESSAGE_BYTES_MAX + PD_MESSAGE_MAC_BYTES;
-    if (!c->data && (c->data = malloc(room))) c->room = room;
+    const size_t capacity = PD_MESSAGE_HEADER_BYTES + PD_MESSAGE_BYTES_MAX + PD_MESSAGE_MAC_BYTES;
+    if (!c->data && (c->data = malloc(capacity))) c->capacity = capacity;
     while (!c->is_over) {
-        const ssize_t got = c->data ? recv(c->fd, c->data + c->bytes, c->room - c->bytes, 0) : 0;
+        const ssize_t got = c->data ? recv(c->fd, c->data + c->bytes, c->capacity - c->bytes, 0) : 0;
         if (got < 0 && errno == EINTR) continue;
         if (got < 0 && errno == EAGAIN) break;
         c->is_over = got <= 0;
@@ -518,7 +518,7 @@ static void connection_read(struct pd_launch_receiver *r, struct connection *c)
     if (c->bytes) return;
     free(c->data); /* thousands of ranks send only rarely */
     c->data = NULL;
-    c->room = 0;
+    c->capacity = 0;
 }
 
 void pd_launch_receiver_look(struct pd_launch_receiver *r)

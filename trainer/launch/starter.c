@@ -4,6 +4,7 @@
 #include "ckpt/base/log.h"
 #include "ckpt/base/parse.h"
 #include "ckpt/base/words.h"
+#include "trainer/comm/comm.h"
 #include "trainer/launch/job.h"
 #include "trainer/run/launched.h"
 #include "trainer/status/channel.h"
@@ -20,7 +21,7 @@
 #include <unistd.h>
 
 #define MPI_FILE_BYTES (5u << 20) /* a rank's shared memory in Open MPI 4.1; under a smaller limit SIGXFSZ kills it */
-#define RUN_FILES 9u              /* besides those of its ranks, needed to save in a run with rank threads */
+#define RUN_FILES 9u              /* besides the files of its ranks, needed to save in a run with rank threads */
 #define RANK_FILES 3u
 #define FULL_RUN_FILES 16u           /* a rank, and one rank more: with state on drives and metrics of every kind */
 #define MPI_SPACE_BYTES (256u << 20) /* Open MPI 4.1 ends in SIGSEGV with less; a rank of any model needs more */
@@ -156,8 +157,8 @@ static void export_by_setting(void)
 
 pd_status pd_starter_choose(enum pd_transport asked, uint32_t ranks, enum pd_transport *ret_transport, struct pd_error *err)
 {
-    bool can_start = PERDURE_HAVE_MPI && (own_starter() || starter_find());
-    if (asked == PD_TRANSPORT_MPI && !PERDURE_HAVE_MPI)
+    bool can_start = pd_comm_has_mpi() && (own_starter() || starter_find());
+    if (asked == PD_TRANSPORT_MPI && !pd_comm_has_mpi())
         PD_FAIL(err, PD_UNSUPPORTED,
                 "layout.transport is mpi and this build has none: use layout.transport=local, or configure with "
                 "-DPERDURE_MPI=ON");

@@ -131,11 +131,11 @@ static bool is_any_late(const struct pd_launch_watch *w)
 static bool rank_of(int process, uint32_t *ret_rank)
 {
     char path[64], *line = NULL;
-    size_t room = 0;
+    size_t capacity = 0;
     uint64_t rank = UINT64_MAX;
     snprintf(path, sizeof path, "/proc/%d/environ", process);
     FILE *environment = fopen(path, "re");
-    while (environment && rank > UINT32_MAX && getdelim(&line, &room, '\0', environment) > 0)
+    while (environment && rank > UINT32_MAX && getdelim(&line, &capacity, '\0', environment) > 0)
         for (size_t i = 0; i < PD_LAUNCHED_RANK_VARIABLES; i++) {
             const size_t bytes = strlen(pd_launched_rank_variables[i]);
             if (!strncmp(line, pd_launched_rank_variables[i], bytes) && line[bytes] == '=')
@@ -178,15 +178,63 @@ static uint32_t find_stopped(const struct pd_launch_watch *w, bool *ret_all)
     return found;
 }
 
-/* Follows the chain from the first waiting rank; a cycle ends where it began. */
+static const struct pd_heartbeat_flights *flights_of(const struct pd_heartbeat *p, uint64_t communicator)
+{
+    for (uint32_t i = 0; p && i < PD_HEARTBEAT_COMMUNICATORS; i++)
+        if (GET(&p->flights[i], communicator) == communicator) return &p->flights[i];
+    return NULL;
+}
+
+static bool is_in_flight(const struct pd_heartbeat_flights *p)
+{
+    return GET(p, communicator) && GET(p, reached) > GET(p, ended);
+}
+
+static bool is_device_waiting(const struct pd_heartbeat *p)
+{
+    for (uint32_t i = 0; i < PD_HEARTBEAT_COMMUNICATORS; i++)
+        if (is_in_flight(&p->flights[i])) return true;
+    return false;
+}
+
+/* The operation in which the device of `rank` waits for a rank whose device has not come to it: for `*peer`, or if that is
+ * NO_RANK for the first such, which it sets. NULL: it waits for none. */
+static const struct pd_heartbeat_flights *find_late(const struct pd_launch_watch *w, uint32_t rank, uint32_t *peer)
+{
+    const struct pd_heartbeat *p = fresh(w, &w->ranks[rank]);
+    const uint32_t first = *peer == NO_RANK ? 0 : *peer, end = *peer == NO_RANK ? w->count : *peer + 1;
+    for (uint32_t i = 0; p && i < PD_HEARTBEAT_COMMUNICATORS; i++) {
+        const struct pd_heartbeat_flights *in = &p->flights[i], *other;
+        for (uint32_t r = is_in_flight(in) ? first : end; r < end; r++)
+            if ((other = flights_of(w->ranks[r].heartbeat, GET(in, communicator))) &&
+                GET(other, reached) < GET(in, reached)) {
+                *peer = r;
+                return in;
+            }
+    }
+    return NULL;
+}
+
+/* The rank that `rank` waits for, on the host or on its device, plus 1; 0: none. */
+static uint32_t next_of(const struct pd_launch_watch *w, uint32_t rank)
+{
+    const struct pd_heartbeat *p = fresh(w, &w->ranks[rank]);
+    uint32_t late = NO_RANK;
+    if (p && GET(p, waits_for)) return GET(p, waits_for);
+    return find_late(w, rank, &late) ? late + 1 : 0;
+}
+
+/* Follows the chain from a rank whose device waits, else from the first waiting rank; a cycle ends where it began. */
 static uint32_t follow(const struct pd_launch_watch *w)
 {
-    uint32_t at = 0;
-    for (uint32_t r = 0; r < w->count; r++)
+    uint32_t at = 0, late = NO_RANK;
+    while (at < w->count && !find_late(w, at, &late))
+        at++;
+    for (uint32_t r = 0; at == w->count && r < w->count; r++)
         if (fresh(w, &w->ranks[r]) && !GET(w->ranks[r].heartbeat, waits_for)) return r;
+    at %= w->count;
     for (uint32_t hops = 0; hops < w->count; hops++) {
-        const struct pd_heartbeat *p = fresh(w, &w->ranks[at]);
-        const uint32_t next = p ? GET(p, waits_for) : 0;
+        const uint32_t next = next_of(w, at);
         if (!next || next > w->count) return at;
         at = next - 1;
     }
@@ -240,6 +288,28 @@ static void describe_place(const struct pd_heartbeat *p, char *ret_text, size_t 
                  place == PD_HEARTBEAT_SAVING ? storage : "");
 }
 
+/* Where the device of the named rank is missing, or in what it waits although nobody is missing; "" if it is in nothing. */
+static void describe_flight(const struct pd_launch_watch *w, uint32_t rank, char *ret_text, size_t bytes)
+{
+    const struct pd_heartbeat *p = w->ranks[rank].heartbeat;
+    const struct pd_heartbeat_flights *in = NULL;
+    char operation[8 * PD_HEARTBEAT_WORDS + 1];
+    uint32_t by = 0, late = rank;
+    while (by < w->count && !(in = find_late(w, by, &late)))
+        by++;
+    for (uint32_t i = 0; !in && p && i < PD_HEARTBEAT_COMMUNICATORS; i++)
+        if (is_in_flight(&p->flights[i])) in = &p->flights[i];
+    ret_text[0] = '\0';
+    if (!in) return;
+    text_of(in->operation, PD_HEARTBEAT_WORDS, operation);
+    int used = snprintf(ret_text, bytes, "; its GPU %s operation %llu (%s) of ranks",
+                        by < w->count ? "has not come to" : "is in", (unsigned long long)GET(in, reached), operation);
+    for (uint32_t r = 0, members = 0; r < w->count && members < 9; r++)
+        if (flights_of(w->ranks[r].heartbeat, GET(in, communicator)))
+            used += snprintf(ret_text + used, bytes - (size_t)used, members++ == 8 ? " ..." : " %u", r);
+    if (by < w->count) snprintf(ret_text + used, bytes - (size_t)used, ", in which the GPU of rank %u waits", by);
+}
+
 /* A rank in one of these waits for a file system, and so would a restart. While a rank opens, all its threads count. */
 static bool is_storage(const struct pd_heartbeat *p)
 {
@@ -265,17 +335,17 @@ static uint32_t find_in_storage(const struct pd_launch_watch *w)
     for (uint32_t r = 0; r < w->count; r++) {
         const struct pd_heartbeat *p = fresh(w, &w->ranks[r]);
         if (p && is_storage(p)) return r;
-        all_wait = all_wait && p && GET(p, waits_for);
+        all_wait = all_wait && next_of(w, r);
     }
     for (uint32_t r = 0; r < w->count; r++)
-        if (is_behind_storage(w, r) && (all_wait || !GET(w->ranks[r].heartbeat, waits_for))) return r;
+        if (is_behind_storage(w, r) && (all_wait || !next_of(w, r))) return r;
     return NO_RANK;
 }
 
 static void watch_describe(const struct pd_launch_watch *w, uint32_t rank, double seconds, bool stopped, bool is_in_storage,
                            struct pd_launch_hang *ret)
 {
-    char place[320] = "", kernel[240] = "", process[48 + PD_MESSAGE_HOST_BYTES] = "";
+    char place[320] = "", kernel[240] = "", flight[256] = "", process[48 + PD_MESSAGE_HOST_BYTES] = "";
     const struct rank *r = &w->ranks[rank];
     snprintf(place, sizeof place, "%s", r->process ? "its beginning" : "on another host");
     *ret = (struct pd_launch_hang){.rank = rank, .is_known = r->process > 0, .is_storage = is_in_storage};
@@ -295,12 +365,13 @@ static void watch_describe(const struct pd_launch_watch *w, uint32_t rank, doubl
         if (said && !stopped) snprintf(kernel, sizeof kernel, "%s", r->heard->kernel);
         snprintf(process, sizeof process, " (process %d of host %s)", r->heard->process, r->heard->host);
     }
-    snprintf(ret->text, sizeof ret->text, "rank %u%s holds up the run: nothing was completed for %.0f s; it is %s%s%s%s",
+    describe_flight(w, rank, flight, sizeof flight);
+    snprintf(ret->text, sizeof ret->text, "rank %u%s holds up the run: nothing was completed for %.0f s; it is %s%s%s%s%s",
              rank, process, seconds,
              stopped              ? "stopped (SIGSTOP), at "
              : said || r->process ? "at "
                                   : "",
-             place, kernel[0] ? "; in the kernel at " : "", kernel);
+             place, flight, kernel[0] ? "; in the kernel at " : "", kernel);
 }
 
 /* ---- when ---- */
@@ -392,8 +463,9 @@ bool pd_launch_watch_look(struct pd_launch_watch *w, uint64_t now_ns, struct pd_
     const uint32_t rank = stopped != NO_RANK ? stopped : storage != NO_RANK ? storage : follow(w);
     const struct rank *r = &w->ranks[rank];
     const double used = busy_seconds(r) - r->busy_seconds;
-    const bool is_busy =
-        r->heartbeat && !GET(r->heartbeat, exchanges) && used > BUSY_SHARE * (double)(now_ns - w->cpu_ns) * 1e-9;
+    /* A host that waits for its GPU spins. */
+    const bool is_busy = r->heartbeat && !GET(r->heartbeat, exchanges) && !is_device_waiting(r->heartbeat) &&
+                         used > BUSY_SHARE * (double)(now_ns - w->cpu_ns) * 1e-9;
     if (stopped == NO_RANK && storage == NO_RANK && is_busy && waited_ns < BUSY_FACTOR * limit) return false;
     watch_describe(w, rank, (double)(now_ns - w->done_ns) * 1e-9, stopped != NO_RANK, storage != NO_RANK, ret_hang);
     w->moved_ns = now_ns;

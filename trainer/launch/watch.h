@@ -6,7 +6,8 @@
  *            completions so far; ten times that if the rank computes and its process uses the CPU. Before the second step,
  *            `open` instead of floor
  *   who      a stopped rank, if others are not; else one that waits for storage; else the end of the chain "a waits for b, b
- *            for c". A rank of another host without a heartbeat for three periods, or ever, ends such a chain
+ *            for c", which includes "the GPU of a is in an operation that the GPU of b has not come to". A rank of another
+ *            host without a heartbeat for three periods, or ever, ends such a chain
  *   not      ranks that are all stopped (suspended by a batch system), or held by an injected fault
  *   storage  a rank that waits for storage is reported but not ended: another start would wait for the same storage */
 #pragma once

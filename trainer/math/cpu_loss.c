@@ -166,7 +166,7 @@ static float exp_of(float x)
     return lanes[0];
 }
 
-/* The columns form a chunk, whose sum joins that of earlier columns (Milakov and Gimelshein 2018, "Online normalizer
+/* The columns form a chunk, whose sum joins the sum of earlier columns (Milakov and Gimelshein 2018, "Online normalizer
  * calculation for softmax"). If all are -infinity the sum is 0. */
 static void part_body(void *context, uint64_t row)
 {

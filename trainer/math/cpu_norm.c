@@ -87,9 +87,9 @@ V16_INLINE void forward_row(enum pd_dtype dtype, const struct pd_norm *n, uint64
 V16_INLINE void turn_row(enum pd_dtype dtype, const struct pd_norm *n, uint64_t row, bool is_first, bool inverse,
                          const void *from, void *to, struct pd_cpu_turn *turn)
 {
-    if (is_first || row % n->heads == 0)
-        pd_cpu_turn_of(n->cos_sin, n->positions[row / n->heads], n->columns / 2, inverse, turn);
-    pd_cpu_turn_head(dtype, turn, from, to, row_at(n, row), n->columns / 2);
+    const uint64_t half = (n->rotated ? n->rotated : n->columns) / 2;
+    if (is_first || row % n->heads == 0) pd_cpu_turn_of(n->cos_sin, n->positions[row / n->heads], half, inverse, turn);
+    pd_cpu_turn_head(dtype, turn, from, to, row_at(n, row), half);
 }
 
 V16_INLINE void forward_rows(enum pd_dtype dtype, const struct norm_job *job, uint64_t index)

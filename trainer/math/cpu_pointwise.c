@@ -132,12 +132,12 @@ pd_status PD_CPU(swiglu_backward)(struct pd_math *math, uint64_t rows, uint64_t 
 V16_INLINE void rope_row(enum pd_dtype dtype, const struct pd_rope *r, uint64_t row)
 {
     struct pd_cpu_turn turn;
-    const uint64_t bytes = pd_dtype_bytes(dtype);
+    const uint64_t bytes = pd_dtype_bytes(dtype), half = (r->rotated ? r->rotated : r->head_size) / 2;
     char *to = (char *)r->x + row * r->ld * bytes;
     const char *from = r->from ? (const char *)r->from + row * r->ld_from * bytes : to;
-    pd_cpu_turn_of(r->cos_sin, r->positions[row], r->head_size / 2, r->inverse, &turn);
+    pd_cpu_turn_of(r->cos_sin, r->positions[row], half, r->inverse, &turn);
     for (uint32_t head = 0; head < r->heads; head++)
-        pd_cpu_turn_head(dtype, &turn, from, to, (uint64_t)head * r->head_size, r->head_size / 2);
+        pd_cpu_turn_head(dtype, &turn, from, to, (uint64_t)head * r->head_size, half);
 }
 
 PD_DTYPE_BODY(rope_body, struct pd_rope, dtype, rope_row)
@@ -217,4 +217,30 @@ pd_status PD_CPU(copy_rows)(struct pd_math *math, uint64_t rows, uint64_t bytes,
     const uint64_t rows_per_task = 4 * TASK_ELEMENTS / bytes + 1;
     const struct rows_job job = {rows, bytes, rows_per_task, dst, src, ld_dst, ld_src};
     return pd_cpu_run(math, (rows + rows_per_task - 1) / rows_per_task, copy_rows_body, &job);
+}
+
+#define PIECE_BYTES (UINT64_C(256) << 10) /* of a task */
+
+struct copies_job {
+    const struct pd_copies *c;
+    uint64_t first_task[PD_COPIES_MAX + 1]; /* of each piece */
+};
+
+static void copy_pieces_body(void *context, uint64_t task)
+{
+    const struct copies_job *job = context;
+    uint32_t i = 0;
+    while (job->first_task[i + 1] <= task)
+        i++;
+    const struct pd_copy *piece = &job->c->pieces[i];
+    const uint64_t begin = (task - job->first_task[i]) * PIECE_BYTES, left = piece->bytes - begin;
+    memcpy((char *)piece->to + begin, (const char *)piece->from + begin, left < PIECE_BYTES ? left : PIECE_BYTES);
+}
+
+pd_status PD_CPU(copy_pieces)(struct pd_math *math, const struct pd_copies *c, struct pd_error *err)
+{
+    struct copies_job job = {.c = c};
+    for (uint32_t i = 0; i < c->count; i++)
+        job.first_task[i + 1] = job.first_task[i] + (c->pieces[i].bytes + PIECE_BYTES - 1) / PIECE_BYTES;
+    return pd_cpu_run(math, job.first_task[c->count], copy_pieces_body, &job);
 }

@@ -9,7 +9,7 @@ void pd_math_free(struct pd_math *math)
 
 static bool dtype_is_known(enum pd_dtype dtype)
 {
-    return (unsigned)dtype < PD_DTYPE_COUNT;
+    return (unsigned)dtype < PD_DTYPE_RUN_COUNT;
 }
 
 static void check_matrix(const struct pd_matrix *matrix, uint64_t rows, uint64_t columns)
@@ -44,6 +44,7 @@ static void check_norm(const struct pd_norm *n)
                       : !n->kept && !n->positions && !n->other_weight);
     PD_CHECK(!n->heads || n->columns % 2 == 0);
     PD_CHECK(!n->positions || n->cos_sin);
+    PD_CHECK(!n->rotated || (n->rotated % 2 == 0 && n->rotated <= n->columns && (!n->dout || n->dout == n->dx)));
 }
 
 pd_status pd_norm_forward(struct pd_math *math, const struct pd_norm *n, struct pd_error *err)
@@ -65,6 +66,7 @@ pd_status pd_rope(struct pd_math *math, const struct pd_rope *r, struct pd_error
     if (r->rows == 0 || r->heads == 0) return PD_OK;
     PD_CHECK(dtype_is_known(r->dtype) && r->x && r->positions && r->cos_sin);
     PD_CHECK(r->head_size > 0 && r->head_size % 2 == 0 && r->ld >= (uint64_t)r->heads * r->head_size);
+    PD_CHECK(!r->rotated || (r->rotated % 2 == 0 && r->rotated <= r->head_size && !r->from));
     PD_CHECK(!r->from || r->ld_from >= (uint64_t)r->heads * r->head_size);
     return math->ops->rope(math, r, err);
 }
@@ -328,18 +330,29 @@ pd_status pd_quantize(struct pd_math *math, const struct pd_quantize *q, struct 
     return math->ops->quantize(math, q, err);
 }
 
+pd_status pd_copy_pieces(struct pd_math *math, const struct pd_copies *c, struct pd_error *err)
+{
+    PD_CHECK(c->count <= PD_COPIES_MAX);
+    for (uint32_t i = 0; i < c->count; i++)
+        PD_CHECK(!c->pieces[i].bytes || (c->pieces[i].to && c->pieces[i].from));
+    return c->count ? math->ops->copy_pieces(math, c, err) : PD_OK;
+}
+
 pd_status pd_terms(struct pd_math *math, const struct pd_terms *t, struct pd_error *err)
 {
     PD_CHECK(t->run_count <= PD_TERM_RUNS_MAX && (t->run_count == 0 || t->runs));
-    PD_CHECK(t->source == PD_TERM_INTEGER || (t->scale > 0 && t->limit > 0 && t->limit <= 0x1p63));
-    for (uint32_t i = 0; i < t->run_count; i++)
-        PD_CHECK((t->runs[i].n == 0 || t->runs[i].to || !t->runs[i].adds) && (!t->runs[i].check_begins || t->runs[i].check));
+    PD_CHECK(t->source == PD_TERM_INTEGER || (t->limit > 0 && t->limit <= (t->are_narrow ? 0x1p31 : 0x1p63)));
+    for (uint32_t i = 0; i < t->run_count; i++) {
+        const struct pd_term_run *run = &t->runs[i];
+        PD_CHECK((run->n == 0 || run->to || !run->adds) && (!run->check_begins || run->check));
+        PD_CHECK(t->source == PD_TERM_INTEGER || !run->from || run->scale > 0);
+    }
     return t->run_count ? math->ops->terms(math, t, err) : PD_OK;
 }
 
 pd_status pd_term_sums(struct pd_math *math, const struct pd_term_sums *s, struct pd_error *err)
 {
-    PD_CHECK((s->n == 0 || (s->sums && s->out)) && (!s->check || s->damaged) && s->quantum > 0);
+    PD_CHECK((s->n == 0 || (s->sums && s->out)) && s->quantum > 0 && (!s->largest || s->are_narrow));
     return math->ops->term_sums(math, s, err);
 }
 
@@ -348,6 +361,62 @@ pd_status pd_row_squares(struct pd_math *math, uint64_t rows, uint64_t columns, 
 {
     PD_CHECK(rows == 0 || (x && sums));
     return math->ops->row_squares(math, rows, columns, x, sums, err);
+}
+
+static void check_route(const struct pd_route *r)
+{
+    PD_CHECK(r->experts && r->experts <= PD_EXPERTS_MAX && r->per_token && r->per_token <= r->experts);
+    PD_CHECK(r->groups && r->experts % r->groups == 0 && r->groups <= PD_EXPERTS_MAX / 2 && r->groups_kept <= r->groups);
+    PD_CHECK(r->scores && r->choice && r->lse && r->logits);
+}
+
+pd_status pd_route_forward(struct pd_math *math, const struct pd_route *r, struct pd_error *err)
+{
+    check_route(r);
+    PD_CHECK(r->weights);
+    return math->ops->route_forward(math, r, err);
+}
+
+pd_status pd_route_backward(struct pd_math *math, const struct pd_route *r, struct pd_error *err)
+{
+    check_route(r);
+    PD_CHECK(r->dweights && r->dlogits && (r->dlogits != r->logits || !r->is_sigmoid || r->z == 0));
+    return math->ops->route_backward(math, r, err);
+}
+
+pd_status pd_gather_rows(struct pd_math *math, uint64_t rows, uint64_t bytes, const int32_t *from, const void *src,
+                         void *dst, struct pd_error *err)
+{
+    if (rows == 0 || bytes == 0) return PD_OK;
+    PD_CHECK(from && src && dst);
+    return math->ops->gather_rows(math, rows, bytes, from, src, dst, err);
+}
+
+pd_status pd_combine(struct pd_math *math, const struct pd_combine *c, struct pd_error *err)
+{
+    PD_CHECK(dtype_is_known(c->dtype) && c->out && c->slots && c->columns > 0);
+    return math->ops->combine(math, c, err);
+}
+
+static void check_weighted(const struct pd_weighted_swiglu *s)
+{
+    PD_CHECK(dtype_is_known(s->dtype) && s->gate_up && s->weights);
+}
+
+pd_status pd_weighted_swiglu_forward(struct pd_math *math, const struct pd_weighted_swiglu *s, struct pd_error *err)
+{
+    if (s->rows == 0 || s->columns == 0) return PD_OK;
+    check_weighted(s);
+    PD_CHECK(s->out);
+    return math->ops->weighted_swiglu_forward(math, s, err);
+}
+
+/* Without columns it still writes sums of 0. */
+pd_status pd_weighted_swiglu_backward(struct pd_math *math, const struct pd_weighted_swiglu *s, struct pd_error *err)
+{
+    check_weighted(s);
+    PD_CHECK(s->dout && s->dgate_up && s->dweights && s->chunks && s->chunk);
+    return math->ops->weighted_swiglu_backward(math, s, err);
 }
 
 pd_status pd_superaccumulate(struct pd_math *math, uint64_t n, const double *terms, struct pd_superaccumulator *sum,

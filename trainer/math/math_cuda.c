@@ -53,6 +53,17 @@ static void *stream_of(struct pd_math *math)
 PD_MATH_KERNELS(FORWARDING_SLOT)
 PD_MATH_PLAIN(FORWARDING_SLOT)
 
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+#define REFUSING_SLOT(name, operands, ...)                                                              \
+    static pd_status name##_slot(struct pd_math *math, PD_MATH_OPERANDS operands, struct pd_error *err) \
+    {                                                                                                   \
+        PD_FAIL(err, PD_UNSUPPORTED, "experts are not computed on GPUs yet (" #name ")");               \
+    }
+
+PD_MATH_EXPERTS(REFUSING_SLOT)
+#pragma GCC diagnostic pop
+
 /* ---- the others ---- */
 
 static pd_status gemm_slot(struct pd_math *math, const struct pd_gemm *gemm, struct pd_error *err)
@@ -152,6 +163,7 @@ pd_status pd_math_cuda_new(const struct pd_math_cuda_options *o, struct pd_arena
     cuda->lane = o->lane;
     const struct pd_cuda_gemms_options options = {.invariant = o->mode == PD_NUMERICS_INVARIANT,
                                                   .any_shape = o->any_shape && o->mode == PD_NUMERICS_INVARIANT,
+                                                  .multiprocessors = o->multiprocessors,
                                                   .workspace = workspace};
     pd_status st = pd_cuda_gemms_new(&options, &cuda->gemms, err);
     if (!st && begun) st = pd_cuda_attention_counter(o->stream, cuda->attention, err);
@@ -162,4 +174,14 @@ pd_status pd_math_cuda_new(const struct pd_math_cuda_options *o, struct pd_arena
     }
     *ret_math = &cuda->base;
     return PD_OK;
+}
+
+pd_status pd_math_cuda_load(struct pd_error *err)
+{
+    return pd_cuda_kernels_load(err);
+}
+
+uint32_t pd_math_cuda_kernel_count(void)
+{
+    return pd_cuda_kernel_count();
 }

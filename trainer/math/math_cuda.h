@@ -15,7 +15,8 @@
 struct pd_math_cuda_options {
     void *stream; /* cudaStream_t, borrowed; its device is the calling thread's current one */
     enum pd_numerics_mode mode;
-    bool any_shape; /* virtual_tp or virtual_sp above 1: layouts change the shapes of products (cuda/gemm.h) */
+    bool any_shape;           /* virtual_tp or virtual_sp above 1: layouts change the shapes of products (cuda/gemm.h) */
+    uint32_t multiprocessors; /* for products, the same under every layout; 0: all */
     const struct pd_attention *attention; /* largest sizes; its pointers are not used. NULL: no attention */
     /* Records the time of operations on `lane`, the same stream. Borrowed. NULL: not recorded. */
     struct pd_device_spans *spans;
@@ -27,6 +28,13 @@ struct pd_math_cuda_options {
 void pd_math_cuda_kernels(uint32_t capability, const struct pd_attention *attention, char *ret_text, size_t bytes);
 /* Number of GEMM shapes so far without a cuBLASLt algorithm; our plain kernel, many times slower, computes them. */
 uint32_t pd_math_cuda_plain_shapes(const struct pd_math *math);
+
+/* Loads every kernel of the program onto the calling thread's device. CUDA otherwise loads one at its first launch and may
+ * wait there for kernels that run: with one of NCCL's, whose peers wait for this rank, for ever. Call before the first
+ * collective. Algorithms of cuBLASLt are still loaded by the first product of their shape.
+ *   errors   PD_NO_MEMORY, PD_DEVICE_LOST */
+PD_MUST_USE pd_status pd_math_cuda_load(struct pd_error *err);
+uint32_t pd_math_cuda_kernel_count(void); /* how many those are; 0: a build without CUDA */
 
 /* Workspaces come from `arena` (PD_MEMORY_BUFFERS), which must provide device memory; on a dry arena *ret_math is NULL. */
 PD_MUST_USE pd_status pd_math_cuda_new(const struct pd_math_cuda_options *options, struct pd_arena *arena,

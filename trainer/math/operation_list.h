@@ -47,11 +47,23 @@
     /* dst = src, rows of `bytes` that start ld_dst and ld_src bytes apart. No overlap. */ \
     X(copy_rows, (uint64_t rows, uint64_t bytes, void *dst, uint64_t ld_dst, const void *src, uint64_t ld_src), \
       rows, bytes, dst, ld_dst, src, ld_src) \
+    X(copy_pieces, (const struct pd_copies *copies), copies) /* one launch for all */ \
     X(quantize, (const struct pd_quantize *quantize), quantize) \
     X(terms, (const struct pd_terms *terms), terms) /* gradients to integers, or integers added: terms.h */ \
     X(term_sums, (const struct pd_term_sums *sums), sums) /* and sums of terms to fp32 */ \
     /* sums (rows) fp64 = sum over columns of x^2, in fp64, 16 lanes; x (rows, columns) fp32 dense */ \
     X(row_squares, (uint64_t rows, uint64_t columns, const float *x, double *sums), rows, columns, x, sums)
+
+/* Operations of experts. A CPU has one of each per instruction set; a GPU has none yet and refuses. */
+#define PD_MATH_EXPERTS(X) \
+    X(route_forward, (const struct pd_route *route), route) \
+    X(route_backward, (const struct pd_route *route), route) \
+    /* dst row i = src row from[i], rows of `bytes` */ \
+    X(gather_rows, (uint64_t rows, uint64_t bytes, const int32_t *from, const void *src, void *dst), \
+      rows, bytes, from, src, dst) \
+    X(combine, (const struct pd_combine *combine), combine) \
+    X(weighted_swiglu_forward, (const struct pd_weighted_swiglu *swiglu), swiglu) \
+    X(weighted_swiglu_backward, (const struct pd_weighted_swiglu *swiglu), swiglu)
 
 /* A CPU has one for all instruction sets; a GPU has a launcher. */
 #define PD_MATH_PLAIN(X) \
@@ -73,4 +85,4 @@
     X(reach, (const struct pd_math_mark *mark), mark)
 /* clang-format on */
 
-#define PD_MATH_ALL(X) PD_MATH_WORKSPACE(X) PD_MATH_KERNELS(X) PD_MATH_PLAIN(X) PD_MATH_OTHERS(X)
+#define PD_MATH_ALL(X) PD_MATH_WORKSPACE(X) PD_MATH_KERNELS(X) PD_MATH_EXPERTS(X) PD_MATH_PLAIN(X) PD_MATH_OTHERS(X)

@@ -5,6 +5,18 @@
 #include "trainer/math/terms.h"
 #include <stdbool.h>
 
+/* to = from, for each piece, none of which overlaps another's `to`. */
+struct pd_copy {
+    void *to;
+    const void *from;
+    uint64_t bytes;
+};
+#define PD_COPIES_MAX 64u
+struct pd_copies {
+    uint32_t count;
+    struct pd_copy pieces[PD_COPIES_MAX];
+};
+
 /* 8-bit formats (Micikevicius et al. 2022): trainer/math/fp8.h. */
 enum pd_fp8 { PD_FP8_NONE, PD_FP8_E4M3, PD_FP8_E5M2 };
 
@@ -53,7 +65,8 @@ struct pd_norm {
     uint64_t ld;                /* elements */
     void *kept;                 /* heads: copy of the original x, for backward; or NULL */
     const int32_t *positions;   /* heads: (tokens), or NULL */
-    const float *cos_sin;       /* (positions, C/2, 2) */
+    const float *cos_sin;       /* (positions, C/2, 2); C: of `rotated` */
+    uint32_t rotated;           /* first elements of a head that are rotated; 0: all. In backward dout is then dx */
     const void *other_weight;   /* heads, forward: (C) for heads from other_first on; NULL: all use `weight` */
     uint32_t other_first;
     enum pd_dtype dtype; /* act: x, out, dout, dx, residual, weight and bias */
@@ -80,10 +93,11 @@ struct pd_rope {
     void *x; /* (R, heads*D), ld between rows */
     uint64_t ld;
     const int32_t *positions; /* (R) */
-    const float *cos_sin;     /* (positions, D/2, 2) */
+    const float *cos_sin;     /* (positions, D/2, 2); D: of `rotated` */
     bool inverse;             /* for backward: rotates the other way */
     const void *from;         /* (R, heads*D), ld_from between rows: source of the rotation; NULL: x itself */
     uint64_t ld_from;
+    uint32_t rotated; /* first elements of a head that are rotated, in place; 0: all */
 };
 
 /* Causal grouped-query attention; never stores T x T (Dao et al. 2022). Query t sees keys first[t] .. t of its sequence.
@@ -191,4 +205,53 @@ struct pd_embedding {
     float *dtoken_table;    /* (V,C) overwritten with chains over rows, ascending; NULL: skip */
     float *dposition_table; /* (context,C) overwritten, likewise; NULL: none */
     bool adds;              /* backward adds to the tables; rows without tokens stay unchanged */
+};
+
+#define PD_EXPERTS_MAX 512u
+
+/* Chooses per_token experts for each row, by score plus bias; the lower of equal ones. With groups, from the experts of the
+ * groups_kept groups whose two best have the largest sums. A chosen expert's weight is scale times its score, divided by the
+ * sum of the chosen ones if `renormalise`. */
+struct pd_route {
+    uint64_t rows;
+    uint32_t experts, per_token, groups, groups_kept;
+    bool is_sigmoid; /* score: logistic function of the logit; false: softmax over all experts */
+    bool renormalise;
+    float scale;
+    const float *logits; /* (R,E) fp32 */
+    const float *bias;   /* (E) fp32, or NULL */
+    float *scores;       /* (R,E) */
+    int32_t *choice;     /* (R, per_token), best first */
+    float *weights;      /* (R, per_token), forward only */
+    float *lse;          /* (R) log of the sum of exponentials of the logits */
+    /* backward: the gradient of the chosen weights and of two auxiliary losses */
+    const float *dweights; /* (R, per_token) */
+    const float *balance;  /* (E) gradient of every row's scores, or NULL */
+    float z;               /* factor of lse^2 */
+    float *dlogits;        /* (R,E); may be logits if the router is a softmax */
+};
+
+/* out (R,C) = sum over j, ascending, of parts[slots[r,j]]. parts NULL: 0 */
+struct pd_combine {
+    uint64_t rows, columns;
+    uint32_t per_token;
+    const void *parts;    /* (slots, C) of dtype */
+    const int32_t *slots; /* (R, per_token) */
+    float *out;
+    enum pd_dtype dtype;
+};
+
+/* out = silu(gate) * up * weight of the row, rounded once. */
+struct pd_weighted_swiglu {
+    uint64_t rows, columns;
+    enum pd_dtype dtype;
+    const void *gate_up;  /* (R, 2F) */
+    const float *weights; /* (R) */
+    void *out;            /* (R,F) forward */
+    /* backward */
+    const void *dout; /* (R,F) */
+    void *dgate_up;   /* (R, 2F) */
+    uint32_t chunks;  /* of `chunk` columns each; the last ones may be short or empty */
+    uint64_t chunk;
+    float *dweights; /* (chunks, R): sum over a chunk's columns of dout * silu(gate) * up */
 };

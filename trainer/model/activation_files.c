@@ -2,7 +2,7 @@
  *
  * A place (slot and block) has two spans: its input, and its saved activations. Forward computes inputs in `turns`, two per
  * kept micro-batch, used by its blocks alternately, and saved activations in one of the regions. Backward reads both into a
- * region. So the memory is that of a few blocks, whatever the number of blocks and micro-batches. A budget keeps places of
+ * region. So it takes the memory of a few blocks, whatever the number of blocks and micro-batches. A budget keeps places of
  * the last blocks, whose backward comes first, in memory of their own. */
 #include "ckpt/base/checked.h"
 #include "trainer/model/transformer_internal.h"
@@ -103,8 +103,10 @@ void pd_transformer_attach_files(struct pd_transformer *t, struct pd_spill *spil
     t->away.spill = spill;
 }
 
-void pd_transformer_begin(struct pd_transformer *t, bool learns)
+void pd_transformer_begin(struct pd_transformer *t, bool learns, float scale)
 {
+    t->scale = scale;
+    pd_experts_begin(t);
     t->away.learns = learns;
     pd_fp8_forget(t);
 }

@@ -22,7 +22,9 @@ struct pass {
     const struct pd_micro_batch_input *input;
     struct pd_block_activations *a;
     enum pd_recompute recompute;
-    void *x; /* (kept rows, C) input of the block */
+    uint32_t block;
+    bool has_experts; /* instead of the MLP */
+    void *x;          /* (kept rows, C) input of the block */
     void *const *w;
     float *const *g;
     uint64_t hidden;
@@ -33,12 +35,15 @@ static struct pass pass_of(struct pd_transformer *t, uint32_t slot, uint32_t blo
     uint32_t place = pd_transformer_place(t, slot, block);
     PD_CHECK(block < t->model->config.layers);
     pd_fp8_enter(t, block);
+    t->experts.is_absent = false;
     return (struct pass){.t = t,
                          .places = t->model->places,
                          .up = pd_up_role(t->family),
                          .input = pd_transformer_device_input(t, slot),
                          .a = &t->blocks[place],
                          .recompute = t->held[block].recompute,
+                         .block = block,
+                         .has_experts = pd_model_has_experts(&t->model->config, block),
                          .x = t->stream[place],
                          .w = w,
                          .g = g,
@@ -342,6 +347,7 @@ static pd_status norm_again(const struct pass *p, const struct pd_norm *n, struc
 static pd_status activation_forward(const struct pass *p, struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
+    if (p->has_experts) return pd_experts_activate(t, p->a, err);
     const uint64_t ffn = t->share.ffn_columns;
     if (!ffn) return PD_OK;
     if (t->family->activation == PD_ACTIVATION_SWIGLU)
@@ -375,6 +381,7 @@ static pd_status run_forward(const struct pass *p, void *out, struct pd_error *e
     PD_TRY(rows_forward(p, &attention_out, p->x, p->a->middle, err));
     PD_TRY(norm2_start(p, err));
     PD_TRY(pd_rows_norm_wait(p->t, err));
+    if (p->has_experts) return pd_experts_forward(t, p->block, p->a, p->w, p->a->middle, out, err);
     PD_TRY(up_forward(p, err));
     PD_TRY(activation_forward(p, err));
     return out ? rows_forward(p, &down, p->a->middle, out, err) : PD_OK;
@@ -416,6 +423,7 @@ static pd_status up_weights(void *pass, struct pd_error *err)
 {
     const struct pass *p = pass;
     struct pd_transformer *t = p->t;
+    if (p->has_experts) return PD_OK; /* they have them already */
     float *dweight = dweight_of(p, p->up), *dbias = dbias_of(p, p->up);
     if (t->fp8.is_on) return pd_fp8_columns_weights(t, p->a->norm2, dweight, dbias, err);
     struct weight_gradient up = {t->dup, p->a->norm2, t->share.up_columns, t->share.up_columns, p->hidden, p->hidden};
@@ -458,6 +466,17 @@ static pd_status qkv_gradient(struct pass *p, const struct pd_qkv *d, struct pd_
     return columns_input(p, t->model->config.heads, p->x, t->fp8.is_on ? NULL : beside, err);
 }
 
+/* Experts read norm2 of all rows, so these are gathered first. */
+static pd_status experts_backward(struct pass *p, struct pd_error *err)
+{
+    struct pd_transformer *t = p->t;
+    PD_TRY(pd_rows_bring(t, p->a->middle, err));
+    const struct pd_norm n = norm2_of(p, pd_rows_whole(t, p->a->middle));
+    PD_TRY(norm_again(p, &n, err));
+    PD_TRY(pd_experts_backward(t, p->block, p->a, p->w, p->g, err));
+    return pd_norm_gradient(t, &n, t->dstream, dweight_of(p, PD_ROLE_NORM2), dbias_of(p, PD_ROLE_NORM2), err);
+}
+
 static pd_status mlp_backward(struct pass *p, struct pd_error *err)
 {
     struct pd_transformer *t = p->t;
@@ -495,8 +514,40 @@ pd_status pd_transformer_block_backward(struct pd_transformer *t, uint32_t slot,
     struct pass p = pass_of(t, slot, block, w, g);
     pd_transformer_set_dstream(t, dstream);
     PD_TRY(recompute(&p, err));
-    PD_TRY(mlp_backward(&p, err));
+    PD_TRY(p.has_experts ? experts_backward(&p, err) : mlp_backward(&p, err));
     PD_TRY(attention_backward(&p, err));
     pd_trace_end(begin, "compute", "block backward", block);
     return PD_OK;
+}
+
+/* ---- a slot without a micro-batch ---- */
+
+static bool joins(const struct pd_transformer *t, uint32_t block)
+{
+    return t->options.ep > 1 && pd_model_has_experts(&t->model->config, block);
+}
+
+pd_status pd_transformer_block_join_forward(struct pd_transformer *t, uint32_t slot, uint32_t block, void *const *w,
+                                            struct pd_error *err)
+{
+    void *unused;
+    if (!joins(t, block)) return PD_OK;
+    PD_TRY(pd_activations_input(t, slot, block, &unused, err));
+    PD_TRY(pd_activations_open(t, slot, block, err));
+    const struct pass p = pass_of(t, slot, block, w, NULL);
+    t->experts.is_absent = true;
+    PD_TRY(pd_experts_join_forward(t, p.a, w, true, err));
+    return pd_activations_close(t, slot, block, err);
+}
+
+pd_status pd_transformer_block_join_backward(struct pd_transformer *t, uint32_t slot, uint32_t block, void *const *w,
+                                             struct pd_error *err)
+{
+    if (!joins(t, block)) return PD_OK;
+    PD_TRY(pd_activations_ensure(t, slot, block, err));
+    const struct pass p = pass_of(t, slot, block, w, NULL);
+    t->experts.is_absent = true;
+    if (p.recompute == PD_RECOMPUTE_FULL) PD_TRY(pd_experts_join_forward(t, p.a, w, false, err));
+    if (p.recompute == PD_RECOMPUTE_SELECTIVE) PD_TRY(pd_experts_activate(t, p.a, err));
+    return pd_experts_join_backward(t, p.a, w, err);
 }

@@ -12,6 +12,7 @@ static pd_status rotate_run(struct pd_transformer *t, const struct pd_micro_batc
                            .ld = ld,
                            .positions = input->positions + rows.begin,
                            .cos_sin = t->cos_sin,
+                           .rotated = t->model->config.rotated,
                            .inverse = inverse};
     return rope.heads ? pd_rope(t->math, &rope, err) : PD_OK;
 }

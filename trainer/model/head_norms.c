@@ -48,6 +48,7 @@ static struct pd_norm norm_of(const struct pd_transformer *t, const struct pd_mi
                             .ld = ld,
                             .positions = rotates ? input->positions + row : NULL,
                             .cos_sin = t->cos_sin,
+                            .rotated = rotates ? t->model->config.rotated : 0,
                             .dtype = t->options.dtype,
                             .epsilon = t->model->config.norm_epsilon,
                             .kept = shifted(t, a->heads, kept * head_size(t)),
@@ -65,7 +66,7 @@ void pd_head_norms_take(struct pd_transformer *t, struct pd_arena *arena)
     struct pd_head_norms *h = &t->head_norms;
     const uint64_t elements = 2ull * t->sp.pieces * head_size(t);
     const uint32_t peers = t->partition.tp - 1;
-    if (!t->family->has_head_norms || !t->options.backward || !t->has_blocks) return;
+    if (!pd_has_head_norms(t) || !t->options.backward || !t->has_blocks) return;
     h->parts = head_norms_take(arena, t->tp.chunks * elements);
     h->sums = t->tp.chunks == 1 ? h->parts : head_norms_take(arena, elements);
     if (!peers) return;
@@ -73,10 +74,58 @@ void pd_head_norms_take(struct pd_transformer *t, struct pd_arena *arena)
     pd_peer_transfer_init(&h->transfer, t->options.tp, peers, peers, arena);
 }
 
+/* ---- one norm of all heads ---- */
+
+/* q or k as rows of one head; they are rotated later. Both keep their original, q first. */
+static struct pd_norm wide_norm_of(const struct pd_transformer *t, const struct pd_block_activations *a, const void *weight,
+                                   int which, uint64_t ld)
+{
+    const uint64_t q = t->share.q_columns, before = which == OF_Q ? 0 : t->rows;
+    return (struct pd_norm){.rows = t->rows,
+                            .columns = which == OF_Q ? q : t->share.k_columns,
+                            .heads = 1,
+                            .kept_heads = 1,
+                            .ld = ld,
+                            .dtype = t->options.dtype,
+                            .epsilon = t->model->config.norm_epsilon,
+                            .kept = shifted(t, a->heads, before * q),
+                            .weight = weight,
+                            .rstd = a->heads_rstd + before};
+}
+
+static pd_status wide_norms_forward(struct pd_transformer *t, const struct pd_block_activations *a, void *const *weights,
+                                    struct pd_error *err)
+{
+    const struct pd_qkv x = pd_qkv_of(t, a->qkv, t->share.k_columns);
+    for (int which = OF_Q; which <= OF_K; which++) {
+        struct pd_norm n = wide_norm_of(t, a, weights[which], which, x.ld_q);
+        n.x = n.out = which == OF_Q ? x.q : x.k;
+        PD_TRY(pd_norm_forward(t->math, &n, err));
+    }
+    return PD_OK;
+}
+
+static pd_status wide_norms_backward(struct pd_transformer *t, const struct pd_block_activations *a, void *const *weights,
+                                     float *const *gradients, struct pd_error *err)
+{
+    const struct pd_qkv d = pd_qkv_of(t, t->dqkv, t->share.dk_columns);
+    for (int which = OF_Q; which <= OF_K; which++) {
+        struct pd_norm n = wide_norm_of(t, a, weights[which], which, d.ld_q);
+        n.x = n.kept;
+        n.kept = NULL;
+        n.dout = n.dx = which == OF_Q ? d.q : d.k;
+        n.dweight = t->adds ? t->vector : gradients[which];
+        PD_TRY(pd_norm_backward(t->math, &n, err));
+        if (t->adds) PD_TRY(pd_add(t->math, n.columns, gradients[which], t->vector, err));
+    }
+    return PD_OK;
+}
+
 /* q and k are neighbours, so their heads are one run; with pieces each is its own. */
 pd_status pd_head_norms_forward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
                                 struct pd_block_activations *a, void *const *weights, struct pd_error *err)
 {
+    if (pd_has_wide_norms(t)) return wide_norms_forward(t, a, weights, err);
     const struct pd_qkv x = pd_qkv_of(t, a->qkv, t->share.k_columns);
     const uint64_t q = count_of(t->share.heads), k = count_of(t->share.kv_needed);
     struct pd_norm n = norm_of(t, input, a, weights[OF_Q], 0, t->rows, 0, t->sp.by_parts ? q : q + k, x.ld_q);
@@ -207,6 +256,7 @@ pd_status pd_head_norms_backward(struct pd_transformer *t, const struct pd_micro
                                  const struct pd_block_activations *a, void *const *weights, float *const *gradients,
                                  struct pd_error *err)
 {
+    if (pd_has_wide_norms(t)) return wide_norms_backward(t, a, weights, gradients, err);
     const struct pd_qkv d = pd_qkv_of(t, t->dqkv, t->share.dk_columns);
     for (int which = OF_Q; which <= OF_K; which++) {
         for (uint32_t i = 0; i < t->tp.chunks; i++)

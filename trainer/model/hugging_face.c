@@ -3,6 +3,7 @@
 
 #include "ckpt/base/json.h"
 
+#include <math.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,13 +14,17 @@ static const char *const activations[][2] = {
     [PD_ACTIVATION_SWIGLU] = {"silu", "swish"}, [PD_ACTIVATION_GELU] = {"gelu_new", "gelu_pytorch_tanh"}};
 
 #define AT(member) offsetof(struct pd_model_config, member)
-static const size_t offsets[PD_NUMBER_EPSILON] = {AT(vocab), AT(context),  AT(layers),    AT(hidden),
-                                                  AT(heads), AT(kv_heads), AT(head_size), AT(ffn)};
+static const size_t offsets[PD_NUMBER_EPSILON] = {
+    AT(vocab),      AT(context),        AT(layers),       AT(hidden),        AT(heads),
+    AT(kv_heads),   AT(head_size),      AT(ffn),          AT(experts),       AT(experts_per_token),
+    AT(expert_ffn), AT(shared_experts), AT(dense_blocks), AT(router_groups), AT(router_groups_kept)};
 
 static uint32_t *size_at(struct pd_model_config *config, int number)
 {
     return (uint32_t *)(void *)((char *)config + offsets[number]);
 }
+
+#define ROTATED_PART "partial_rotary_factor"
 
 /* ---- reading ---- */
 
@@ -51,6 +56,11 @@ static const char *shown(const struct reader *r, const char *key, char buffer[16
     return key;
 }
 
+static bool is_key(const struct reader *r, enum pd_number number, const char *key)
+{
+    return r->family->keys[number].config && strcmp(r->family->keys[number].config, key) == 0;
+}
+
 /* Each keeps *ret if the key is absent or null. */
 static pd_status read_size(const struct reader *r, const struct pd_json_value *object, const char *key, uint32_t *ret,
                            struct pd_error *err)
@@ -59,8 +69,10 @@ static pd_status read_size(const struct reader *r, const struct pd_json_value *o
     uint64_t number = 0;
     char buffer[160];
     if (!value) return PD_OK;
-    if (!pd_json_is_u64(value, &number) || number == 0 || number > UINT32_MAX)
-        PD_FAIL(err, PD_CORRUPT, "%s: %s is not a whole number from 1 to 4294967295", r->name, shown(r, key, buffer));
+    const bool may_be_0 = is_key(r, PD_NUMBER_SHARED_EXPERTS, key) || is_key(r, PD_NUMBER_DENSE_BLOCKS, key);
+    if (!pd_json_is_u64(value, &number) || (number == 0 && !may_be_0) || number > UINT32_MAX)
+        PD_FAIL(err, PD_CORRUPT, "%s: %s is not a whole number from %d to 4294967295", r->name, shown(r, key, buffer),
+                may_be_0 ? 0 : 1);
     *ret = (uint32_t)number;
     return PD_OK;
 }
@@ -83,6 +95,22 @@ static pd_status read_switch(const struct reader *r, const char *key, bool *ret,
     return PD_OK;
 }
 
+/* Models with experts that compute something we do not have. */
+static pd_status refuse_known(const char *file, const char *architecture, struct pd_error *err)
+{
+    static const char *const known[][2] = {
+        {"DeepseekV", "latent attention (kv_lora_rank)"},
+        {"deepseek_v", "latent attention (kv_lora_rank)"},
+        {"GptOss", "attention sinks, biased experts and clamped SwiGLU"},
+        {"gpt_oss", "attention sinks, biased experts and clamped SwiGLU"},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strncmp(architecture, known[i][0], strlen(known[i][0])) == 0)
+            PD_FAIL(err, PD_UNSUPPORTED, "%s: architecture %s has %s, which perdure does not compute", file, architecture,
+                    known[i][1]);
+    return PD_OK;
+}
+
 static pd_status find_class(struct reader *r, struct pd_error *err)
 {
     const struct pd_json_value *list = member(r->root, "architectures");
@@ -99,7 +127,8 @@ static pd_status find_class(struct reader *r, struct pd_error *err)
             "the right one",
             r->name, name, r->class->type, type);
     if (r->class) return PD_OK;
-    char known[256];
+    PD_TRY(refuse_known(r->name, name ? name : type, err));
+    char known[320];
     size_t used = 0;
     for (const struct pd_family *const *f = pd_families; *f; f++)
         for (const struct pd_model_class *c = (*f)->classes; c->name && used < sizeof known; c++)
@@ -116,7 +145,9 @@ static pd_status read_sizes(const struct reader *r, struct pd_error *err)
     for (int i = 0; i < PD_NUMBER_EPSILON; i++) {
         const struct pd_number_keys *key = &r->family->keys[i];
         if (!key->config) continue;
-        if (key->is_required && !member(r->root, key->config))
+        /* Version 5 of transformers writes num_local_experts for several classes. */
+        if (i == PD_NUMBER_EXPERTS) PD_TRY(read_size(r, r->root, "num_local_experts", &c->experts, err));
+        if (key->is_required && !(i == PD_NUMBER_EXPERTS && c->experts) && !member(r->root, key->config))
             PD_FAIL(err, PD_CORRUPT, "%s: %s is missing", r->name, shown(r, key->config, buffer));
         PD_TRY(read_size(r, r->root, key->config, size_at(c, i), err));
     }
@@ -177,7 +208,8 @@ static pd_status check_rope_keys(const struct reader *r, const char *name, const
             is_known |= strcmp(known[i], key) == 0;
         for (size_t i = 0; is_llama3 && i < sizeof llama3 / sizeof *llama3; i++)
             is_known |= strcmp(llama3[i], key) == 0;
-        is_known |= strcmp(key, "partial_rotary_factor") == 0 && pd_json_is_number(value, &number) && number == 1;
+        is_known |= strcmp(key, ROTATED_PART) == 0 && pd_json_is_number(value, &number) &&
+                    (number == 1 || r->class->rotated_part > 0);
         if (pd_json_type(value) == PD_JSON_OBJECT)
             PD_FAIL(err, PD_UNSUPPORTED, "%s: RoPE has parameters of its own for %s, and all blocks have the same here",
                     r->name, key);
@@ -231,8 +263,9 @@ static pd_status read_rope_of(const struct reader *r, const char *name, const st
     PD_TRY(read_number(r, scaling, "factor", &c->rope_factor, err));
     if (is_default) {
         if (c->rope_factor != 0 && c->rope_factor != 1)
-            PD_FAIL(err, PD_UNSUPPORTED, "%s: %s has the factor %g without a rope_type; say linear, or take the factor out",
-                    r->name, name, (double)c->rope_factor);
+            PD_FAIL(err, PD_UNSUPPORTED,
+                    "%s: %s has the factor %g without a rope_type; add rope_type linear, or remove the factor", r->name,
+                    name, (double)c->rope_factor);
         c->rope_factor = 0;
         return PD_OK;
     }
@@ -281,6 +314,41 @@ static void read_tokens(const struct pd_json_value *root, struct pd_special_toke
         if (pd_json_is_u64(is_list ? pd_json_at(eos, i) : eos, &token)) ret->eos[ret->eos_count++] = (int64_t)token;
 }
 
+static pd_status read_router(const struct reader *r, struct pd_error *err)
+{
+    struct pd_model_config *c = r->config;
+    c->renormalise = r->class->renormalises;
+    c->balance_loss = (float)r->class->balance_loss;
+    PD_TRY(read_switch(r, "norm_topk_prob", &c->renormalise, err));
+    PD_TRY(read_switch(r, "use_qk_norm", &c->qk_norm, err));
+    PD_TRY(read_number(r, r->root, "router_aux_loss_coef", &c->balance_loss, err));
+    if (r->family->router == PD_ROUTER_SIGMOID) c->balance_loss = 0; /* transformers computes none */
+    return read_number(r, r->root, "routed_scaling_factor", &c->routed_scale, err);
+}
+
+/* The part of a head that RoPE rotates, here or with the other parameters of RoPE. transformers rounds the product down. */
+static pd_status read_rotated(const struct reader *r, struct pd_error *err)
+{
+    const struct pd_json_value *places[] = {r->root, member(r->root, "rope_scaling"), member(r->root, "rope_parameters")};
+    double part = r->class->rotated_part;
+    for (int i = 0; i < 3; i++) {
+        const struct pd_json_value *value = member(places[i], ROTATED_PART);
+        if (value && !pd_json_is_number(value, &part))
+            PD_FAIL(err, PD_CORRUPT, "%s: " ROTATED_PART " is not a number", r->name);
+    }
+    if (!(part > 0 && part <= 1))
+        PD_FAIL(err, PD_UNSUPPORTED, "%s: " ROTATED_PART " is %g; it must be above 0 and at most 1", r->name, part);
+    r->config->rotated = part == 1 ? 0 : (uint32_t)(part * r->config->head_size);
+    return PD_OK;
+}
+
+/* The part whose product, rounded down, is `rotated`. */
+static double hugging_face_part_of(uint32_t rotated, uint32_t head_size)
+{
+    const double part = rotated ? (double)rotated / head_size : 1;
+    return rotated && (uint32_t)(part * head_size) < rotated ? nextafter(part, 1) : part;
+}
+
 static pd_status read_config(struct reader *r, struct pd_error *err)
 {
     struct pd_model_config *c = r->config;
@@ -298,6 +366,8 @@ static pd_status read_config(struct reader *r, struct pd_error *err)
     PD_TRY(read_number(r, r->root, "initializer_range", &c->init_std, err));
     bool attention_bias = false;
     PD_TRY(read_switch(r, "attention_bias", &attention_bias, err));
+    if (r->class->has_qkv_bias_key) c->qkv_bias = attention_bias;
+    if (r->family->router) PD_TRY(read_router(r, err));
     if (attention_bias && r->class->has_attention_bias)
         PD_FAIL(err, PD_UNSUPPORTED, "%s: attention_bias is true, and o_proj of this family has no bias here", r->name);
     PD_TRY(check_activation(r, err));
@@ -318,7 +388,9 @@ static pd_status read_config(struct reader *r, struct pd_error *err)
             r->name, window, pd_json_member(r->root, "sliding_window") ? "" : " where the file does not say",
             r->config->context, window);
     PD_TRY(read_rope(r, err));
+    if (c->rope_theta == 0) c->rope_theta = (float)r->class->theta;
     pd_model_config_resolve(c);
+    if (r->class->rotated_part > 0) PD_TRY(read_rotated(r, err));
     const pd_status st = pd_model_config_check(c, err);
     return st ? pd_error_context(err, st, "%s", r->name) : PD_OK;
 }
@@ -409,6 +481,18 @@ static void write_rope(struct pd_json_writer *w, const struct pd_model_config *c
     pd_rope_factors_write(&scaling, w);
 }
 
+static void write_router(struct pd_json_writer *w, const struct pd_model_config *c, const struct pd_model_class *class)
+{
+    if (class->has_renormalise_key) pd_json_bool(w, "norm_topk_prob", c->renormalise);
+    if (class->rotated_part > 0) pd_json_fraction(w, ROTATED_PART, hugging_face_part_of(c->rotated, c->head_size));
+    if (pd_families[c->family]->router == PD_ROUTER_SOFTMAX) {
+        pd_json_fraction(w, "router_aux_loss_coef", shortest(c->balance_loss));
+        return;
+    }
+    pd_json_fraction(w, "routed_scaling_factor", shortest(c->routed_scale));
+    pd_json_bool(w, "use_qk_norm", c->qk_norm);
+}
+
 static const char *torch_name(enum pd_dtype dtype)
 {
     static const char *const names[PD_DTYPE_COUNT] = {[PD_F32] = "float32", [PD_BF16] = "bfloat16", [PD_F16] = "float16"};
@@ -430,7 +514,7 @@ static pd_status hugging_face_finish(struct pd_json_writer *w, char **ret_text, 
 const struct pd_model_class *pd_model_class_of(const struct pd_model_config *config)
 {
     const struct pd_model_class *c = pd_families[config->family]->classes;
-    while (c->name && c->qkv_bias != config->qkv_bias)
+    while (c->name && c->qkv_bias != config->qkv_bias && !c->has_qkv_bias_key)
         c++;
     return c->name ? c : NULL;
 }
@@ -455,7 +539,9 @@ pd_status pd_hugging_face_write(const struct pd_model_config *config, enum pd_dt
     pd_json_string(&w, f->activation_key, activations[f->activation][0]);
     pd_json_double(&w, f->keys[PD_NUMBER_EPSILON].config, shortest(c.norm_epsilon));
     if (f->positions == PD_POSITIONS_ROPE) write_rope(&w, &c);
-    if (class->has_attention_bias) pd_json_bool(&w, "attention_bias", false);
+    if (class->has_attention_bias || class->has_qkv_bias_key)
+        pd_json_bool(&w, "attention_bias", class->has_qkv_bias_key && c.qkv_bias);
+    if (f->router) write_router(&w, &c, class);
     if (class->window_layers) pd_json_bool(&w, "use_sliding_window", false);
     for (const char *const *key = f->zero_keys; *key; key++)
         pd_json_double(&w, *key, 0.0);

@@ -17,6 +17,12 @@ static const struct only {
 } only[] = {
     {"mlp_bias", "false", "no MLP has biases by that key here"},
     {"partial_rotary_factor", "1", "RoPE rotates whole heads here"},
+    {"router_jitter_noise", "0", "router inputs have no noise here"},
+    {"decoder_sparse_step", "1", "every block has experts here"},
+    {"mlp_only_layers", "", "every block has experts here"},
+    {"clip_qkv", "", "q, k and v are not clipped here"},
+    {"scoring_func", "sigmoid", "scores of this router are sigmoids here"},
+    {"topk_method", "noaux_tc", "the router has a selection bias here"},
     {"rope_interleaved", "false", "RoPE rotates the halves of a head here"},
     {"use_mrope", "false", "positions have one dimension here"},
     {"scale_attn_weights", "true", "scores are always divided by the root of the head size here"},
@@ -41,8 +47,10 @@ static const char harmless[] =
     " exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing"
     " hidden_dropout id2label is_decoder is_llama_config label2id length_penalty max_length max_new_tokens"
     " max_sequence_length min_length model_max_length n_ctx name_or_path no_repeat_ngram_size num_assistant_tokens"
-    " num_assistant_tokens_schedule num_beam_groups num_beams num_labels num_return_sequences output_attentions"
-    " output_hidden_states output_past output_scores pad_token_id predict_special_tokens prefix pretraining_tp"
+    " num_assistant_tokens_schedule num_beam_groups num_beams num_labels num_mtp_layers num_nextn_predict_layers "
+    "num_return_sequences output_attentions"
+    " output_hidden_states output_past output_router_logits output_scores pad_token_id predict_special_tokens prefix "
+    "pretraining_tp"
     " problem_type remove_invalid_values reorder_and_upcast_attn repetition_penalty resid_pdrop return_dict"
     " return_dict_in_generate sep_token_id summary_activation summary_first_dropout summary_proj_to_labels"
     " summary_type summary_use_proj suppress_tokens target_lookbehind task_specific_params temperature tf_legacy_loss"

@@ -7,9 +7,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define EXPERT_NAME_MAX 64
+
 struct builder {
     struct pd_model *model;
     const struct pd_family *family;
+    const char *names[PD_ROLE_COUNT]; /* the family's, with the number of the expert */
+    char expert_names[PD_EXPERT_TENSORS][EXPERT_NAME_MAX];
+    uint32_t expert;
     uint32_t unit;
     char prefix[64];
     float std, output_std;
@@ -33,7 +38,12 @@ static void model_add(struct builder *b, enum pd_role role, bool is_bias, uint64
                             .tp_unit = tp_unit,
                             .unit = b->unit,
                             .decay = columns != 0};
-    snprintf(t->name, sizeof t->name, "%s%s.%s", b->prefix, b->family->names[role], is_bias ? "bias" : "weight");
+    const bool is_selection = role == PD_ROLE_ROUTER && is_bias;
+    snprintf(t->name, sizeof t->name, "%s%s%s", b->prefix, is_selection ? b->family->selection_bias : b->names[role],
+             is_selection ? ""
+             : is_bias    ? ".bias"
+                          : ".weight");
+    if (pd_role_is_expert(role)) t->expert = b->expert + 1;
     model->init[at] = (struct pd_tensor_init){.init = columns   ? PD_INIT_NORMAL
                                                       : is_bias ? PD_INIT_ZEROS
                                                                 : PD_INIT_ONES,
@@ -41,7 +51,11 @@ static void model_add(struct builder *b, enum pd_role role, bool is_bias, uint64
                                               .role = role,
                                               .is_bias = is_bias};
     model->parameter_count += pd_tensor_elements(t);
-    if (b->unit == 1) model->places[role][is_bias] = (int)(at - model->unit_first[1]);
+    if (!pd_role_is_expert(role) || b->expert < model->config.experts_per_token)
+        model->active_count += pd_tensor_elements(t);
+    int *place = &model->places[role][is_bias];
+    const bool is_in_block = b->unit > 0 && b->unit <= model->config.layers;
+    if (is_in_block && *place < 0) *place = (int)(at - model->unit_first[b->unit]);
 }
 
 static void add_bias(struct builder *b, enum pd_role role, uint64_t rows, enum split split, uint64_t tp_unit)
@@ -64,6 +78,43 @@ static void add_output(struct builder *b, enum pd_role role, uint64_t columns, u
     if (b->family->has_linear_biases) add_bias(b, role, hidden, WHOLE, 1);
 }
 
+/* A pattern with one %u, which is no literal here. */
+static void number_first(const char *pattern, uint32_t number, char *ret, size_t bytes)
+{
+    const char *at = strstr(pattern, "%u");
+    snprintf(ret, bytes, "%.*s%u%s", (int)(at - pattern), pattern, number, at + 2);
+}
+
+/* A gated MLP of `ffn` columns. */
+static void add_gated(struct builder *b, enum pd_role gate, uint64_t ffn)
+{
+    const uint64_t hidden = b->model->config.hidden;
+    model_add(b, gate, false, ffn, hidden, ROWS, 1, b->std);
+    model_add(b, gate + 1, false, ffn, hidden, ROWS, 1, b->std);
+    model_add(b, gate + 2, false, hidden, ffn, COLUMNS, 1, b->output_std);
+}
+
+static void add_experts(struct builder *b)
+{
+    const struct pd_model_config *c = &b->model->config;
+    model_add(b, PD_ROLE_ROUTER, false, c->experts, c->hidden, WHOLE, 1, b->std);
+    if (b->family->selection_bias) {
+        add_bias(b, PD_ROLE_ROUTER, c->experts, WHOLE, 1);
+        struct pd_tensor *bias = &b->model->tensors.tensors[b->model->tensors.count - 1];
+        bias->by_sign = true;
+        bias->sign_step = c->bias_step;
+        b->model->init[b->model->tensors.count - 1].init = PD_INIT_ZEROS;
+    }
+    for (b->expert = 0; b->expert < c->experts; b->expert++) {
+        for (int i = 0; i < (int)PD_EXPERT_TENSORS; i++) {
+            number_first(b->family->names[PD_ROLE_EXPERT_GATE + i], b->expert, b->expert_names[i], EXPERT_NAME_MAX);
+            b->names[PD_ROLE_EXPERT_GATE + i] = b->expert_names[i];
+        }
+        add_gated(b, PD_ROLE_EXPERT_GATE, c->expert_ffn);
+    }
+    if (c->shared_experts) add_gated(b, PD_ROLE_SHARED_GATE, pd_model_shared_ffn(c));
+}
+
 static void add_block(struct builder *b)
 {
     const struct pd_model_config *c = &b->model->config;
@@ -74,10 +125,15 @@ static void add_block(struct builder *b)
         model_add(b, r, false, r == PD_ROLE_Q ? q : kv, c->hidden, ROWS, head, b->std);
     for (enum pd_role r = PD_ROLE_Q; r <= PD_ROLE_V && c->qkv_bias; r++)
         add_bias(b, r, r == PD_ROLE_Q ? q : kv, ROWS, head);
-    for (enum pd_role r = PD_ROLE_Q_NORM; r <= PD_ROLE_K_NORM && b->family->has_head_norms; r++)
-        model_add(b, r, false, head, 0, WHOLE, 1, 0);
+    const bool is_of_all = b->family->qk_norm == PD_QK_NORM_ALL;
+    for (enum pd_role r = PD_ROLE_Q_NORM; r <= PD_ROLE_K_NORM && c->qk_norm; r++)
+        model_add(b, r, false, !is_of_all ? head : r == PD_ROLE_Q_NORM ? q : kv, 0, WHOLE, 1, 0);
     add_output(b, PD_ROLE_OUT, q, head);
     add_norm(b, PD_ROLE_NORM2);
+    if (pd_model_has_experts(c, b->unit - 1)) {
+        add_experts(b);
+        return;
+    }
     for (enum pd_role r = up; r <= PD_ROLE_UP; r++)
         model_add(b, r, false, c->ffn, c->hidden, ROWS, 1, b->std);
     for (enum pd_role r = up; r <= PD_ROLE_UP && b->family->has_linear_biases; r++)
@@ -100,13 +156,6 @@ static void add_head(struct builder *b)
     if (!c->tie_embeddings) model_add(b, PD_ROLE_HEAD, false, c->vocab, c->hidden, ROWS, 1, b->std);
 }
 
-/* A pattern with one %u, which is no literal here. */
-static void number_block(const char *pattern, uint32_t block, char *ret, size_t bytes)
-{
-    const char *at = strstr(pattern, "%u");
-    snprintf(ret, bytes, "%.*s%u%s", (int)(at - pattern), pattern, block, at + 2);
-}
-
 static void build_unit(struct builder *b, uint32_t unit)
 {
     const struct pd_model_config *c = &b->model->config;
@@ -116,7 +165,7 @@ static void build_unit(struct builder *b, uint32_t unit)
     if (unit == 0) {
         add_embedding(b);
     } else if (unit <= c->layers) {
-        number_block(b->family->block, unit - 1, b->prefix, sizeof b->prefix);
+        number_first(b->family->block, unit - 1, b->prefix, sizeof b->prefix);
         add_block(b);
     } else {
         add_head(b);
@@ -133,7 +182,7 @@ pd_status pd_model_new(const struct pd_model_config *config, struct pd_model **r
     model->config = resolved;
     model->unit_count = resolved.layers + 2;
     memset(model->places, -1, sizeof model->places);
-    size_t tensors_max = ((size_t)resolved.layers + 1) * 2 * PD_ROLE_COUNT;
+    size_t tensors_max = ((size_t)resolved.layers + 1) * (2 * PD_ROLE_COUNT + (size_t)PD_EXPERT_TENSORS * resolved.experts);
     model->tensors.tensors = calloc(tensors_max, sizeof *model->tensors.tensors);
     model->init = calloc(tensors_max, sizeof *model->init);
     model->unit_first = calloc(model->unit_count + 1, sizeof *model->unit_first);
@@ -142,6 +191,7 @@ pd_status pd_model_new(const struct pd_model_config *config, struct pd_model **r
         PD_FAIL(err, PD_NO_MEMORY, "no memory for a table of %zu tensors", tensors_max);
     }
     struct builder b = {.model = model, .family = pd_family_at(resolved.family), .std = resolved.init_std};
+    memcpy(b.names, b.family->names, sizeof b.names);
     b.output_std = (float)(resolved.init_std / sqrt(2.0 * resolved.layers));
     for (uint32_t unit = 0; unit < model->unit_count; unit++)
         build_unit(&b, unit);
@@ -166,13 +216,24 @@ void pd_model_free(struct pd_model *model)
     free(model);
 }
 
+/* Elements of a unit's matrices by which a token is multiplied: of experts only those that it chooses. */
+static double multiplied_of(const struct pd_model *model, uint32_t unit)
+{
+    const double chosen = model->config.experts ? (double)model->config.experts_per_token / model->config.experts : 0;
+    double multiplied = 0;
+    for (uint32_t t = model->unit_first[unit]; t < model->unit_first[unit + 1]; t++)
+        if (model->tensors.tensors[t].ndim == 2)
+            multiplied += (pd_role_is_expert(model->init[t].role) ? chosen : 1) *
+                          (double)pd_tensor_elements(&model->tensors.tensors[t]);
+    return multiplied;
+}
+
 double pd_model_flops_per_token(const struct pd_model *model, uint32_t length)
 {
     const struct pd_model_config *c = &model->config;
     double multiplied = c->tie_embeddings ? (double)c->vocab * c->hidden : 0; /* the tied matrix, as the head */
     for (uint32_t unit = 1; unit < model->unit_count; unit++)
-        for (uint32_t i = model->unit_first[unit]; i < model->unit_first[unit + 1]; i++)
-            if (model->tensors.tensors[i].ndim == 2) multiplied += (double)pd_tensor_elements(&model->tensors.tensors[i]);
+        multiplied += multiplied_of(model, unit);
     /* A token sees (length + 1) / 2 keys on average; scores and values, forward, and twice that backward. */
     double attention = 12.0 * c->layers * c->heads * c->head_size * (length + 1.0) / 2.0;
     return 6.0 * multiplied + attention;
@@ -190,8 +251,5 @@ double pd_unit_flops(const struct pd_model *model, uint32_t length, uint32_t uni
     const struct pd_model_config *c = &model->config;
     if (unit == 0) return 2.0 * c->hidden;
     if (unit == model->unit_count - 1) return 2.0 * c->hidden * c->vocab;
-    double multiplied = 0;
-    for (uint32_t t = model->unit_first[unit]; t < model->unit_first[unit + 1]; t++)
-        if (model->tensors.tensors[t].ndim == 2) multiplied += (double)pd_tensor_elements(&model->tensors.tensors[t]);
-    return 2.0 * multiplied + pd_attention_flops(c, length);
+    return 2.0 * multiplied_of(model, unit) + pd_attention_flops(c, length);
 }

@@ -19,8 +19,20 @@ struct pd_model_config {
     float rope_factor;                                           /* Llama 3.1: 8 */
     float rope_low_frequency_factor, rope_high_frequency_factor; /* Llama 3.1 only: 1, 4 */
     uint32_t rope_original_context;                              /* Llama 3.1 only: 8192 */
-    float init_std; /* 0.02; output projections are scaled by 1/sqrt(2*layers) */
+    float init_std;   /* 0.02; output projections are scaled by 1/sqrt(2*layers) */
+    bool qk_norm;     /* whether q and k have norms; families decide, but for PD_QK_NORM_OPTIONAL */
+    uint32_t rotated; /* elements of a head that RoPE rotates, from the first; 0: head_size */
+    /* Experts (experts.c). experts 0: none; only for families with a router */
+    uint32_t experts, experts_per_token, expert_ffn;
+    uint32_t shared_experts, dense_blocks;      /* shared: one MLP of that many times expert_ffn; dense: the first blocks */
+    uint32_t router_groups, router_groups_kept; /* a token chooses from the experts of the best groups */
+    bool renormalise;                           /* weights of a token's experts add up to routed_scale */
+    float routed_scale;
+    float balance_loss, z_loss; /* coefficients of auxiliary losses */
+    float bias_step;            /* by which an update moves a selection bias */
 };
+
+#define PD_EXPERT_TENSORS 3u /* gate, up, down */
 
 enum pd_recompute { PD_RECOMPUTE_NONE, PD_RECOMPUTE_SELECTIVE, PD_RECOMPUTE_FULL };
 #define PD_LAYERS_ALL UINT32_MAX /* recompute every block */
@@ -40,10 +52,28 @@ struct pd_model {
     uint32_t unit_count;  /* layers + 2: embedding, blocks, head (final norm and, unless tied, the output matrix) */
     uint32_t *unit_first; /* (unit_count + 1) first tensor of each unit, owned */
     /* Position of a block's weights and biases, relative to its first tensor; -1: none. These are consecutive: q, k, v;
-     * their biases; gate and up; the weights of the norms of q and k. */
+     * their biases; gate and up; the weights of the norms of q and k. Dense blocks and blocks with experts have the
+     * same places for what both have. For experts the place of expert 0; each has PD_EXPERT_TENSORS, one after the other. */
     int places[PD_ROLE_COUNT][2];
-    uint64_t parameter_count;
+    uint64_t parameter_count, active_count; /* active: for one token */
 };
+
+/* Whether a block's MLP is experts. */
+static inline bool pd_model_has_experts(const struct pd_model_config *config, uint32_t block)
+{
+    return config->experts && block >= config->dense_blocks;
+}
+/* Width of the MLP of shared experts. */
+static inline uint64_t pd_model_shared_ffn(const struct pd_model_config *config)
+{
+    return (uint64_t)config->shared_experts * config->expert_ffn;
+}
+
+/* Class of a tensor's gradients (trainer/math/terms.h); checkpoints store a number for each, so it does not change. */
+static inline uint32_t pd_gradient_class(const struct pd_model *model, uint32_t tensor)
+{
+    return 2 * (uint32_t)model->init[tensor].role + model->init[tensor].is_bias;
+}
 
 /* Fills fields that are 0: kv_heads, head_size, ffn, norm_epsilon, rope_theta, Llama 3.1 factors, init_std. */
 void pd_model_config_resolve(struct pd_model_config *config);

@@ -1,4 +1,5 @@
 /* Fills in and checks a model's configuration. */
+#include "trainer/math/operations.h"
 #include "trainer/model/model.h"
 
 #include <math.h>
@@ -28,6 +29,15 @@ void pd_model_config_resolve(struct pd_model_config *config)
     }
     const struct pd_family *f = pd_family_at(config->family);
     if (f && f->has_linear_biases) config->qkv_bias = true;
+    if (f && f->qk_norm != PD_QK_NORM_OPTIONAL) config->qk_norm = f->qk_norm != PD_QK_NORM_NONE;
+    if (!config->experts) return;
+    if (f && !f->classes->has_renormalise_key) config->renormalise = f->classes->renormalises;
+    if (!config->experts_per_token) config->experts_per_token = 2;
+    const bool has_own_ffn = f && f->keys[PD_NUMBER_EXPERT_FFN].config;
+    if (!config->expert_ffn || !has_own_ffn) config->expert_ffn = config->ffn;
+    if (!config->router_groups) config->router_groups = 1;
+    if (!config->router_groups_kept) config->router_groups_kept = config->router_groups;
+    if (config->routed_scale == 0) config->routed_scale = 1;
 }
 
 static pd_status check_range(const char *key, uint32_t value, uint32_t low, uint32_t high, struct pd_error *err)
@@ -70,6 +80,50 @@ static pd_status check_floats(const struct pd_model_config *c, struct pd_error *
     return check_range("rope_original_context", c->rope_original_context, 1, 1u << 20, err);
 }
 
+static pd_status refuse_if(bool is_set, const char *key, const struct pd_model_config *c, struct pd_error *err)
+{
+    if (is_set) PD_FAIL(err, PD_INVALID, "family %s has no model.%s; leave it out", pd_family_names[c->family], key);
+    return PD_OK;
+}
+
+static pd_status check_router_floats(const struct pd_model_config *c, struct pd_error *err)
+{
+    if (!(c->routed_scale > 0 && c->routed_scale <= 1000))
+        PD_FAIL(err, PD_INVALID, "model.routed_scale is %g; it must be positive and at most 1000", c->routed_scale);
+    if (!(c->balance_loss >= 0 && c->balance_loss <= 100 && c->z_loss >= 0 && c->z_loss <= 100))
+        PD_FAIL(err, PD_INVALID, "model.balance_loss is %g and model.z_loss %g; they must be between 0 and 100",
+                c->balance_loss, c->z_loss);
+    if (!(c->bias_step >= 0 && c->bias_step <= 1))
+        PD_FAIL(err, PD_INVALID, "model.bias_step is %g; it must be between 0 and 1, such as 0.001", c->bias_step);
+    return PD_OK;
+}
+
+static pd_status check_experts(const struct pd_model_config *c, const struct pd_family *f, struct pd_error *err)
+{
+    const bool is_sigmoid = f->router == PD_ROUTER_SIGMOID;
+    if (!f->router) return refuse_if(c->experts > 0, "experts", c, err);
+    PD_TRY(check_range("experts", c->experts, 2, PD_EXPERTS_MAX, err));
+    PD_TRY(check_range("experts_per_token", c->experts_per_token, 1, c->experts < 64 ? c->experts : 64, err));
+    PD_TRY(check_range("expert_ffn", c->expert_ffn, 1, 1u << 22, err));
+    PD_TRY(refuse_if(!is_sigmoid && c->shared_experts, "shared_experts", c, err));
+    PD_TRY(refuse_if(!is_sigmoid && c->dense_blocks, "dense_blocks", c, err));
+    PD_TRY(refuse_if(!is_sigmoid && c->router_groups > 1, "router_groups", c, err));
+    PD_TRY(refuse_if(!is_sigmoid && c->bias_step != 0, "bias_step", c, err));
+    PD_TRY(refuse_if(is_sigmoid && c->balance_loss != 0, "balance_loss", c, err));
+    PD_TRY(check_range("shared_experts", c->shared_experts, 0, 64, err));
+    PD_TRY(check_range("dense_blocks", c->dense_blocks, 0, c->layers - 1, err));
+    PD_TRY(check_range("router_groups", c->router_groups, 1, c->experts / 2, err));
+    PD_TRY(check_range("router_groups_kept", c->router_groups_kept, 1, c->router_groups, err));
+    if (c->experts % c->router_groups)
+        PD_FAIL(err, PD_INVALID, "model.router_groups %u does not divide model.experts %u; the nearest that does is %u",
+                c->router_groups, c->experts, nearest_divisor(c->experts, c->router_groups));
+    const uint32_t to_choose_from = c->experts / c->router_groups * c->router_groups_kept;
+    if (to_choose_from < c->experts_per_token)
+        PD_FAIL(err, PD_INVALID, "model.router_groups_kept %u leaves a token %u experts, and model.experts_per_token is %u",
+                c->router_groups_kept, to_choose_from, c->experts_per_token);
+    return check_router_floats(c, err);
+}
+
 pd_status pd_model_config_check(const struct pd_model_config *config, struct pd_error *err)
 {
     if (!pd_family_at(config->family))
@@ -106,5 +160,12 @@ pd_status pd_model_config_check(const struct pd_model_config *config, struct pd_
             "model.heads %u times model.head_size %u is not model.hidden %u; take model.heads %u, which divides hidden, and "
             "leave head_size out",
             config->heads, config->head_size, config->hidden, nearest_divisor(config->hidden, config->heads));
+    if (config->rotated % 2 || config->rotated > config->head_size)
+        PD_FAIL(err, PD_INVALID, "model.rotated is %u; it must be even and at most model.head_size: %u", config->rotated,
+                config->head_size);
+    if (config->rotated && f->router != PD_ROUTER_SIGMOID)
+        PD_FAIL(err, PD_INVALID, "model.rotated is %u, but family %s rotates whole heads", config->rotated,
+                pd_family_names[config->family]);
+    PD_TRY(check_experts(config, f, err));
     return check_floats(config, err);
 }

@@ -1,4 +1,4 @@
-/* Named models. Published ones have the shapes of papers or model cards; byte-* and llama-{0.5,1.5,3}b are our own. */
+/* Named models. Published ones have the shapes of papers or model cards; byte-*, *-1m and llama-{0.5,1.5,3}b are our own. */
 #include "trainer/model/model.h"
 
 #include "ckpt/base/nearest.h"
@@ -21,6 +21,33 @@
     {                                                                                                                     \
         .vocab = 151936, .context = 40960, .layers = (L), .hidden = (C), .heads = (H), .kv_heads = (K), .head_size = 128, \
         .ffn = (F), .norm_epsilon = 1e-6f, .rope_theta = 1000000.0f, __VA_ARGS__                                          \
+    }
+#define MIXTRAL(V, T, L, C, H, F, ...)                                                                                     \
+    "mixtral",                                                                                                             \
+    {                                                                                                                      \
+        .vocab = (V), .context = (T), .layers = (L), .hidden = (C), .heads = (H), .kv_heads = 8, .ffn = (F), .experts = 8, \
+        .rope_theta = 1000000.0f, .balance_loss = 0.02f, __VA_ARGS__                                                       \
+    }
+#define QWEN3_MOE(V, T, L, C, H, D, F, EF, E, K, ...)                                                              \
+    "qwen3_moe",                                                                                                   \
+    {                                                                                                              \
+        .vocab = (V), .context = (T), .layers = (L), .hidden = (C), .heads = (H), .kv_heads = 4, .head_size = (D), \
+        .ffn = (F), .expert_ffn = (EF), .experts = (E), .experts_per_token = (K), .renormalise = true,             \
+        .norm_epsilon = 1e-6f, .rope_theta = 1000000.0f, .balance_loss = 0.001f, __VA_ARGS__                       \
+    }
+#define OLMOE(V, T, L, C, H, F, E, K, ...)                                                                    \
+    "olmoe",                                                                                                  \
+    {                                                                                                         \
+        .vocab = (V), .context = (T), .layers = (L), .hidden = (C), .heads = (H), .ffn = (F), .experts = (E), \
+        .experts_per_token = (K), .balance_loss = 0.01f, .z_loss = 0.001f, __VA_ARGS__                        \
+    }
+#define GLM4_MOE(V, T, L, C, H, KV, D, F, EF, E, K, DENSE, ...)                                                       \
+    "glm4_moe",                                                                                                       \
+    {                                                                                                                 \
+        .vocab = (V), .context = (T), .layers = (L), .hidden = (C), .heads = (H), .kv_heads = (KV), .head_size = (D), \
+        .ffn = (F), .expert_ffn = (EF), .experts = (E), .experts_per_token = (K), .dense_blocks = (DENSE),            \
+        .shared_experts = 1, .renormalise = true, .qkv_bias = true, .rotated = (D) / 2, .rope_theta = 1000000.0f,     \
+        .bias_step = 0.001f, __VA_ARGS__                                                                              \
     }
 #define LLAMA31(FACTOR) \
     .norm_epsilon = 1e-5f, .rope_theta = 500000.0f, .rope_scaling = PD_ROPE_SCALING_LLAMA3, .rope_factor = (FACTOR)
@@ -67,6 +94,18 @@ static const struct preset {
     {"qwen3-1.7b", QWEN3(28, 2048, 16, 8, 6144, .tie_embeddings = true)},
     {"qwen3-4b", QWEN3(36, 2560, 32, 8, 9728, .tie_embeddings = true)},
     {"qwen3-8b", QWEN3(36, 4096, 32, 8, 12288, .tie_embeddings = false)},
+    {"mixtral-1m", MIXTRAL(256, 256, 4, 64, 8, 128, .tie_embeddings = true)},
+    {"mixtral-8x7b", MIXTRAL(32000, 32768, 32, 4096, 32, 14336, .norm_epsilon = 1e-5f)},
+    {"mixtral-8x22b", MIXTRAL(32000, 65536, 56, 6144, 48, 16384, .norm_epsilon = 1e-5f)},
+    {"qwen3-moe-1m", QWEN3_MOE(256, 256, 4, 64, 8, 16, 256, 128, 8, 2, .tie_embeddings = true)},
+    {"qwen3-moe-30b", QWEN3_MOE(151936, 40960, 48, 2048, 32, 128, 6144, 768, 128, 8, .tie_embeddings = false)},
+    {"qwen3-moe-235b", QWEN3_MOE(151936, 40960, 94, 4096, 64, 128, 12288, 1536, 128, 8, .tie_embeddings = false)},
+    {"olmoe-1m", OLMOE(256, 256, 4, 64, 4, 128, 8, 2, .tie_embeddings = true)},
+    {"olmoe-7b", OLMOE(50304, 4096, 16, 2048, 16, 1024, 64, 8, .norm_epsilon = 1e-5f)},
+    {"glm4-moe-1m", GLM4_MOE(256, 256, 4, 64, 8, 2, 16, 256, 128, 8, 2, 1, .qk_norm = true, .tie_embeddings = true)},
+    {"glm4-moe-106b", GLM4_MOE(151552, 131072, 46, 4096, 96, 8, 128, 10944, 1408, 128, 8, 1, .norm_epsilon = 1e-5f)},
+    {"glm4-moe-355b",
+     GLM4_MOE(151552, 131072, 92, 5120, 96, 8, 128, 12288, 1536, 160, 8, 3, .qk_norm = true, .routed_scale = 2.5f)},
 };
 #define PRESET_COUNT (sizeof presets / sizeof presets[0])
 

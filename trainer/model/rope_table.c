@@ -53,10 +53,10 @@ static void rotate(double angle, float *ret_cos_sin)
 
 void pd_model_rope_table(const struct pd_model_config *config, uint32_t positions, float *ret)
 {
-    uint32_t half = config->head_size / 2;
+    uint32_t rotated = config->rotated ? config->rotated : config->head_size, half = rotated / 2;
     double log2_theta = log_of(config->rope_theta) / PD_POLYNOMIAL_LN2;
     for (uint32_t i = 0; i < half; i++) {
-        double frequency = scaled(config, exp2_of(-2.0 * i / config->head_size * log2_theta));
+        double frequency = scaled(config, exp2_of(-2.0 * i / rotated * log2_theta));
         for (uint32_t p = 0; p < positions; p++)
             rotate(p * frequency, ret + ((uint64_t)p * half + i) * 2);
     }

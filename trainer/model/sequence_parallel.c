@@ -104,7 +104,7 @@ static void sequence_parallel_leave(struct pd_transformer *t, uint32_t piece)
 
 /* ---- attention ---- */
 
-/* One attention: common operands, and where those of all rows begin. */
+/* One attention: common operands, and where the operands of all rows begin. */
 struct parts {
     struct pd_transformer *t;
     const struct pd_micro_batch_input *input;

@@ -36,6 +36,14 @@ PD_MUST_USE pd_status pd_vector_gradient(struct pd_transformer *t, uint64_t n, p
                                          float *dst, struct pd_error *err);
 
 struct pd_block_activations;
+/* The matrix that a product adds to: the gradient so far, or none (rows ld apart). */
+struct pd_matrix pd_gradient_so_far(const struct pd_transformer *t, float *gradient, uint64_t ld);
+PD_MUST_USE pd_status pd_parts_forward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
+                                       struct pd_block_activations *a, struct pd_error *err);
+PD_MUST_USE pd_status pd_parts_backward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
+                                        struct pd_block_activations *a, const struct pd_attention *gradient,
+                                        struct pd_error *err);
+
 /* ---- heads_exchange.c ---- */
 PD_MUST_USE pd_status pd_heads_forward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
                                        struct pd_block_activations *a, struct pd_error *err);

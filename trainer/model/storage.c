@@ -22,68 +22,117 @@ static float *take_norm_mean(struct pd_transformer *t, struct pd_arena *arena)
 }
 
 /* A cursor over any memory: an arena, a region, or none, to count bytes. */
-struct room {
+struct allocator {
     struct pd_arena *arena; /* NULL: base */
     char *base;
     uint64_t used;
 };
 
-static void *take_from(struct room *room, uint64_t elements, uint64_t element_bytes)
+static void *take_from(struct allocator *allocator, uint64_t elements, uint64_t element_bytes)
 {
-    if (room->arena) return storage_take(room->arena, elements, element_bytes);
-    char *data = room->base ? room->base + room->used : NULL;
-    room->used += (elements * element_bytes + 63) / 64 * 64;
+    if (allocator->arena) return storage_take(allocator->arena, elements, element_bytes);
+    char *data = allocator->base ? allocator->base + allocator->used : NULL;
+    allocator->used += (elements * element_bytes + 63) / 64 * 64;
     return data;
 }
 
+enum { DENSE = 1, EXPERTS = 2 };
+
+static unsigned kinds_of(const struct pd_transformer *t, uint32_t block)
+{
+    return pd_model_has_experts(&t->model->config, block) ? EXPERTS : DENSE;
+}
+
+static uint64_t slots_of(const struct pd_transformer *t)
+{
+    return t->rows * t->model->config.experts_per_token;
+}
+
+/* Most rows that may arrive: every token of the ep ranks at as many experts as it chooses. */
+static uint64_t arrivals_of(const struct pd_transformer *t)
+{
+    const struct pd_model_config *c = &t->model->config;
+    return t->options.ep == 1 ? slots_of(t) : t->options.ep * t->rows * pd_min_u64(c->experts_per_token, pd_experts_here(t));
+}
+
+static void take_experts(const struct pd_transformer *t, struct pd_expert_activations *x, struct allocator *allocator)
+{
+    const struct pd_model_config *c = &t->model->config;
+    const uint64_t slots = slots_of(t), arrivals = arrivals_of(t);
+    x->scores = take_from(allocator, t->rows * c->experts, sizeof(float));
+    x->lse = take_from(allocator, t->rows, sizeof(float));
+    x->choice = take_from(allocator, slots, sizeof(int32_t));
+    x->slots = take_from(allocator, slots, sizeof(int32_t));
+    x->tokens = take_from(allocator, slots, sizeof(int32_t));
+    x->first = take_from(allocator, c->experts + 1ull, sizeof(int32_t));
+    x->weights = take_from(allocator, slots, sizeof(float));
+    x->arrived_first = x->first;
+    x->arrived_weights = x->weights;
+    x->arrived = NULL;
+    if (t->options.ep > 1) {
+        x->arrived_first = take_from(allocator, c->experts + 1ull, sizeof(int32_t));
+        x->arrived_weights = take_from(allocator, arrivals, sizeof(float));
+        x->arrived = take_from(allocator, arrivals * c->hidden, t->element_bytes);
+    }
+    x->up = take_from(allocator, arrivals * 2 * t->share.expert_columns, t->element_bytes);
+    x->shared_up = take_from(allocator, t->rows * 2 * t->share.shared_columns, t->element_bytes);
+}
+
 /* Kept unless recomputation is full. */
-static void take_products(const struct pd_transformer *t, struct pd_block_activations *a, struct room *room)
+static void take_products(const struct pd_transformer *t, unsigned kinds, struct pd_block_activations *a,
+                          struct allocator *allocator)
 {
     const struct pd_share *s = &t->share;
-    a->qkv = take_from(room, t->rows * (s->q_columns + 2 * s->k_columns), t->element_bytes);
-    if (t->family->has_head_norms) {
+    a->qkv = take_from(allocator, t->rows * (s->q_columns + 2 * s->k_columns), t->element_bytes);
+    if (t->model->config.qk_norm) {
         const uint64_t heads = t->rows * ((s->q_columns + s->k_columns) / t->model->config.head_size);
-        a->heads = t->options.backward ? take_from(room, t->rows * (s->q_columns + s->k_columns), t->element_bytes) : NULL;
-        a->heads_rstd = take_from(room, heads, sizeof(float));
+        a->heads =
+            t->options.backward ? take_from(allocator, t->rows * (s->q_columns + s->k_columns), t->element_bytes) : NULL;
+        a->heads_rstd = take_from(allocator, heads, sizeof(float));
     }
-    a->lse = take_from(room, t->rows * (s->heads.end - s->heads.begin), sizeof(float));
-    a->attention = take_from(room, t->rows * s->q_columns, t->element_bytes);
-    a->middle = take_from(room, t->shared.kept_rows * t->model->config.hidden, t->element_bytes);
-    a->up = take_from(room, t->rows * s->up_columns, t->element_bytes);
+    a->lse = take_from(allocator, t->rows * (s->heads.end - s->heads.begin), sizeof(float));
+    a->attention = take_from(allocator, t->rows * s->q_columns, t->element_bytes);
+    a->middle = take_from(allocator, t->shared.kept_rows * t->model->config.hidden, t->element_bytes);
+    if (kinds & DENSE) a->up = take_from(allocator, t->rows * s->up_columns, t->element_bytes);
+    if (kinds & EXPERTS) take_experts(t, &a->experts, allocator);
 }
 
 /* Kept only without recomputation: norms and activation functions recompute it. */
-static void take_cheap(const struct pd_transformer *t, struct pd_block_activations *a, struct room *room)
+static void take_cheap(const struct pd_transformer *t, unsigned kinds, struct pd_block_activations *a,
+                       struct allocator *allocator)
 {
     if (t->partition.tp == 1) {
         const uint64_t stream = t->rows * t->model->config.hidden;
-        a->mean1 = pd_norm_is_layer(t) ? take_from(room, t->rows, sizeof(float)) : NULL;
-        a->rstd1 = take_from(room, t->rows, sizeof(float));
-        a->norm1 = take_from(room, stream, t->element_bytes);
-        a->mean2 = pd_norm_is_layer(t) ? take_from(room, t->rows, sizeof(float)) : NULL;
-        a->rstd2 = take_from(room, t->rows, sizeof(float));
-        a->norm2 = take_from(room, stream, t->element_bytes);
+        a->mean1 = pd_norm_is_layer(t) ? take_from(allocator, t->rows, sizeof(float)) : NULL;
+        a->rstd1 = take_from(allocator, t->rows, sizeof(float));
+        a->norm1 = take_from(allocator, stream, t->element_bytes);
+        a->mean2 = pd_norm_is_layer(t) ? take_from(allocator, t->rows, sizeof(float)) : NULL;
+        a->rstd2 = take_from(allocator, t->rows, sizeof(float));
+        a->norm2 = take_from(allocator, stream, t->element_bytes);
     } else {
         /* If ranks share rows, no rank keeps norm outputs. */
         a->mean1 = a->mean2 = t->shared.mean;
         a->rstd1 = a->rstd2 = t->shared.rstd;
         a->norm1 = a->norm2 = t->shared.norm;
     }
-    a->hidden = take_from(room, t->rows * t->share.ffn_columns, t->element_bytes);
+    if (kinds & DENSE) a->hidden = take_from(allocator, t->rows * t->share.ffn_columns, t->element_bytes);
+    if (!(kinds & EXPERTS)) return;
+    a->experts.hidden = take_from(allocator, arrivals_of(t) * t->share.expert_columns, t->element_bytes);
+    a->experts.shared_hidden = take_from(allocator, t->rows * t->share.shared_columns, t->element_bytes);
 }
 
-static void take_kept(const struct pd_transformer *t, enum pd_recompute recompute, struct pd_block_activations *a,
-                      struct room *room)
+static void take_kept(const struct pd_transformer *t, enum pd_recompute recompute, unsigned kinds,
+                      struct pd_block_activations *a, struct allocator *allocator)
 {
-    if (recompute == PD_RECOMPUTE_NONE) take_cheap(t, a, room);
-    if (recompute != PD_RECOMPUTE_FULL) take_products(t, a, room);
+    if (recompute == PD_RECOMPUTE_NONE) take_cheap(t, kinds, a, allocator);
+    if (recompute != PD_RECOMPUTE_FULL) take_products(t, kinds, a, allocator);
 }
 
-static void take_again(const struct pd_transformer *t, enum pd_recompute recompute, struct pd_block_activations *a,
-                       struct room *room)
+static void take_again(const struct pd_transformer *t, enum pd_recompute recompute, unsigned kinds,
+                       struct pd_block_activations *a, struct allocator *allocator)
 {
-    if (recompute != PD_RECOMPUTE_NONE) take_cheap(t, a, room);
-    if (recompute == PD_RECOMPUTE_FULL) take_products(t, a, room);
+    if (recompute != PD_RECOMPUTE_NONE) take_cheap(t, kinds, a, allocator);
+    if (recompute == PD_RECOMPUTE_FULL) take_products(t, kinds, a, allocator);
 }
 
 bool pd_activations_are_away(const struct pd_transformer *t)
@@ -94,10 +143,11 @@ bool pd_activations_are_away(const struct pd_transformer *t)
 uint64_t pd_activations_carve(const struct pd_transformer *t, uint32_t block, struct pd_block_activations *a, char *base)
 {
     const enum pd_recompute recompute = t->held[block].recompute;
-    struct room room = {.base = base};
-    take_kept(t, recompute, a, &room);
-    const uint64_t kept = room.used;
-    if (t->away.regions_are_whole) take_again(t, recompute, a, &room);
+    struct allocator allocator = {.base = base};
+    const unsigned kinds = kinds_of(t, block);
+    take_kept(t, recompute, kinds, a, &allocator);
+    const uint64_t kept = allocator.used;
+    if (t->away.regions_are_whole) take_again(t, recompute, kinds, a, &allocator);
     return kept;
 }
 
@@ -125,19 +175,23 @@ static uint32_t lender(const struct pd_transformer *t)
 
 static void take_blocks(struct pd_transformer *t, struct pd_arena *arena)
 {
-    struct room room = {.arena = arena};
+    struct allocator allocator = {.arena = arena};
     const uint32_t lends = lender(t);
+    unsigned kinds = 0; /* of blocks here; they share `work` */
     if (!t->has_blocks) return;
+    for (uint32_t block = 0; block < t->model->config.layers; block++)
+        if (t->held[block].chunk != PD_NOT_HELD) kinds |= kinds_of(t, block);
     if (lends != PD_NOT_HELD)
-        take_kept(t, PD_RECOMPUTE_NONE, &t->work, &room);
+        take_kept(t, PD_RECOMPUTE_NONE, kinds, &t->work, &allocator);
     else if (!t->away.regions_are_whole)
-        take_again(t, largest_work(t), &t->work, &room);
+        take_again(t, largest_work(t), kinds, &t->work, &allocator);
     for (uint32_t block = 0; block < t->model->config.layers; block++) {
         const struct pd_held *held = &t->held[block];
         for (uint32_t i = 0; held->chunk != PD_NOT_HELD && i < held->depth; i++) {
             struct pd_block_activations *a = &t->blocks[held->base + i];
             *a = t->work;
-            if (block != lends && !pd_activations_are_away(t)) take_kept(t, held->recompute, a, &room);
+            if (block != lends && !pd_activations_are_away(t))
+                take_kept(t, held->recompute, kinds_of(t, block), a, &allocator);
         }
     }
 }
@@ -229,7 +283,8 @@ static void take_head(struct pd_transformer *t, struct pd_arena *arena)
 static uint64_t largest_vector(const struct pd_transformer *t)
 {
     const struct pd_share *s = &t->share;
-    const uint64_t norm = pd_max_u64(2ull * t->model->config.hidden, t->model->config.head_size);
+    uint64_t norm = pd_max_u64(2ull * t->model->config.hidden, t->model->config.head_size);
+    norm = pd_max_u64(norm, pd_max_u64(t->model->config.experts, pd_has_wide_norms(t) ? s->q_columns : 0));
     return t->options.may_add ? pd_max_u64(norm, pd_max_u64(s->q_columns + 2 * s->k_columns, s->up_columns)) : norm;
 }
 
@@ -242,11 +297,51 @@ static void take_backward(struct pd_transformer *t, struct pd_arena *arena)
     if (t->options.may_add && t->has_head && t->logits_rows < t->sp.largest)
         t->matrix = storage_take(arena, s->vocab_columns * t->model->config.hidden, sizeof(float));
     if (!t->has_blocks) return;
-    t->dup = storage_take(arena, t->rows * s->up_columns, t->element_bytes);
-    t->dhidden = storage_take(arena, t->rows * s->ffn_columns, t->element_bytes);
+    if (!t->model->config.experts || t->model->config.dense_blocks) {
+        t->dup = storage_take(arena, t->rows * s->up_columns, t->element_bytes);
+        t->dhidden = storage_take(arena, t->rows * s->ffn_columns, t->element_bytes);
+    }
     t->dqkv = storage_take(arena, t->rows * (s->q_columns + 2 * s->dk_columns), t->element_bytes);
     t->dattention = storage_take(arena, t->rows * s->q_columns, t->element_bytes);
     t->delta = storage_take(arena, t->rows * (s->heads.end - s->heads.begin), sizeof(float));
+}
+
+/* Of one block's pass at a time. */
+static void take_expert_work(struct pd_transformer *t, struct pd_arena *arena)
+{
+    const struct pd_model_config *c = &t->model->config;
+    const uint64_t slots = slots_of(t), arrivals = arrivals_of(t), expert = t->share.expert_columns,
+                   shared = t->share.shared_columns, bytes = t->element_bytes;
+    const bool travels = t->options.ep > 1;
+    struct pd_expert_work *x = &t->experts;
+    if (!c->experts || !t->has_blocks) return;
+    x->rows = storage_take(arena, slots * c->hidden, bytes);
+    x->arrived = x->results = storage_take(arena, slots * c->hidden, bytes);
+    x->chains = storage_take(arena, t->tp.chunks * t->rows * c->hidden, sizeof(float));
+    x->logits = storage_take(arena, t->rows * c->experts, sizeof(float));
+    x->weights = storage_take(arena, slots, sizeof(float));
+    x->bias = storage_take(arena, c->experts, sizeof(float));
+    x->balance = storage_take(arena, c->experts, sizeof(float));
+    if (travels) {
+        const uint32_t pieces = t->options.ep * (1 + t->tp.chunks);
+        x->arrived = storage_take(arena, arrivals * c->hidden, bytes);
+        x->counts = storage_take(arena, c->experts, sizeof(int32_t));
+        pd_peer_transfer_init(&x->travel, t->options.experts, pieces, pieces, arena);
+    }
+    if (!t->options.backward) return;
+    if (c->z_loss > 0 && t->family->router == PD_ROUTER_SIGMOID)
+        x->dlogits = storage_take(arena, t->rows * c->experts, sizeof(float));
+    x->product = storage_take(arena, t->rows * c->hidden, sizeof(float));
+    x->arrived_dout = x->dout = storage_take(arena, slots * c->hidden, bytes);
+    x->dup = storage_take(arena, arrivals * 2 * expert, bytes);
+    x->dhidden = storage_take(arena, arrivals * expert, bytes);
+    x->dshared_up = storage_take(arena, t->rows * 2 * shared, bytes);
+    x->dshared_hidden = storage_take(arena, t->rows * shared, bytes);
+    x->arrived_dweights = x->dweights = storage_take(arena, t->tp.chunks * slots, sizeof(float));
+    x->dchosen = storage_take(arena, t->tp.chunks * slots, sizeof(float));
+    if (!travels) return;
+    x->arrived_dout = storage_take(arena, arrivals * c->hidden, bytes);
+    x->arrived_dweights = storage_take(arena, t->tp.chunks * arrivals, sizeof(float));
 }
 
 static struct pd_micro_batch_input input_of(void *(*take_array)(struct pd_arena *, uint64_t, uint64_t),
@@ -454,6 +549,7 @@ pd_status pd_transformer_take(struct pd_transformer *t, struct pd_arena *arena, 
     if (!pd_activations_are_away(t)) take_streams(t, arena);
     take_head(t, arena);
     take_backward(t, arena);
+    take_expert_work(t, arena);
     take_kv(t, arena);
     pd_head_norms_take(t, arena);
     take_sums(t, arena);

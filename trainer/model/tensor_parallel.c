@@ -42,9 +42,19 @@ struct pd_qkv pd_qkv_of(const struct pd_transformer *t, void *base, uint64_t k_c
     return x;
 }
 
+bool pd_has_head_norms(const struct pd_transformer *t)
+{
+    return t->model->config.qk_norm && t->family->qk_norm != PD_QK_NORM_ALL;
+}
+
+bool pd_has_wide_norms(const struct pd_transformer *t)
+{
+    return t->family->qk_norm == PD_QK_NORM_ALL;
+}
+
 bool pd_attention_rotates(const struct pd_transformer *t)
 {
-    return t->family->positions == PD_POSITIONS_ROPE && !t->family->has_head_norms;
+    return t->family->positions == PD_POSITIONS_ROPE && !pd_has_head_norms(t);
 }
 
 /* Operands shared by every attention call on this rank. */
@@ -162,11 +172,16 @@ static pd_status chains(struct pd_transformer *t, const struct pd_chunk_sum *s, 
     return PD_OK;
 }
 
+static enum pd_dtype out_type(const struct pd_transformer *t, const struct pd_chunk_sum *s)
+{
+    return s->is_wide ? PD_F32 : t->options.dtype;
+}
+
 /* Computes out, rows [row, row + rows) of s, from t->tp.parts. */
 static pd_status tensor_parallel_finish(struct pd_transformer *t, const struct pd_chunk_sum *s, uint32_t part_count,
                                         uint64_t row, uint64_t rows, struct pd_error *err)
 {
-    const uint64_t bytes = row * s->columns * t->element_bytes;
+    const uint64_t bytes = row * s->columns * pd_dtype_bytes(out_type(t, s));
     struct pd_finish f = {.rows = rows,
                           .columns = s->columns,
                           .part_count = part_count,
@@ -174,7 +189,7 @@ static pd_status tensor_parallel_finish(struct pd_transformer *t, const struct p
                           .scale = 1.0f,
                           .bias = s->bias,
                           .bias_dtype = t->options.dtype,
-                          .out = {(char *)s->out + bytes, t->options.dtype, s->columns}};
+                          .out = {(char *)s->out + bytes, out_type(t, s), s->columns}};
     if (s->residual) f.residual = (struct pd_matrix){(char *)(uintptr_t)s->residual + bytes, t->options.dtype, s->columns};
     return pd_finish(t->math, &f, err);
 }
@@ -246,7 +261,7 @@ static pd_status send_slices(struct pd_transformer *t, const struct pd_chunk_sum
                              uint32_t turn, struct pd_error *err)
 {
     const uint32_t me = t->partition.tp_rank;
-    const uint64_t row_bytes = s->columns * t->element_bytes;
+    const uint64_t row_bytes = s->columns * pd_dtype_bytes(out_type(t, s));
     const struct pd_range mine = pd_rows_slice(t, rows, me);
     const uint64_t bytes = (mine.end - mine.begin) * row_bytes;
     struct pd_peer_transfer *x = &t->tp.slices[turn];

@@ -104,6 +104,23 @@ static pd_status fp8_init(struct pd_transformer *t, struct pd_error *err)
     return PD_OK;
 }
 
+static pd_status expert_counts_init(struct pd_transformer *t, struct pd_error *err)
+{
+    const struct pd_model_config *c = &t->model->config;
+    if (!c->experts) return PD_OK;
+    PD_CHECK(t->partition.virtual_sp == 1 && !t->options.fp8_linears);
+    if (t->options.on_device) PD_FAIL(err, PD_UNSUPPORTED, "experts are not computed on GPUs yet; set run.device=cpu");
+    t->expert_counts.tokens = calloc(c->layers * (c->experts + 1ull), sizeof *t->expert_counts.tokens);
+    if (!t->expert_counts.tokens)
+        PD_FAIL(err, PD_NO_MEMORY, "model: no memory to count the tokens of %u experts", c->experts);
+    return PD_OK;
+}
+
+struct pd_expert_counts *pd_transformer_expert_counts(struct pd_transformer *t)
+{
+    return t->expert_counts.tokens ? &t->expert_counts : NULL;
+}
+
 static pd_status tables_init(struct pd_transformer *t, struct pd_error *err)
 {
     t->held = calloc(t->model->config.layers + 1, sizeof *t->held);
@@ -115,6 +132,11 @@ static pd_status tables_init(struct pd_transformer *t, struct pd_error *err)
     s->kv_computed = pd_partition_kv_computed(c, s->heads);
     s->ffn = pd_partition_units(&t->partition, c->ffn);
     s->vocab = pd_partition_units(&t->partition, c->vocab);
+    const struct pd_range expert = pd_partition_units(&t->partition, c->expert_ffn),
+                          shared = pd_partition_units(&t->partition, pd_model_shared_ffn(c));
+    s->expert_columns = c->experts ? expert.end - expert.begin : 0;
+    s->shared_columns = shared.end - shared.begin;
+    PD_TRY(expert_counts_init(t, err));
     s->q_columns = (s->heads.end - s->heads.begin) * c->head_size;
     s->k_columns = (s->kv_needed.end - s->kv_needed.begin) * c->head_size;
     s->dk_columns = (s->kv_computed.end - s->kv_computed.begin) * c->head_size;
@@ -145,6 +167,7 @@ pd_status pd_transformer_new(const struct pd_model *model, struct pd_math *math,
     t->model = model;
     t->math = math;
     t->options = *options;
+    if (!t->options.ep) t->options.ep = 1;
     t->partition = options->partition;
     t->family = pd_family_at(model->config.family);
     t->element_bytes = pd_dtype_bytes(options->dtype);
@@ -165,9 +188,10 @@ pd_status pd_transformer_new(const struct pd_model *model, struct pd_math *math,
 
 void pd_transformer_sync(struct pd_transformer *t)
 {
-    struct pd_peer_transfer *all[] = {
-        &t->tp.sums[0],   &t->tp.sums[1],     &t->tp.slices[0],   &t->tp.slices[1],        &t->tp.kv,        &t->tp.loss,
-        &t->tp.embedding, &t->sp.transfer[0], &t->sp.transfer[1], &t->head_norms.transfer, &t->shared.gather};
+    struct pd_peer_transfer *all[] = {&t->tp.sums[0],          &t->tp.sums[1],     &t->tp.slices[0],
+                                      &t->tp.slices[1],        &t->tp.kv,          &t->tp.loss,
+                                      &t->tp.embedding,        &t->sp.transfer[0], &t->sp.transfer[1],
+                                      &t->head_norms.transfer, &t->shared.gather,  &t->experts.travel};
     struct pd_error ignored;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (pd_peer_transfer_wait(all[i], &ignored)) continue;
@@ -192,6 +216,7 @@ void pd_transformer_free(struct pd_transformer *t)
     free(t->sp.rows);
     free(t->sp.place);
     free(t->sp.first);
+    free(t->expert_counts.tokens);
     free(t);
 }
 
@@ -272,6 +297,11 @@ void pd_transformer_set_adds(struct pd_transformer *t, bool adds)
 {
     PD_CHECK(!adds || (t->options.may_add && t->sp.pieces == 1));
     t->adds = adds;
+}
+
+void pd_transformer_set_sources(struct pd_transformer *t, float *const *sources)
+{
+    t->experts.sources = sources;
 }
 
 void pd_transformer_set_dstream(struct pd_transformer *t, void *dstream)

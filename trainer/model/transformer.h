@@ -53,6 +53,8 @@ struct pd_transformer_options {
     bool on_device;              /* math runs on a device: the host must not touch arena memory (pd_arena_new_on) */
     struct pd_partition partition;
     struct pd_comm *tp, *sp;       /* NULL if of one rank; borrowed */
+    struct pd_comm *experts;       /* the same */
+    uint32_t ep, ep_rank;          /* experts e with e % ep = ep_rank are here; ep 0: 1 */
     uint32_t chunk_count;          /* model chunks of this rank; 0: one chunk of everything, depth 1 */
     const struct pd_stage *chunks; /* (chunk_count), only pd_transformer_new reads it */
     const uint32_t *depth;         /* (chunk_count), only pd_transformer_new reads it */
@@ -113,8 +115,12 @@ void pd_transformer_spans(const struct pd_transformer *transformer, uint64_t *re
 /* Bytes that leave memory, and return, for the micro-batches of `slots`. */
 uint64_t pd_transformer_away_bytes(const struct pd_transformer *transformer, uint32_t slots);
 void pd_transformer_attach_files(struct pd_transformer *transformer, struct pd_spill *spill);
-/* Call before a step (learns) or validation. Weights may have changed, and must not change until the next call. */
-void pd_transformer_begin(struct pd_transformer *transformer, bool learns);
+/* Call before a step (learns) or validation. `scale`: as in pd_transformer_head. Weights may have changed, and must not
+ * change until the next call. */
+void pd_transformer_begin(struct pd_transformer *transformer, bool learns, float scale);
+struct pd_expert_counts; /* trainer/model/experts.h */
+/* What experts did since pd_transformer_begin; NULL: there are none. Borrowed. */
+struct pd_expert_counts *pd_transformer_expert_counts(struct pd_transformer *transformer);
 /* Announces that the block's backward comes soon, after at most one other. */
 PD_MUST_USE pd_status pd_transformer_prefetch(struct pd_transformer *transformer, uint32_t slot, uint32_t block,
                                               struct pd_error *err);
@@ -128,6 +134,15 @@ PD_MUST_USE pd_status pd_transformer_block_forward(struct pd_transformer *transf
 /* From now on the gradients of each micro-batch are added to the destination. The bits are as if they were written apart and
  * then added in fp32, without the extra memory and copy. */
 void pd_transformer_set_adds(struct pd_transformer *transformer, bool adds);
+/* With ep > 1, before a block's backward: for each of the ep ranks where the gradients go that its micro-batch gives this
+ * rank's experts, one expert after the other; NULL: it has none. Borrows `sources`. */
+void pd_transformer_set_sources(struct pd_transformer *transformer, float *const *sources);
+/* A slot without a micro-batch on this rank, which still computes the tokens that the other ep ranks send to its experts.
+ * Nothing happens in dense blocks and with ep = 1. */
+PD_MUST_USE pd_status pd_transformer_block_join_forward(struct pd_transformer *transformer, uint32_t slot, uint32_t block,
+                                                        void *const *weights, struct pd_error *err);
+PD_MUST_USE pd_status pd_transformer_block_join_backward(struct pd_transformer *transformer, uint32_t slot, uint32_t block,
+                                                         void *const *weights, struct pd_error *err);
 /* Final norm, logits, loss. weights: final norm tensors, then the output matrix (V,C) (the token table when tied). gradients
  * NULL: loss only. Otherwise writes the residual stream's gradient to dstream (R,C), and multiplies all gradients by `scale`
  * (fp16's loss scale, a power of two; 1 otherwise). */

@@ -4,6 +4,7 @@
 #include "ckpt/base/owner.h"
 #include "offload/spill.h"
 #include "resharder/catalog/family.h"
+#include "trainer/model/experts.h"
 #include "trainer/model/head_norms.h"
 #include "trainer/model/linear_fp8.h"
 #include "trainer/model/rows.h"
@@ -25,9 +26,10 @@ struct pd_block_activations {
     void *attention;      /* (R, H*D) */
     void *middle;         /* (kept rows, C) residual stream between attention and MLP */
     float *mean2, *rstd2;
-    void *norm2;  /* (R,C) */
-    void *up;     /* (R, 2F) gate and up, or (R,F) before GELU */
-    void *hidden; /* (R,F) */
+    void *norm2;                          /* (R,C) */
+    void *up;                             /* (R, 2F) gate and up, or (R,F) before GELU */
+    void *hidden;                         /* (R,F) */
+    struct pd_expert_activations experts; /* instead of the last two */
 };
 
 /* Queries, keys and values of all rows, or their gradients. One matrix; with pieces two, so that keys and values of a piece
@@ -42,7 +44,8 @@ struct pd_share {
     struct pd_range heads, kv_needed, kv_computed, ffn, vocab;
     uint64_t q_columns, k_columns, dk_columns; /* dk: of heads whose gradient this rank computes */
     uint64_t up_columns, ffn_columns, vocab_columns;
-    bool kv_is_shared; /* some tp rank adds partial sums of a key-value head to another rank's */
+    uint64_t expert_columns, shared_columns; /* of an expert, of the shared experts */
+    bool kv_is_shared;                       /* some tp rank adds partial sums of a key-value head to another rank's */
 };
 
 /* One product of a chunk's chain: a (rows, k) times b (k, columns), or b^T with b (columns, k). k = 0: unused. */
@@ -60,6 +63,7 @@ struct pd_chunk_sum {
     uint64_t units;      /* number cut into chunks: shows which ranks have none */
     const float *chains; /* (chunks, rows, columns) fp32, precomputed; or NULL */
     bool trans_b;
+    bool is_wide;         /* out is fp32 */
     bool by_rows;         /* residual and out have only the rows this rank keeps; false: out is whole */
     const void *bias;     /* act, or NULL */
     const void *residual; /* (rows, columns) act, or NULL */
@@ -144,6 +148,9 @@ struct pd_transformer {
     struct pd_sequence_parallel sp;
     struct pd_fp8_linears fp8;
     struct pd_head_norms head_norms;
+    struct pd_expert_work experts;
+    struct pd_expert_counts expert_counts;
+    float scale; /* of gradients: pd_transformer_begin */
     const struct pd_family *family;
     bool has_embedding, has_head, has_blocks;
     uint64_t rows, element_bytes, logits_rows, ld_logits;
@@ -222,6 +229,9 @@ PD_MUST_USE pd_status pd_block_attention_backward(struct pd_transformer *t, cons
 /* ---- tensor_parallel.c ---- */
 struct pd_qkv pd_qkv_of(const struct pd_transformer *t, void *base, uint64_t k_columns);
 struct pd_attention pd_attention_of(const struct pd_transformer *t);
+/* Whether each head of q and k has a norm, which also rotates it; whether all heads together have one, which does not. */
+bool pd_has_head_norms(const struct pd_transformer *t);
+bool pd_has_wide_norms(const struct pd_transformer *t);
 /* Whether attention applies RoPE, rather than the norms of its heads. */
 bool pd_attention_rotates(const struct pd_transformer *t);
 /* Terms of chunk i of this rank, all reset to unused. */
@@ -245,12 +255,3 @@ void pd_embedding_order(struct pd_transformer *t, uint32_t slot);
 /* Gathers `whole` from the ranks that hold its tokens, in the slot's order. */
 PD_MUST_USE pd_status pd_embedding_gather(struct pd_transformer *t, uint32_t slot, const struct pd_embedding *whole,
                                           struct pd_error *err);
-
-/* ---- sequence_parallel.c ---- */
-/* The matrix that a product adds to: the gradient so far, or none (rows ld apart). */
-struct pd_matrix pd_gradient_so_far(const struct pd_transformer *t, float *gradient, uint64_t ld);
-PD_MUST_USE pd_status pd_parts_forward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
-                                       struct pd_block_activations *a, struct pd_error *err);
-PD_MUST_USE pd_status pd_parts_backward(struct pd_transformer *t, const struct pd_micro_batch_input *input,
-                                        struct pd_block_activations *a, const struct pd_attention *gradient,
-                                        struct pd_error *err);

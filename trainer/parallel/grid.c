@@ -13,8 +13,25 @@ struct meeting {
 };
 #define AT(member) offsetof(struct pd_grid, member)
 
-enum { SHARD, REPLICAS, GATHERS, TP, SP, FORWARD_A, FORWARD_B, FORWARD_C, BACKWARD_A, BACKWARD_B, BACKWARD_C, MIRROR,
-       MEETING_COUNT };
+enum {
+    SHARD,
+    REPLICAS,
+    GATHERS,
+    TP,
+    SP,
+    EXPERTS,
+    EXPERT_SHARD,
+    EXPERT_GATHERS,
+    EXPERT_REPLICAS,
+    FORWARD_A,
+    FORWARD_B,
+    FORWARD_C,
+    BACKWARD_A,
+    BACKWARD_B,
+    BACKWARD_C,
+    MIRROR,
+    MEETING_COUNT
+};
 
 /* The kind of the link from pipeline rank s to s + 1: the parity of s, so that a rank has one link of a kind. The link from
  * the last to the first is a third kind, since with an odd number it meets both parities. */
@@ -56,6 +73,27 @@ static uint32_t data_rank_at(const struct pd_layout *layout, struct pd_rank_plac
     return pd_layout_rank(layout, place);
 }
 
+/* Communicators of experts: who sends whom tokens, and who shares an expert. */
+static struct meeting expert_meeting(const struct pd_layout *layout, uint32_t rank, uint32_t which)
+{
+    const struct pd_rank_place place = pd_layout_place(layout, rank);
+    const uint32_t ep = pd_layout_ep(layout), q = place.dp * layout->sp + place.sp, parts = layout->zero_shard;
+    const bool is_whole = layout->zero_stage == 0;
+    if (which == EXPERTS)
+        return (struct meeting){ep > 1, false, data_rank_at(layout, place, q - q % ep), rank, ep, AT(experts)};
+    if (which == EXPERT_REPLICAS)
+        return (struct meeting){.is_on = ep > 1 && is_whole && layout->dp * layout->sp > ep,
+                                .color = data_rank_at(layout, place, q % ep),
+                                .key = rank,
+                                .size = layout->dp * layout->sp / ep,
+                                .at = AT(expert_replicas)};
+    return (struct meeting){.is_on = ep > 1 && !is_whole && parts > ep,
+                            .color = data_rank_at(layout, place, q - q % parts + q % ep),
+                            .key = rank,
+                            .size = parts / ep,
+                            .at = which == EXPERT_GATHERS ? AT(expert_gathers) : AT(expert_shard)};
+}
+
 static struct meeting meeting_of(const struct pd_layout *layout, uint32_t rank, uint32_t which)
 {
     const uint32_t world = pd_layout_world(layout), parts = layout->zero_stage ? layout->zero_shard : 1;
@@ -86,6 +124,11 @@ static struct meeting meeting_of(const struct pd_layout *layout, uint32_t rank, 
     case MIRROR:
         first.pp = 0;
         return (struct meeting){has_mirror, true, pd_layout_rank(layout, first), rank, 2, AT(mirror)};
+    case EXPERTS:
+    case EXPERT_SHARD:
+    case EXPERT_GATHERS:
+    case EXPERT_REPLICAS:
+        return expert_meeting(layout, rank, which);
     default:
         return which < BACKWARD_A ? link_meeting(layout, place, which - FORWARD_A, false)
                                   : link_meeting(layout, place, which - BACKWARD_A, true);
@@ -148,8 +191,10 @@ pd_status pd_grid_init(const struct pd_layout *layout, uint32_t rank, struct pd_
 
 void pd_grid_deinit(struct pd_grid *grid)
 {
-    struct pd_comm *own[] = {grid->gathers,     grid->tp,          grid->sp,           grid->forward_in,
-                             grid->forward_out, grid->backward_in, grid->backward_out, grid->mirror};
+    struct pd_comm *own[] = {grid->gathers,         grid->tp,           grid->sp,
+                             grid->experts,         grid->expert_shard, grid->expert_gathers,
+                             grid->expert_replicas, grid->forward_in,   grid->forward_out,
+                             grid->backward_in,     grid->backward_out, grid->mirror};
     if (grid->shard != grid->comm) pd_comm_free(grid->shard);
     if (grid->replicas != grid->comm) pd_comm_free(grid->replicas);
     for (size_t i = 0; i < sizeof own / sizeof *own; i++)

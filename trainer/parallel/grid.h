@@ -4,6 +4,8 @@
  *              ordered (dp, sp). In stage 0 every rank holds a copy
  *   gathers    the same ranks, for parameters, so that these do not wait for gradients
  *   replicas   ranks with the same part of each copy, same order
+ *   experts    ep consecutive data ranks, each with other experts, that send each other tokens
+ *   expert_*   as shard, gathers and replicas, of ranks with the same experts; expert_replicas only in stage 0
  *   tp, sp     ranks that share a micro-batch's heads, or its tokens
  *   pipe       two ranks each, one per direction and neighbour, so that sends in one direction never wait for the other:
  *              forward_in from the stage before, forward_out to the stage after, backward_in, backward_out. With interleaved
@@ -26,6 +28,7 @@ struct pd_grid {
     uint32_t world, rank;
     struct pd_comm *comm; /* all ranks, borrowed; NULL for one rank */
     struct pd_comm *shard, *replicas, *gathers, *tp, *sp;
+    struct pd_comm *experts, *expert_shard, *expert_gathers, *expert_replicas;
     struct pd_comm *forward_in, *forward_out, *backward_in, *backward_out;
     struct pd_comm *mirror;
 };

@@ -1,12 +1,12 @@
 /* ZeRO: the ranks of one stage share parameters, gradients and optimizer state, cut into boxes with owners (Rajbhandari et
- * al. 2020). README.md defines sets, and what a rank needs, computes, owns and holds. Set 0 is the embedding, 1..L the
- * blocks, L+1 the head. A set stores a tensor as the boxes its rank needs (trainer/model/partition.h), each dense, chunk
+ * al. 2020). README.md defines buckets, and what a rank needs, computes, owns and holds. Bucket 0 is the embedding, 1..L the
+ * blocks, L+1 the head. A bucket stores a tensor as the boxes its rank needs (trainer/model/partition.h), each dense, chunk
  * after chunk if it is split on dimension 1, and its gradient as the boxes the rank computes.
  *
- *   stage     parameters (compute type)         micro-batch gradients         gradient sums, optimizer state
- *   0         whole                             one set at a time             replicated
- *   1, 2      whole, gathered once a step       one set at a time             cut
- *   3         one set, parts of one or two more one set at a time             cut
+ *   stage     parameters (compute type)            micro-batch gradients   gradient sums, optimizer state
+ *   0         whole                                one bucket at a time    replicated
+ *   1, 2      whole, gathered once a step          one bucket at a time    cut
+ *   3         one bucket, parts of one or two more one bucket at a time    cut
  *
  *   invariants  1. every rank of a stage makes the same calls in the same order
  *               2. micro-batches of a lane are added in fp32. The result is a term (trainer/math/terms.h), as is every piece
@@ -22,17 +22,16 @@
 #include "trainer/parallel/grid.h"
 #include "trainer/parallel/lanes.h"
 
-#define PD_ZERO_SET_TENSORS_MAX 24
-
 struct pd_zero_options {
     uint32_t micro_batches;   /* V: micro-batches per step */
     uint32_t lanes;           /* L, at most V */
     uint64_t tokens;          /* per batch; determines the quantum of terms */
+    bool narrow_terms;        /* of 32 bits */
     bool by_lane;             /* sends blocks' terms whenever lanes end, instead of once a step */
     bool by_layers;           /* runs all micro-batches of a block before the next: terms need no buffer of their own */
     enum pd_dtype compute;    /* of gathered parameters */
     bool exchanges_two;       /* two exchanges at a time, the second over the gathers' communicator, which is idle by then */
-    bool gathers_two;         /* two parameter sets may be in flight, if they are in memory */
+    bool gathers_two;         /* two parameter buckets may be in flight, if they are in memory */
     bool adds_in_place;       /* backward itself adds to the lane's sums */
     bool state_on_host;       /* on a GPU: master and moments are in host memory, the working copy in GPU memory */
     bool state_in_files;      /* master and moments are in files: pd_zero_held has no state, only the working copy */
@@ -49,14 +48,16 @@ struct pd_zero_box {
     struct pd_box box;
     uint64_t offset, elements;
     uint64_t copy_offset;     /* into the working copy; UINT64_MAX: in files */
-    uint64_t gradient_offset; /* with gradients_in_files: its place while the set is in memory */
+    uint64_t gradient_offset; /* with gradients_in_files: its place while the bucket is in memory */
 };
 
 struct pd_zero;
 
-/* Most elements of a unit that one data rank beside tensor-parallel rank `tp` owns. by_part (zero_shard) scratch */
+#define PD_ZERO_ALL_RANKS UINT32_MAX
+/* Most elements of a unit that one data rank beside tensor-parallel rank `tp` owns: of the tensors that all data ranks share,
+ * or of the experts of those with q % ep = ep_rank. by_part (zero_shard) scratch */
 uint64_t pd_zero_part_elements(const struct pd_model *model, const struct pd_layout *layout, uint32_t unit, uint32_t tp,
-                               uint64_t *by_part);
+                               uint32_t ep_rank, uint64_t *by_part);
 
 /* Allocates everything from the arena. A dry arena only counts (math and the grid's communicators may be NULL), in time that
  * does not grow with ranks times tensors. Borrows model, grid and math. */
@@ -69,9 +70,9 @@ void pd_zero_free(struct pd_zero *zero);
 struct pd_zero_held {
     uint64_t elements;
     struct pd_zero_box *boxes; /* (box_count) in table order */
-    uint32_t box_count, set_count;
-    uint32_t *first_box;             /* (set_count + 1) first box of each set */
-    uint32_t copies_away, sums_away; /* sets from this one on keep copies (sums) in files; earlier blocks are in memory */
+    uint32_t box_count, bucket_count;
+    uint32_t *first_box;             /* (bucket_count + 1) first box of each bucket */
+    uint32_t copies_away, sums_away; /* buckets from this one on keep copies (sums) in files; earlier blocks are in memory */
     void *state[PD_KIND_COUNT];      /* (elements) each, zero-padded where a box must begin a page; NULL: in files */
     enum pd_dtype moments;           /* type of all state except the parameters, which are fp32 */
     void *copy;                      /* working copy; NULL if compute is fp32 and the master, in memory, serves */
@@ -99,48 +100,53 @@ PD_MUST_USE pd_status pd_zero_updated(struct pd_zero *zero, struct pd_error *err
 
 /* ---- data in files (zero_files.c): only of blocks; embedding and head stay in memory ----
  *
- * Working copies: each box of PD_ZERO_FILE_ELEMENTS or more is a span. Prefetching a set reads it into one of two landing
- * buffers; acquire assembles it. Sums: the held boxes of a set are a span. Two sets are in memory: the last one computed,
+ * Working copies: each box of PD_ZERO_FILE_ELEMENTS or more is a span. Prefetching a bucket reads it into one of two landing
+ * buffers; acquire assembles it. Sums: the held boxes of a bucket are a span. Two buckets are in memory: the last one computed,
  * and one in flight. */
 #define PD_ZERO_FILE_ELEMENTS 16384u
 
-/* Bytes of a span (a box's copy; a set's sums), or 0. */
+/* Bytes of a span (a box's copy; a bucket's sums), or 0. */
 uint64_t pd_zero_parameter_span(const struct pd_zero *zero, uint32_t box);
-uint64_t pd_zero_gradient_span(const struct pd_zero *zero, uint32_t set);
+uint64_t pd_zero_gradient_span(const struct pd_zero *zero, uint32_t bucket);
 /* Files created from these spans; borrowed. NULL: nothing is in files. */
 void pd_zero_attach_files(struct pd_zero *zero, struct pd_spill *parameters, struct pd_spill *gradients);
 /* Registers a callback, called when the sums of a block are complete and still in memory: for the norm. */
-void pd_zero_on_sums(struct pd_zero *zero, pd_status (*complete)(void *context, uint32_t set, struct pd_error *err),
+void pd_zero_on_sums(struct pd_zero *zero, pd_status (*complete)(void *context, uint32_t bucket, struct pd_error *err),
                      void *context);
 /* Makes the working copy of a box from its master. Call after initialisation or loading. */
 PD_MUST_USE pd_status pd_zero_put_parameters(struct pd_zero *zero, uint32_t box, const float *master, struct pd_error *err);
 /* Updates all boxes in ascending order. Returns the gradient of a box and where to write its new working copy; both are
- * valid until a box of another set is requested. Then call pd_zero_updated. */
+ * valid until a box of another bucket is requested. Then call pd_zero_updated. */
 PD_MUST_USE pd_status pd_zero_update_begin(struct pd_zero *zero, struct pd_error *err);
 PD_MUST_USE pd_status pd_zero_update_box(struct pd_zero *zero, uint32_t box, const float **ret_gradient, void **ret_copy,
                                          struct pd_error *err);
 PD_MUST_USE pd_status pd_zero_update_end(struct pd_zero *zero, struct pd_error *err);
 
-/* Starts gathering a set, if it is not resident; does not wait. */
-PD_MUST_USE pd_status pd_zero_prefetch(struct pd_zero *zero, uint32_t set, struct pd_error *err);
-/* How many sets may be prefetched, in the order of their use, while one is read. */
+/* Starts gathering a bucket, if it is not resident; does not wait. */
+PD_MUST_USE pd_status pd_zero_prefetch(struct pd_zero *zero, uint32_t bucket, struct pd_error *err);
+/* How many buckets may be prefetched, in the order of their use, while one is read. */
 uint32_t pd_zero_prefetches(const struct pd_zero *zero);
-/* Waits for the set. Returns pointers to (the first box of) its tensors, valid until the next set is acquired. */
-PD_MUST_USE pd_status pd_zero_acquire(struct pd_zero *zero, uint32_t set, void *const **ret_weights, struct pd_error *err);
+/* Waits for the bucket. Returns pointers to (the first box of) its tensors, valid until the next bucket is acquired. */
+PD_MUST_USE pd_status pd_zero_acquire(struct pd_zero *zero, uint32_t bucket, void *const **ret_weights,
+                                      struct pd_error *err);
 
 /* Call before the first gradient of a step, or of its recomputation. loss_scale: factor of the gradients; terms are divided
- * by it. coarser: as in pd_quantum_of. */
-void pd_zero_begin_step(struct pd_zero *zero, double loss_scale, uint32_t coarser);
-/* Where backward of `set` in `slot` (lanes.h) writes, or adds to the lane's, gradients of the micro-batch (fp32), in set
+ * by it. sizes: for terms of 32 bits; coarser: as in pd_quantum_of (trainer/math/terms.h). */
+PD_MUST_USE pd_status pd_zero_begin_step(struct pd_zero *zero, double loss_scale, const struct pd_gradient_sizes *sizes,
+                                         uint32_t coarser, struct pd_error *err);
+/* Where backward of `bucket` in `slot` (lanes.h) writes, or adds to the lane's, gradients of the micro-batch (fp32), in bucket
  * order. With PD_ZERO_NO_SLOT, after the last slot of a step, gradients are only watched. */
 #define PD_ZERO_NO_SLOT UINT32_MAX
-PD_MUST_USE pd_status pd_zero_micro_batch_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot,
+PD_MUST_USE pd_status pd_zero_micro_batch_gradients(struct pd_zero *zero, uint32_t bucket, uint32_t slot,
                                                     float *const **ret_gradients, bool *ret_adds, struct pd_error *err);
+/* With ep > 1, after that call: where the gradients of this rank's experts go, from the micro-batch of each of the ep ranks
+ * (tensors in bucket order, without gaps). NULL: that rank has no micro-batch in the slot. */
+float *const *pd_zero_sources(const struct pd_zero *zero);
 /* For cut sequences: consumes gradients [gradient, gradient + elements) of a piece. The caller may reuse the buffer after
  * return. A pd_piece_taker of trainer/model/transformer.h. */
 PD_MUST_USE pd_status pd_zero_take_piece(void *zero, const float *gradient, uint64_t elements, struct pd_error *err);
-/* The micro-batch's gradients of `set` are complete. Padding micro-batches call this too: terms travel in the same slots. */
-PD_MUST_USE pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t set, uint32_t slot, struct pd_error *err);
+/* The micro-batch's gradients of `bucket` are complete. Padding micro-batches call this too: terms travel in the same slots. */
+PD_MUST_USE pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t bucket, uint32_t slot, struct pd_error *err);
 /* From now on, also adds the terms of the micro-batch in `slot` to *sum, modulo 2^64. The slot begins a lane or is
  * PD_ZERO_NO_SLOT. NULL: stop. Borrows sum, which is memory of the math. */
 void pd_zero_watch(struct pd_zero *zero, uint32_t slot, int64_t *sum);
@@ -149,9 +155,11 @@ void pd_zero_watch(struct pd_zero *zero, uint32_t slot, int64_t *sum);
  * all holders the sums. */
 PD_MUST_USE pd_status pd_zero_finish_gradients(struct pd_zero *zero, struct pd_error *err);
 /* Call after finish. Starts reading the step's marks. After a device sync the others return, for this rank, the first tensor
- * with an element out of range, the first with one not finite, and the first set whose sums arrived damaged; UINT32_MAX:
+ * with an element out of range, the first with one not finite, and the first bucket whose sums arrived damaged; UINT32_MAX:
  * none. */
 PD_MUST_USE pd_status pd_zero_read_marks(struct pd_zero *zero, struct pd_error *err);
+/* After it: this rank's largest sum of each class of gradients (PD_GRADIENT_CLASSES); NULL for terms of 64 bits. */
+const float *pd_zero_largest(const struct pd_zero *zero);
 uint32_t pd_zero_out_of_range(const struct pd_zero *zero);
 uint32_t pd_zero_not_finite(const struct pd_zero *zero);
 uint32_t pd_zero_damage(const struct pd_zero *zero);

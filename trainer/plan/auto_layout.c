@@ -60,10 +60,13 @@ void pd_less_memory_text(const struct pd_config *c, uint32_t world, bool places,
 {
     const bool stage_given = c->layout.automatic && c->layout.zero_stage_given,
                recompute_given = c->layout.automatic && c->layout.recompute_given;
+    char lanes[64];
+    snprintf(lanes, sizeof lanes, "numerics.lanes=%u (other bits)", world);
     const struct {
         const char *words;
         bool can;
-    } all[] = {{c->run.device == PD_DEVICE_GPU ? "more GPUs" : "more ranks", can_be_more(c, world)},
+    } all[] = {{lanes, c->numerics.lanes > world && (world > 1 || !c->guard.replay_every)},
+               {c->run.device == PD_DEVICE_GPU ? "more GPUs" : "more ranks", can_be_more(c, world)},
                {"layout.order=depth_first", keeps_all_micro_batches(c) && !state_alone},
                {"layout.zero_stage=auto", stage_given && c->layout.zero_stage < 3 && world > 1},
                {"layout.recompute=auto", recompute_given && c->layout.recompute != PD_RECOMPUTE_FULL && !state_alone},
@@ -131,6 +134,17 @@ static pd_status add_exchanges(struct planner *p, struct pd_laid_out laid_out, s
     return add_candidate(p, &laid_out, err);
 }
 
+/* Every number of ranks that may spread the experts, if not given. */
+static pd_status add_experts(struct planner *p, struct pd_laid_out laid_out, struct pd_error *err)
+{
+    struct pd_layout *l = &laid_out.layout;
+    const uint32_t experts = p->model->config.experts;
+    if (p->config->layout.ep || !experts) return add_exchanges(p, laid_out, err);
+    for (l->ep = 1; l->ep <= experts && l->ep <= PD_LAYOUT_EP_MAX; l->ep++)
+        if (experts % l->ep == 0 && l->zero_shard % l->ep == 0) PD_TRY(add_exchanges(p, laid_out, err));
+    return PD_OK;
+}
+
 /* Adds every ZeRO stage and recomputation for some degrees; of equal times, less memory comes first. If the number of
  * recomputed blocks is open, a candidate stands for one block, the fastest (decide_layers). */
 static pd_status add_degrees(struct planner *p, const struct pd_degrees *degrees, struct pd_error *err)
@@ -149,7 +163,7 @@ static pd_status add_degrees(struct planner *p, const struct pd_degrees *degrees
             if (recompute == PD_RECOMPUTE_NONE && config->layout.recompute_layers != PD_LAYERS_ALL) continue;
             laid_out.recompute = (enum pd_recompute)recompute;
             if (chooses_layers(config)) laid_out.recompute_layers = recompute ? 1 : PD_LAYERS_ALL;
-            PD_TRY(add_exchanges(p, laid_out, err));
+            PD_TRY(add_experts(p, laid_out, err));
         }
     }
     return PD_OK;
@@ -189,6 +203,7 @@ static int by_seconds(const void *a, const void *b)
     if (k->tp != l->tp) return auto_layout_compare(k->tp, l->tp);
     if (k->pp != l->pp) return auto_layout_compare(k->pp, l->pp);
     if (k->sp != l->sp) return auto_layout_compare(k->sp, l->sp);
+    if (k->ep != l->ep) return auto_layout_compare(k->ep, l->ep);
     if (x->laid_out.recompute != y->laid_out.recompute)
         return auto_layout_compare(x->laid_out.recompute, y->laid_out.recompute);
     if (x->laid_out.by_lane != y->laid_out.by_lane) return x->laid_out.by_lane ? 1 : -1;
@@ -359,6 +374,23 @@ bool pd_layouts_fit(const struct pd_config *config, const struct pd_model *model
     const pd_status st = search(&p, 1, &best, &count, &ignored);
     memcpy(ret_advice, p.advice, sizeof p.advice);
     return !st;
+}
+
+pd_status pd_plan_fewer_lanes(const struct pd_config *config, const struct pd_model *model, uint32_t threads,
+                              const struct pd_laid_out *laid_out, const struct pd_machine *machine,
+                              struct pd_fewer_lanes *ret_fewer, struct pd_error *err)
+{
+    struct pd_config fewer = *config; /* shares what it points to */
+    struct pd_world_memory memory;
+    struct pd_step_cost cost;
+    *ret_fewer = (struct pd_fewer_lanes){0};
+    if (config->numerics.lanes <= laid_out->layout.dp) return PD_OK;
+    fewer.numerics.lanes = laid_out->layout.dp;
+    PD_TRY(pd_world_memory_plan(&fewer, model, threads, laid_out, &memory, err));
+    pd_step_cost(&fewer, model, laid_out, machine, &cost);
+    *ret_fewer = (struct pd_fewer_lanes){fewer.numerics.lanes, memory.worst_bytes, cost.step_seconds};
+    pd_world_memory_deinit(&memory);
+    return PD_OK;
 }
 
 pd_status pd_lay_out(const struct pd_config *config, const struct pd_model *model, uint32_t world,

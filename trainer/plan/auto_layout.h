@@ -28,6 +28,16 @@ PD_MUST_USE pd_status pd_choose_layouts(const struct pd_config *config, const st
                                         uint32_t threads, const struct pd_machine *machine, uint32_t capacity,
                                         struct pd_layout_choice *ret_choices, uint32_t *ret_count, struct pd_error *err);
 
+/* What a layout would need if each of its data ranks had one lane, which then accumulates in place and holds no sums. */
+struct pd_fewer_lanes {
+    uint32_t lanes; /* the layout's dp; 0: no rank has several lanes */
+    uint64_t worst_bytes;
+    double step_seconds;
+};
+PD_MUST_USE pd_status pd_plan_fewer_lanes(const struct pd_config *config, const struct pd_model *model, uint32_t threads,
+                                          const struct pd_laid_out *laid_out, const struct pd_machine *machine,
+                                          struct pd_fewer_lanes *ret_fewer, struct pd_error *err);
+
 #define PD_LAYOUT_ADVICE_BYTES 256u
 /* Whether pd_choose_layouts finds one. ret_advice: if nothing fits, what would help, as "take more ranks"; else empty. */
 bool pd_layouts_fit(const struct pd_config *config, const struct pd_model *model, uint32_t world, uint32_t threads,

@@ -75,6 +75,7 @@ struct stage {
     double seconds, block_seconds, logit_seconds; /* per token, forward, uncut; logits: multiplied a second time */
     double moved_seconds;                         /* approximate time of norms and activations, by memory */
     double elements, block_elements;              /* a tensor-parallel rank's */
+    double spread_elements;                       /* of experts, if ep divides them */
 };
 
 struct setting {
@@ -89,6 +90,7 @@ struct setting {
     double share;                     /* of the work, that the busiest tensor-parallel rank has */
     double parts, copies;             /* a stage's state, and sums, are cut into `parts`; `copies` of each */
     double parts_leave, copies_leave; /* the fraction of a rank's collectives that leaves the host */
+    double experts_leave;             /* the same of what it sends to other ranks of its expert group */
     double slots_once;                /* micro-batches that share one pass over the parameters */
     bool by_heads;                    /* sequence-parallel ranks exchange rows for heads */
     bool updates_on_device;           /* state is the host's, and AdamW the GPU's */
@@ -96,11 +98,13 @@ struct setting {
     double exchanges, lanes; /* of a block's gradients in a step; as lanes end */
 };
 
-static double tp_elements(const struct setting *s, uint32_t unit)
+/* Tensors that ep ranks divide, or all. */
+static double tp_elements(const struct setting *s, uint32_t unit, bool only_spread)
 {
     double sum = 0;
     for (uint32_t t = s->model->unit_first[unit]; t < s->model->unit_first[unit + 1]; t++) {
         const struct pd_tensor *tensor = &s->model->tensors.tensors[t];
+        if (only_spread && !pd_layout_is_spread(s->layout, tensor)) continue;
         sum += (double)pd_tensor_elements(tensor) * (tensor->tp_dim < 0 ? 1 : s->share);
     }
     return sum;
@@ -114,7 +118,7 @@ static double seconds_of(const struct setting *s, double flops)
 /* In a block only linear layers use eight bits. */
 static double block_seconds(const struct setting *s)
 {
-    const double all = pd_unit_flops(s->model, s->config->batch.context, 1),
+    const double all = pd_unit_flops(s->model, s->config->batch.context, s->model->unit_count - 2),
                  attention = pd_attention_flops(&s->model->config, s->config->batch.context);
     if (s->config->numerics.linears != PD_LINEARS_FP8) return seconds_of(s, all);
     return (all - attention) / s->machine->flops[PD_RATE_FP8] + seconds_of(s, attention);
@@ -129,26 +133,48 @@ static struct stage stage_of(const struct setting *s, uint32_t pp)
     if (s->layout->pp == 1) g.blocks = last - 1;
     const uint32_t length = s->config->batch.context;
     g.block_seconds = g.blocks * block_seconds(s);
-    g.moved_seconds = 0.05 * g.blocks * pd_unit_flops(s->model, length, 1) / s->machine->flops[PD_RATE_HALF];
-    g.block_elements = g.blocks * tp_elements(s, 1);
+    g.moved_seconds = 0.05 * g.blocks * pd_unit_flops(s->model, length, last - 1) / s->machine->flops[PD_RATE_HALF];
+    g.block_elements = g.blocks * tp_elements(s, last - 1, false);
+    g.spread_elements = g.blocks * tp_elements(s, last - 1, true);
     g.seconds = g.block_seconds;
     g.elements = g.block_elements;
-    if (g.has_embedding) g.seconds += seconds_of(s, pd_unit_flops(s->model, length, 0)), g.elements += tp_elements(s, 0);
+    if (g.has_embedding)
+        g.seconds += seconds_of(s, pd_unit_flops(s->model, length, 0)), g.elements += tp_elements(s, 0, false);
     if (g.has_head) {
         const double head = seconds_of(s, pd_unit_flops(s->model, length, last));
         g.seconds += head;
         if (s->config->numerics.logits == PD_LOGITS_OF_COLUMNS) g.logit_seconds = head;
-        g.elements += tp_elements(s, last);
-        if (s->model->config.tie_embeddings && s->layout->pp > 1) g.elements += tp_elements(s, 0);
+        g.elements += tp_elements(s, last, false);
+        if (s->model->config.tie_embeddings && s->layout->pp > 1) g.elements += tp_elements(s, 0, false);
     }
     return g;
 }
 
-#define TERM_BYTES 8.0
+static double term_bytes(const struct setting *s)
+{
+    return s->config->numerics.terms == PD_TERMS_32 ? sizeof(int32_t) : sizeof(int64_t);
+}
+
+/* What a rank receives of the parts of others, and what it holds: of some elements, some of which ep ranks divide. */
+static double received(const struct setting *s, double elements, double spread)
+{
+    const double ep = pd_layout_ep(s->layout);
+    return (elements - spread) * (s->parts - 1) / s->parts + spread / ep * (1 - fmin(1, ep / s->parts));
+}
+
+static double block_terms(const struct setting *s, const struct stage *g)
+{
+    return received(s, g->block_elements, g->spread_elements) * term_bytes(s);
+}
+
+static double held(const struct setting *s, const struct stage *g)
+{
+    return (g->elements - g->spread_elements) / s->parts + g->spread_elements / fmax(s->parts, pd_layout_ep(s->layout));
+}
 
 /* Bytes of one micro-batch. */
 struct traffic {
-    double parameters, gradients, tensor, sequence, pipeline;
+    double parameters, gradients, tensor, sequence, pipeline, experts;
     double backward; /* of tensor: beside gradients of weights */
     double calls;    /* transfers that nothing hides */
 };
@@ -182,6 +208,18 @@ static double tensor_bytes(const struct setting *s, const struct stage *g, doubl
     return s->rows * (row * (sums * sizeof(float) + gathers * s->act) + g->has_head * 3 * sizeof(float) * (tp - 1));
 }
 
+/* Tokens to experts and results back, and the same in backward; recomputation sends tokens again. A row goes there with its
+ * router weight, and back once for each chunk of columns, in backward with a gradient for each. All experts get as many. */
+static double expert_bytes(const struct setting *s, const struct stage *g, double again)
+{
+    const struct pd_model_config *m = &s->model->config;
+    const double ep = pd_layout_ep(s->layout), blocks = g->spread_elements > 0 ? g->blocks : 0, row = m->hidden * s->act,
+                 chunks = s->layout->virtual_tp / s->layout->tp, weight = sizeof(float);
+    return blocks ? (ep - 1) / ep * s->rows * m->experts_per_token *
+                        (blocks * (2 * (1 + chunks) * row + (1 + chunks) * weight) + again * (row + weight))
+                  : 0;
+}
+
 /* The part of a GPU's tensor-parallel exchanges that overlaps compute (trainer/model/README.md, "Behind exchanges"). None in
  * fp8, nor on a CPU, whose ranks compute while they move bytes. */
 static void count_beside(const struct setting *s, const struct stage *g, struct traffic *t)
@@ -197,15 +235,16 @@ static struct traffic traffic_of(const struct setting *s, const struct stage *g)
 {
     const struct pd_layout *l = s->layout;
     const struct pd_model_config *m = &s->model->config;
-    const double others = (s->parts - 1) / s->parts, tp = l->tp, sp = l->sp;
+    const double tp = l->tp, sp = l->sp;
     const double again = s->recompute == PD_RECOMPUTE_FULL ? recomputed(s, g) : 0;
     struct traffic t = {0};
     if (l->zero_stage == 3) {
         double elements = g->elements + g->block_elements;
-        if (m->tie_embeddings && l->pp == 1) elements += tp_elements(s, 0);
-        t.parameters = elements * others * s->act / s->slots_once;
+        if (m->tie_embeddings && l->pp == 1) elements += tp_elements(s, 0, false);
+        t.parameters = received(s, elements, 2 * g->spread_elements) * s->act / s->slots_once;
     }
-    t.gradients = s->exchanges > 1 ? g->block_elements * TERM_BYTES * others * s->exchanges / s->slots : 0;
+    t.gradients = s->exchanges > 1 ? block_terms(s, g) * s->exchanges / s->slots : 0;
+    t.experts = expert_bytes(s, g, again);
     const struct links links = links_of(s, g);
     t.tensor = tensor_bytes(s, g, again, links.back);
     const double key_value = 2.0 * m->kv_heads * m->head_size * s->share, query = 2.0 * m->heads * m->head_size * s->share;
@@ -216,6 +255,7 @@ static struct traffic traffic_of(const struct setting *s, const struct stage *g)
             ((key_value + query) * s->act * (2 * g->blocks + again) + m->heads * s->share * sizeof(float) * g->blocks);
     t.pipeline = (links.in + links.back) * s->rows / tp * m->hidden * s->act;
     t.calls = (tp > 1 ? g->blocks * 8 + 3 * again + g->has_embedding + 5 * g->has_head + links.back : 0) +
+              (t.experts > 0 ? g->blocks * (3 + 2.0 * l->virtual_tp / tp) + 2 * again : 0) +
               (sp > 1 ? g->blocks * (s->by_heads ? 4 : 3) + again * (s->by_heads ? 2 : 1) : 0) + links.in + links.back;
     count_beside(s, g, &t);
     return t;
@@ -267,15 +307,15 @@ static struct streams streams_of(const struct setting *s, const struct stage *g)
                  token = again * kept_bytes(s, s->recompute) + (g->blocks - again) * kept_bytes(s, PD_RECOMPUTE_NONE);
     /* micro-batches kept at once */
     const double alive = s->slots_once > s->layout->pp ? s->slots_once : s->layout->pp,
-                 kept = away(alive * s->rows * token, c->offload.activations_budget) / alive, held = g->elements / s->parts;
+                 kept = away(alive * s->rows * token, c->offload.activations_budget) / alive, own = held(s, g);
     struct streams x = {0};
     add_copies(s, g, &x);
-    const double state = held * pd_kinds_bytes(c->optimizer.moments);
+    const double state = own * pd_kinds_bytes(c->optimizer.moments);
     if (c->offload.optimizer == PD_PLACE_NVME) x.update += state + away(state, c->offload.optimizer_budget);
     if (s->updates_on_device)
         x.update_in += state, x.update_out += state;
     else if (crosses(s, c->offload.optimizer))
-        x.update_in += held * s->act, x.update_out += held * sizeof(float);
+        x.update_in += own * s->act, x.update_out += own * sizeof(float);
     if (c->offload.activations == PD_PLACE_NVME) x.micro_batch += 2 * kept;
     if (crosses(s, c->offload.activations)) x.micro_batch_in += kept, x.micro_batch_out += kept;
     return x;
@@ -296,8 +336,8 @@ static double adam_seconds(const struct setting *s, double elements)
     if (m->host_rate <= 0 || s->config->offload.optimizer == PD_PLACE_DEVICE)
         return elements * (state + gradient) / m->memory_rate;
     const uint32_t world = pd_layout_world(s->layout), sharing = world < m->ranks_per_host ? world : m->ranks_per_host;
-    const double crossing = s->updates_on_device ? 0 : 2 * (gradient + s->act); /* the bus: streams_of */
-    return elements * (state + crossing) * sharing / m->host_rate;
+    const double copied = s->updates_on_device ? 0 : 2 * (gradient + s->act); /* the bus: streams_of */
+    return elements * (state + copied) * sharing / m->host_rate;
 }
 
 static double bus_seconds(const struct setting *s, double in, double out)
@@ -308,6 +348,15 @@ static double bus_seconds(const struct setting *s, double in, double out)
 static double streams_seconds(const struct setting *s, double drives, double in, double out)
 {
     return fmax(drives / s->machine->nvme, bus_seconds(s, in, out));
+}
+
+/* Converting the fp32 sums of a rank's lanes to terms, limited by memory. The first lane writes a term, later ones add to
+ * it; a step of one lane makes no terms. */
+static double terms_seconds(const struct setting *s, double elements)
+{
+    const double first = sizeof(float) + term_bytes(s), more = sizeof(float) + 2 * term_bytes(s);
+    if (s->config->numerics.lanes == 1) return 0;
+    return elements * (first + (s->lanes - 1) * more) / s->machine->memory_rate;
 }
 
 /* ---- between data ranks ---- */
@@ -327,20 +376,17 @@ static double seconds_between(const struct setting *s, double bytes, double leav
 
 /* ---- the step ---- */
 
-static double block_terms(const struct setting *s, const struct stage *g)
-{
-    return g->block_elements * TERM_BYTES * (s->parts - 1) / s->parts;
-}
-
 /* Terms of ends; and sums between replicas, there and back. */
 static double end_terms(const struct setting *s, const struct stage *g)
 {
-    return (g->elements - g->block_elements) * TERM_BYTES * (s->parts - 1) / s->parts;
+    return (g->elements - g->block_elements) * term_bytes(s) * (s->parts - 1) / s->parts;
 }
 
 static double replica_sums(const struct setting *s, const struct stage *g)
 {
-    return 2 * g->elements / s->parts * TERM_BYTES * (s->copies - 1) / s->copies;
+    const double ep = pd_layout_ep(s->layout), apart = s->parts == 1 && ep > 1 ? s->copies / ep : s->copies,
+                 spread = held(s, g) - (g->elements - g->spread_elements) / s->parts, common = held(s, g) - spread;
+    return 2 * term_bytes(s) * (common * (s->copies - 1) / s->copies + spread * (apart - 1) / apart);
 }
 
 static void keep_most(uint64_t *most, double bytes)
@@ -377,8 +423,8 @@ static void add_stage(const struct setting *s, const struct stage *g, struct pd_
     const double compute = 3 * g->seconds * work;
     const double recompute = (g->blocks ? again * recomputed(s, g) / g->blocks : 0) * work + g->logit_seconds * work;
     const double hidden = fmin(t.backward / rate_of(s, l->tp), g->block_seconds * work);
-    const double exposed =
-        t.tensor / rate_of(s, l->tp) - hidden + t.sequence / rate_of(s, place) + t.calls * s->machine->latency;
+    const double exposed = t.tensor / rate_of(s, l->tp) - hidden + t.sequence / rate_of(s, place) +
+                           t.calls * s->machine->latency + seconds_between(s, t.experts, s->experts_leave);
     const double beside =
         seconds_between(s, t.parameters + t.gradients, s->parts_leave) + t.pipeline / rate_of(s, 2 * stage);
     const struct streams streams = streams_of(s, g);
@@ -387,7 +433,7 @@ static void add_stage(const struct setting *s, const struct stage *g, struct pd_
                           streams_seconds(s, streams.micro_batch, streams.micro_batch_in, streams.micro_batch_out)),
                  slots = s->slots;
     double once = 0;
-    if (l->zero_stage == 1 || l->zero_stage == 2) once = g->elements * (s->parts - 1) / s->parts * s->act;
+    if (l->zero_stage == 1 || l->zero_stage == 2) once = received(s, g->elements, g->spread_elements) * s->act;
     const double sums = seconds_between(s, end_terms(s, g) + (s->exchanges > 1 ? 0 : block_terms(s, g)), s->parts_leave) +
                         seconds_between(s, replica_sums(s, g), s->copies_leave);
     count_bytes(s, g, t.parameters * slots + once, c);
@@ -395,8 +441,11 @@ static void add_stage(const struct setting *s, const struct stage *g, struct pd_
     keep_most(&c->tensor_beside_bytes, t.backward * slots);
     keep_most(&c->sequence_bytes, t.sequence * slots);
     keep_most(&c->pipeline_bytes, t.pipeline * slots);
+    keep_most(&c->expert_bytes, t.experts * slots);
+    keep_most(&c->expert_bytes_host,
+              fmin(pd_layout_world(l), s->machine->ranks_per_host) * t.experts * slots * s->experts_leave);
     if (c->padding) keep_most(&c->padding_bytes, t.parameters);
-    const double optimizer = fmax(adam_seconds(s, g->elements / s->parts),
+    const double optimizer = fmax(adam_seconds(s, held(s, g)),
                                   streams_seconds(s, streams.update, streams.update_in, streams.update_out)),
                  exposed_sums = fmax(0, sums - compute * 2 / 3), /* beside the last backward */
         after = seconds_between(s, once, s->parts_leave) + exposed_sums;
@@ -404,6 +453,7 @@ static void add_stage(const struct setting *s, const struct stage *g, struct pd_
     c->bus_seconds = fmax(c->bus_seconds, bus_seconds(s, streams.micro_batch_in * slots + streams.update_in,
                                                       streams.micro_batch_out * slots + streams.update_out));
     c->optimizer_seconds = fmax(c->optimizer_seconds, optimizer + after);
+    c->terms_seconds = fmax(c->terms_seconds, terms_seconds(s, g->elements));
     if (micro_batch <= *slowest) return;
     *slowest = micro_batch;
     c->compute_seconds = compute * slots;
@@ -434,6 +484,8 @@ static struct setting setting_of(const struct pd_config *config, const struct pd
         fmax((double)(heads.end - heads.begin) / model->config.heads, (double)(ffn.end - ffn.begin) / model->config.ffn);
     s.copies = l->dp * l->sp / s.parts;
     s.parts_leave = leaving_share(machine, s.parts, l->tp);
+    const double ep = pd_layout_ep(l), here = fmin(ep, fmax(1, floor(machine->ranks_per_host / (double)l->tp)));
+    s.experts_leave = ep > here ? (ep - here) / (ep - 1) : 0;
     s.copies_leave = leaving_share(machine, s.copies, l->tp * s.parts);
     const struct pd_lanes lanes = pd_lanes_of(config, l->dp);
     s.slots = pd_schedule_slots(pd_lanes_slots(&lanes), l->pp, s.interleave);
@@ -457,7 +509,7 @@ void pd_step_cost(const struct pd_config *config, const struct pd_model *model, 
     }
     c.bubble = pd_schedule_bubble(l->pp, s.interleave, s.slots);
     c.bubble_seconds = slowest * (l->pp - 1) / s.interleave;
-    c.step_seconds = slowest * s.slots + c.bubble_seconds + c.optimizer_seconds;
+    c.step_seconds = slowest * s.slots + c.bubble_seconds + c.optimizer_seconds + c.terms_seconds;
     *ret_cost = c;
 }
 

@@ -49,12 +49,13 @@ struct pd_step_cost {
     uint32_t padding; /* padding micro-batches of all data-parallel ranks */
     double bubble;    /* fraction of a step, in theory */
     double step_seconds, compute_seconds, recompute_seconds, exposed_seconds; /* exposed: transfers not hidden */
-    double bubble_seconds, optimizer_seconds;
+    double bubble_seconds, optimizer_seconds, terms_seconds;                  /* terms: converting sums of lanes */
     uint64_t parameter_bytes, gradient_bytes, tensor_bytes, sequence_bytes, pipeline_bytes; /* received per step */
     uint64_t gradient_bytes_step, gradient_bytes_lane; /* gradient_bytes for either layout.exchange */
     uint64_t tensor_beside_bytes;                      /* part of tensor_bytes that moves while a GPU computes */
     /* The same, sent by a host to others. */
     uint64_t parameter_bytes_host, gradient_bytes_host, gradient_bytes_step_host, gradient_bytes_lane_host;
+    uint64_t expert_bytes, expert_bytes_host; /* tokens to experts and back: received by a rank; sent by a host to others */
     uint64_t padding_bytes; /* part of parameter_bytes gathered for padding micro-batches, on a rank that has one */
     double nvme_seconds;    /* drives busy with offload.*; concurrent with compute; counted in exposed or optimizer time if
                           * slower */

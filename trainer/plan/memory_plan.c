@@ -33,7 +33,7 @@ struct survey {
     const struct pd_laid_out *laid_out;
     uint32_t threads, world, shares; /* shares: dp * sp, ranks of a pipeline place */
     void *known;                     /* tsearch's tree of struct known, by key */
-    uint64_t *tp_parts;              /* (tp) what a tensor-parallel rank computes */
+    uint64_t *tp_parts;              /* (tp, ep) what a tensor-parallel rank with some of the experts computes */
     uint64_t *sp_tokens;             /* (sp) that a sequence-parallel rank holds */
     uint64_t *owned;                 /* (shares) digest of each share's parts of the current place, summed */
     uint32_t group;                  /* of the rank before, whose neighbours mostly need the same */
@@ -69,7 +69,7 @@ static void append_boxes(struct survey *s, const struct pd_partition *p, uint32_
 }
 
 /* Sizes of a tensor-parallel part; all blocks are as large as the first. by_part (zero_shard): scratch memory. */
-static uint64_t describe_tp(struct survey *s, uint32_t tp_rank, uint64_t *by_part)
+static uint64_t describe_tp(struct survey *s, uint32_t tp_rank, uint32_t ep_rank, uint64_t *by_part)
 {
     const struct pd_layout *l = &s->laid_out->layout;
     const struct pd_partition p = {.tp = l->tp, .tp_rank = tp_rank, .virtual_tp = l->virtual_tp, .sp = 1, .virtual_sp = 1};
@@ -83,8 +83,10 @@ static uint64_t describe_tp(struct survey *s, uint32_t tp_rank, uint64_t *by_par
     const struct pd_model_config *m = &s->model->config;
     const struct pd_range owned = pd_partition_units(&p, m->kv_heads),
                           computed = pd_partition_kv_computed(m, pd_partition_units(&p, m->heads));
-    for (uint32_t unit = 0; unit < s->model->unit_count; unit++)
-        memory_plan_append(s, pd_zero_part_elements(s->model, l, unit, p.tp_rank, by_part));
+    for (uint32_t unit = 0; unit < s->model->unit_count; unit++) {
+        memory_plan_append(s, pd_zero_part_elements(s->model, l, unit, p.tp_rank, PD_ZERO_ALL_RANKS, by_part));
+        if (l->ep > 1) memory_plan_append(s, pd_zero_part_elements(s->model, l, unit, p.tp_rank, ep_rank, by_part));
+    }
     memory_plan_append(s, owned.end - owned.begin);
     memory_plan_append(s, owned.begin - computed.begin);
     return memory_plan_take_text(s);
@@ -99,6 +101,8 @@ static uint64_t describe_shape(struct survey *s, uint32_t pp)
     for (uint32_t c = 0; c < l->interleave; c++) {
         const struct pd_stage stage = pd_grid_stage(l, s->model, pp, c);
         memory_plan_append(s, stage.block_count);
+        const uint32_t dense = s->model->config.experts ? s->model->config.dense_blocks : 0;
+        memory_plan_append(s, stage.first_block < dense ? dense - stage.first_block : 0);
         memory_plan_append(s, stage.has_embedding * 2u + stage.has_head);
     }
     return memory_plan_take_text(s);
@@ -124,23 +128,47 @@ static uint64_t describe_depth(struct survey *s, uint32_t pp)
 
 /* ---- state of a share ---- */
 
-/* Appends what share q owns of some tensors of a unit, and up to which share it is the same. cuts (count) Returns whether it
+/* What matters of a tensor: elements of a row, boxes, and whether it begins a page (zero.c). */
+struct owned_tensor {
+    struct pd_layout_cut cut;
+    uint64_t row, kind;
+};
+
+static struct owned_tensor owned_tensor_of(const struct survey *s, uint32_t t, uint32_t tp_rank)
+{
+    const struct pd_tensor *tensor = &s->model->tensors.tensors[t];
+    struct owned_tensor o = {0};
+    uint64_t begin, end, unused;
+    if (!pd_layout_cut_of(&s->laid_out->layout, tensor, t, tp_rank, &o.cut) || o.cut.chunk_begin == o.cut.chunk_end)
+        return o;
+    pd_layout_chunk_columns(&s->laid_out->layout, tensor, o.cut.chunk_begin, &begin, &unused);
+    pd_layout_chunk_columns(&s->laid_out->layout, tensor, o.cut.chunk_end - 1, &unused, &end);
+    o.row = end - begin;
+    const bool follows_vector = t > 0 && s->model->tensors.tensors[t - 1].ndim == 1;
+    o.kind = 4ull * (o.cut.chunk_end - o.cut.chunk_begin) + 2 * (tensor->ndim > 1 && follows_vector) + (o.cut.q_stride > 1);
+    return o;
+}
+
+/* Appends what share q owns of some tensors of a unit, and up to which share it is the same. list (count) Returns whether it
  * owns anything. */
-static bool append_cuts(struct survey *s, const struct pd_layout_cut *cuts, uint32_t count, uint32_t q, uint32_t *ret_end)
+static bool append_cuts(struct survey *s, const struct owned_tensor *list, uint32_t count, uint32_t q, uint32_t *ret_end)
 {
     uint32_t end = s->shares;
     bool owns_any = false;
     for (uint32_t i = 0; i < count; i++) {
-        const struct pd_layout_cut *cut = &cuts[i];
-        const uint32_t last = cut->q_first + cut->part_count - 1, bounds[] = {cut->q_first, last, last + 1};
+        const struct pd_layout_cut *cut = &list[i].cut;
+        const uint32_t stride = cut->q_stride, last = cut->q_first + (cut->part_count - 1) * stride,
+                       bounds[] = {cut->q_first, last, last + 1};
         if (!cut->part_count) continue;
-        for (int b = 0; b < 3; b++)
-            if (bounds[b] > q && bounds[b] < end) end = bounds[b];
-        if (q < cut->q_first || q > last) continue;
+        for (int k = 0; k < 3; k++)
+            if (bounds[k] > q && bounds[k] < end) end = bounds[k];
+        if (stride > 1) end = q + 1;
+        if (q < cut->q_first || q > last || (q - cut->q_first) % stride) continue;
         owns_any = true;
-        memory_plan_append(s, i);
-        memory_plan_append(s, q < last ? cut->part_rows
-                                       : cut->row_end - cut->row_begin - (cut->part_count - 1) * cut->part_rows);
+        const uint64_t rows =
+            q < last ? cut->part_rows : cut->row_end - cut->row_begin - (cut->part_count - 1) * cut->part_rows;
+        memory_plan_append(s, rows * list[i].row);
+        memory_plan_append(s, list[i].kind);
     }
     *ret_end = end;
     return owns_any;
@@ -151,21 +179,18 @@ static pd_status own_tensors(struct survey *s, uint32_t begin, uint32_t end, uin
                              struct pd_error *err)
 {
     const uint32_t count = end - begin;
-    struct pd_layout_cut *cuts = calloc(count, sizeof *cuts);
-    if (!cuts) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
-    for (uint32_t i = 0; i < count; i++) {
-        struct pd_layout_cut cut;
-        if (pd_layout_cut_of(&s->laid_out->layout, &s->model->tensors.tensors[begin + i], begin + i, tp_rank, &cut))
-            cuts[i] = cut;
-    }
+    struct owned_tensor *list = calloc(count, sizeof *list);
+    if (!list) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
+    for (uint32_t i = 0; i < count; i++)
+        list[i] = owned_tensor_of(s, begin + i, tp_rank);
     for (uint32_t q = 0, same = 0; q < s->shares; q = same) {
-        if (!append_cuts(s, cuts, count, q, &same)) continue;
+        if (!append_cuts(s, list, count, q, &same)) continue;
         memory_plan_append(s, kind);
         const uint64_t part = memory_plan_take_text(s);
         for (uint32_t k = q; k < same; k++)
             s->owned[k] += part;
     }
-    free(cuts);
+    free(list);
     return PD_OK;
 }
 
@@ -187,10 +212,12 @@ static pd_status own_stage(struct survey *s, uint32_t pp, uint32_t tp_rank, stru
                               : is_first     ? FIRST_BLOCK
                               : has_budgets  ? BLOCK_BY_ITSELF + (uint64_t)unit
                                              : BLOCK;
-        PD_TRY(own_tensors(s, first[unit], first[unit + 1], tp_rank, kind, err));
+        const bool is_dense = unit > 0 && unit < last && !pd_model_has_experts(&s->model->config, unit - 1);
+        PD_TRY(own_tensors(s, first[unit], first[unit + 1], tp_rank, 2 * kind + is_dense, err));
         is_first = unit == 0;
     }
-    if (s->model->config.tie_embeddings && l->pp > 1 && pp + 1 == l->pp) PD_TRY(own_tensors(s, 0, 1, tp_rank, TIED, err));
+    if (s->model->config.tie_embeddings && l->pp > 1 && pp + 1 == l->pp)
+        PD_TRY(own_tensors(s, 0, 1, tp_rank, 2 * TIED, err));
     return PD_OK;
 }
 
@@ -279,7 +306,8 @@ static pd_status survey_place(struct survey *s, uint32_t pp, uint32_t tp, struct
     PD_TRY(own_stage(s, pp, tp, err));
     for (uint32_t q = 0; q < s->shares; q++) {
         const uint32_t rank = (pp * s->shares + q) * l->tp + tp;
-        const struct key place = {shape, s->tp_parts[tp], s->sp_tokens[q % l->sp], PLACE, depth};
+        const struct key place = {shape, s->tp_parts[tp * pd_layout_ep(l) + q % pd_layout_ep(l)], s->sp_tokens[q % l->sp],
+                                  PLACE, depth};
         struct key state = place;
         struct pd_memory_plan bytes;
         state.what = q < l->zero_shard ? STATE : REPLICA;
@@ -299,13 +327,14 @@ static int by_first_rank(const void *a, const void *b)
 static pd_status survey_all(struct survey *s, struct pd_error *err)
 {
     const struct pd_layout *l = &s->laid_out->layout;
-    s->tp_parts = calloc(l->tp, sizeof *s->tp_parts);
+    const uint32_t ep = pd_layout_ep(l);
+    s->tp_parts = calloc((size_t)l->tp * ep, sizeof *s->tp_parts);
     s->sp_tokens = calloc(l->sp, sizeof *s->sp_tokens);
     s->owned = calloc(s->shares, sizeof *s->owned);
     if (!s->tp_parts || !s->sp_tokens || !s->owned) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
     pd_digest_stream_init(&s->text, 0);
-    for (uint32_t tp = 0; tp < l->tp; tp++)
-        s->tp_parts[tp] = describe_tp(s, tp, s->owned); /* which is unused so far, and has at least zero_shard words */
+    for (uint32_t i = 0; i < l->tp * ep; i++)
+        s->tp_parts[i] = describe_tp(s, i / ep, i % ep, s->owned); /* which has at least zero_shard words, unused so far */
     for (uint32_t sp = 0; sp < l->sp; sp++) {
         const struct pd_partition p = {.tp = 1, .virtual_tp = 1, .sp = l->sp, .sp_rank = sp, .virtual_sp = l->virtual_sp};
         s->sp_tokens[sp] = pd_partition_tokens(&p, s->config->batch.context);

@@ -10,7 +10,7 @@
 
 #include <stdlib.h>
 
-#define SETS_THAT_STAY 2u
+#define BUCKETS_THAT_STAY 2u
 
 bool pd_config_offloads(const struct pd_config *c, bool is_gpu)
 {
@@ -56,14 +56,14 @@ static struct pass pass_over(const struct pd_zero *zero)
 {
     struct pass pass = {0};
     const struct pd_zero_held *held = pd_zero_held(zero);
-    const uint32_t blocks_end = held->set_count - 1;
-    for (uint32_t set = 1; set < blocks_end; set++) {
+    const uint32_t blocks_end = held->bucket_count - 1;
+    for (uint32_t bucket = 1; bucket < blocks_end; bucket++) {
         uint64_t bytes = 0;
-        for (uint32_t b = held->first_box[set]; b < held->first_box[set + 1]; b++)
+        for (uint32_t b = held->first_box[bucket]; b < held->first_box[bucket + 1]; b++)
             bytes += pd_round_up(pd_zero_parameter_span(zero, b), PD_VFS_ALIGN);
         pass.all += bytes;
-        if (set < held->copies_away + SETS_THAT_STAY) pass.first += bytes;
-        if (set + SETS_THAT_STAY >= blocks_end) pass.last += bytes;
+        if (bucket < held->copies_away + BUCKETS_THAT_STAY) pass.first += bytes;
+        if (bucket + BUCKETS_THAT_STAY >= blocks_end) pass.last += bytes;
     }
     return pass;
 }
@@ -71,8 +71,9 @@ static struct pass pass_over(const struct pd_zero *zero)
 static void plan_gradients(const struct pd_engine *e, struct pd_offload_plan *p)
 {
     uint64_t bytes = 0;
-    for (uint32_t set = pd_zero_held(e->zero)->sums_away + SETS_THAT_STAY; set < pd_zero_held(e->zero)->set_count; set++)
-        bytes += pd_round_up(pd_zero_gradient_span(e->zero, set), PD_VFS_ALIGN);
+    for (uint32_t bucket = pd_zero_held(e->zero)->sums_away + BUCKETS_THAT_STAY;
+         bucket < pd_zero_held(e->zero)->bucket_count; bucket++)
+        bytes += pd_round_up(pd_zero_gradient_span(e->zero, bucket), PD_VFS_ALIGN);
     note(e, e->options.config->offload.gradients, bytes, bytes, &p->gradient_traffic, p);
 }
 

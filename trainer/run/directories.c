@@ -166,6 +166,12 @@ static pd_status refuse(const struct named *inner, const struct named *outer, st
             inner->is_idle ? outer->key : inner->key);
 }
 
+bool pd_directories_are_same(const char *a, const char *b)
+{
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
 pd_status pd_directories_check(const struct pd_config *config, struct pd_error *err)
 {
     struct named *all = calloc(NAMED_MAX, sizeof *all);

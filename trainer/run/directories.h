@@ -15,6 +15,9 @@ PD_MUST_USE pd_status pd_directories_check(const struct pd_config *config, struc
  * directories of this host. */
 void pd_directories_warn_shared(const struct pd_config *config);
 
+/* Whether both exist and are one, as this host sees them. */
+bool pd_directories_are_same(const char *a, const char *b);
+
 /* State of a run's tier directories before they are opened: which exist, which can be created, which may hold checkpoints.
  *
  * If a directory is absent and cannot be created, the start fails if that directory may hold the newest checkpoint. It

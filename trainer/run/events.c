@@ -124,12 +124,12 @@ void pd_recorded_last_line(const char *run_dir, char *ret_line, size_t bytes)
 static bool read_record(const char *run_dir, struct reading *r)
 {
     char *line = NULL, last[16384], path[4200];
-    size_t room = 0;
+    size_t capacity = 0;
     ssize_t bytes;
     snprintf(path, sizeof path, "%.4000s/events.jsonl", run_dir);
     FILE *f = pd_regular_fopen(path, false);
     const bool is_read = f || errno == ENOENT;
-    while (f && (bytes = getline(&line, &room, f)) > 0)
+    while (f && (bytes = getline(&line, &capacity, f)) > 0)
         take_line(r, line, (size_t)bytes, take_event);
     free(line);
     if (f) (void)fclose(f);

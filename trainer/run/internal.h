@@ -29,12 +29,13 @@ struct run {
     struct pd_engine *engine;
     struct pd_scratch *scratch;
     struct pd_saver *saver;
+    char tokenizer_path[4096];  /* in run.dir; buckets get a copy */
     struct pd_metrics *metrics; /* rank 0 */
     struct pd_step_log step_log;
     struct pd_run_state state;
     uint32_t threads; /* of this rank */
     bool is_thread;   /* ranks are threads of a process */
-    uint64_t planned_bytes;
+    uint64_t planned_bytes, lanes_bytes; /* rank 0: of these, sums that one lane a data rank would not need */
     uint32_t validation_sequences;        /* of a pass: validation.sequences, or what there is */
     uint64_t saved_step;                  /* newest that is known on all ranks to be committed; 0: none */
     uint64_t started_step;                /* newest whose save is under way or ended well; 0: none */

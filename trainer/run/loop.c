@@ -19,6 +19,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #define MODULE "worker"
@@ -418,6 +419,7 @@ static pd_status loop_run_step(struct run *r, struct pd_error *err)
     uint64_t start = pd_clock_monotonic_ns(NULL), finished;
     pd_heartbeat_step(r->state.identity.step + 1);
     r->engine->loss_scale = r->state.loss_scale;
+    memcpy(r->engine->gradient_sizes.log2, r->state.gradient_sizes, sizeof r->state.gradient_sizes);
     r->engine->next_identity = r->state.identity;
     r->engine->next_identity.step++;
     const pd_status stepped = pd_engine_step(r->engine, r->state.samples, r->state.updates, &m.result, err);

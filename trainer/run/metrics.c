@@ -72,15 +72,17 @@ void pd_metrics_close(struct pd_metrics *m)
     free(m);
 }
 
-static double tokens_per_second(const struct pd_metrics_step *s)
+/* All that pass through the model, with a loss or without. */
+static double tokens_per_second(const struct pd_metrics *m, const struct pd_metrics_step *s)
 {
-    return s->seconds > 0 ? (double)s->result.tokens / s->seconds : 0;
+    const struct pd_config *c = m->options.config;
+    return s->seconds > 0 ? (double)c->batch.sequences * c->batch.context / s->seconds : 0;
 }
 
 static double gemm_share(const struct pd_metrics *m, const struct pd_metrics_step *s)
 {
     if (m->options.gemm_flops_per_second <= 0) return 0;
-    return tokens_per_second(s) * m->options.flops_per_token / m->options.gemm_flops_per_second;
+    return tokens_per_second(m, s) * m->options.flops_per_token / m->options.gemm_flops_per_second;
 }
 
 static double eta_seconds(const struct pd_metrics *m, const struct pd_metrics_step *s)
@@ -89,14 +91,28 @@ static double eta_seconds(const struct pd_metrics *m, const struct pd_metrics_st
     return pd_clock_seconds_since(m->start_ns) / done * (double)(m->options.config->run.steps - s->step);
 }
 
-static void format_eta(double seconds, char *text, size_t room)
+static void format_eta(double seconds, char *text, size_t capacity)
 {
     uint64_t s = seconds > 0 ? (uint64_t)seconds : 0;
     if (s >= 86400)
-        snprintf(text, room, "%llud%02lluh", (unsigned long long)(s / 86400), (unsigned long long)(s % 86400 / 3600));
+        snprintf(text, capacity, "%llud%02lluh", (unsigned long long)(s / 86400), (unsigned long long)(s % 86400 / 3600));
     else
-        snprintf(text, room, "%llu:%02llu:%02llu", (unsigned long long)(s / 3600), (unsigned long long)(s % 3600 / 60),
+        snprintf(text, capacity, "%llu:%02llu:%02llu", (unsigned long long)(s / 3600), (unsigned long long)(s % 3600 / 60),
                  (unsigned long long)(s % 60));
+}
+
+/* " bucket 40 (35 s ago), 60: 45% at 120 MiB/s": the newest step there, and the one on its way. */
+static void write_buckets(const struct pd_metrics_line *line, FILE *out)
+{
+    for (uint32_t i = 0; i < line->tier_count; i++) {
+        const struct pd_tier_report *tier = &line->tiers[i];
+        if (!tier->is_remote) continue;
+        fprintf(out, tier->newest_step ? " bucket %llu" : " bucket none", (unsigned long long)tier->newest_step);
+        if (tier->age_seconds > 0) fprintf(out, " (%.0f s ago)", tier->age_seconds);
+        if (tier->uploading_step)
+            fprintf(out, ", %llu: %.0f%% at %s/s", (unsigned long long)tier->uploading_step, 100 * tier->progress,
+                    pd_bytes_text(tier->bytes_per_second).text);
+    }
 }
 
 /* The most important comes first, for narrow terminals. */
@@ -111,6 +127,7 @@ static void write_progress(const struct pd_metrics *m, const struct pd_metrics_l
     if (!isnan(line->validation_loss)) fprintf(out, " val %.4f", line->validation_loss);
     fprintf(out, " %.0f tok/s ckpt %s eta %s |g| %.3f lr %.2e %.0f%% of GEMM", line->tokens_per_second, newest, eta,
             s->result.gradient_norm, s->result.learning_rate, 100 * line->gemm_share);
+    write_buckets(line, out);
     /* A reason for slow steps: other programs use the cores. */
     double load;
     const uint32_t cores = pd_cpu_cores();
@@ -202,7 +219,7 @@ static void make_line(struct pd_metrics *m, const struct pd_metrics_step *s)
     struct pd_metrics_line *line = &m->line;
     line->time = (double)pd_clock_wall_ns() / 1e9;
     line->step = *s;
-    line->tokens_per_second = tokens_per_second(s);
+    line->tokens_per_second = tokens_per_second(m, s);
     line->gemm_share = gemm_share(m, s);
     line->eta_seconds = eta_seconds(m, s);
     if (!isnan(s->validation_loss)) line->validation_loss = s->validation_loss;
@@ -219,7 +236,7 @@ void pd_metrics_write(struct pd_metrics *m, const struct pd_metrics_step *s)
     /* A step faster than its GEMMs alone means that something else ran while those were measured. */
     if (m->options.gemm_flops_per_second > 0)
         m->options.gemm_flops_per_second =
-            fmax(m->options.gemm_flops_per_second, tokens_per_second(s) * m->options.flops_per_token);
+            fmax(m->options.gemm_flops_per_second, tokens_per_second(m, s) * m->options.flops_per_token);
     make_line(m, s);
     if (progress_due(m, s)) print_progress(m, &m->line);
     const bool notable = s->step == m->options.config->run.steps || s->kind != PD_METRICS_STEP ||

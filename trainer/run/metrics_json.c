@@ -65,8 +65,8 @@ static void metrics_json_add_tiers(struct pd_json_writer *w, const struct pd_met
         if (report->uploading_step) {
             pd_json_u64(w, "uploading", report->uploading_step);
             pd_json_double(w, "progress", report->progress);
-            pd_json_double(w, "bytes_per_second", report->bytes_per_second);
         }
+        if (report->bytes_per_second > 0) pd_json_double(w, "bytes_per_second", report->bytes_per_second);
         if (report->is_left_out) pd_json_bool(w, "left_out", true);
         if (report->failures) pd_json_u64(w, "failures", report->failures);
         if (report->failures) pd_json_string(w, "cause", report->cause);
@@ -97,6 +97,22 @@ static void add_stragglers(struct pd_json_writer *w, const struct pd_metrics_ste
     pd_json_array_end(w);
 }
 
+static void add_experts(struct pd_json_writer *w, const struct pd_model_config *m, const struct pd_step_result *r)
+{
+    if (!r->experts) return;
+    pd_json_measured(w, "router_loss", r->router_loss);
+    pd_json_array_begin(w, "experts");
+    for (uint32_t block = m->dense_blocks; block < m->layers; block++) {
+        const struct pd_expert_report *x = &r->experts[block];
+        pd_json_object_begin(w, NULL);
+        pd_json_u64(w, "block", block);
+        PD_JSON_DOUBLES(w, {"busiest", x->busiest}, {"idlest", x->idlest}, {"entropy", x->entropy});
+        if (pd_families[m->family]->selection_bias) pd_json_double(w, "bias_range", x->bias_range);
+        pd_json_object_end(w);
+    }
+    pd_json_array_end(w);
+}
+
 static void add_result(struct pd_json_writer *w, const struct pd_metrics_options *options, const struct pd_metrics_step *s)
 {
     uint64_t loss_bits;
@@ -107,6 +123,7 @@ static void add_result(struct pd_json_writer *w, const struct pd_metrics_options
     if (!isnan(s->validation_loss)) pd_json_measured(w, "validation_loss", s->validation_loss);
     pd_json_measured(w, "gradient_norm", s->result.gradient_norm);
     pd_json_double(w, "learning_rate", s->result.learning_rate);
+    add_experts(w, &options->config->model, &s->result);
     if (options->config->numerics.precision == PD_F16) {
         pd_json_double(w, "loss_scale", s->loss_scale);
         pd_json_u64(w, "skipped", s->skipped_steps);

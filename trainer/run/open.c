@@ -19,7 +19,8 @@
 #include "trainer/engine/scratch.h"
 #include "trainer/math/math_cuda.h"
 #include "trainer/plan/auto_layout.h"
-#include "trainer/plan/device_room.h"
+#include "trainer/plan/device_memory.h"
+#include "trainer/plan/memory_plan.h"
 #include "trainer/run/directories.h"
 #include "trainer/run/events.h"
 #include "trainer/run/internal.h"
@@ -46,19 +47,19 @@ static struct pd_gemm gemm_here(const struct pd_engine *e)
 }
 
 /* Operations per second of all ranks of `comm` computing at once: the best of several products. Collective. On a GPU the
- * operands are in the gradients' memory, or the plan's: call before the first step and save. All elements are one small
- * number; memory is zeroed again afterwards. */
+ * operands are in the gradients' memory, or the plan's: call before the first step and save. Memory is zeroed again
+ * afterwards. */
 static pd_status gemm_rate_measure(struct pd_engine *e, struct pd_comm *comm, double *ret_flops_per_second,
                                    struct pd_error *err)
 {
     enum { TRIES_MIN = 2, TRIES = 16 };
     const double seconds_max = 0.005; /* of every start, and of every restart */
-    const struct pd_rank_device *device = e->options.device;
+    struct pd_rank_device *device = e->options.device;
     const struct pd_gemm gemm = device ? pd_engine_gemm(e) : gemm_here(e);
     const struct pd_span operands = {(void *)(uintptr_t)gemm.a.data, 3 * gemm.m * gemm.k * pd_dtype_bytes(gemm.a.dtype),
                                      false}; /* one after another */
     double best = 0;
-    if (device) PD_TRY(pd_dev_fill(device->dev, device->compute, operands, 0x2e, err));
+    if (device) PD_TRY(pd_rank_device_randomize(device, operands, gemm.a.dtype, err));
     PD_TRY(pd_comm_barrier(comm, err));
     const uint64_t begin = pd_clock_monotonic_ns(NULL);
     for (int i = 0; i < TRIES && (i < TRIES_MIN || pd_clock_seconds_since(begin) < seconds_max); i++) {
@@ -77,6 +78,7 @@ static pd_status gemm_rate_measure(struct pd_engine *e, struct pd_comm *comm, do
 /* ---- open and close ---- */
 
 #define MODULE "worker"
+#define LANES_LOGGED_BYTES (256u << 20)
 
 /* For people, once this launch owns the run. */
 static pd_status publish_config(struct run *r, struct pd_error *err)
@@ -91,12 +93,10 @@ static pd_status publish_config(struct run *r, struct pd_error *err)
 /* For sampling from the run, once it is certain that the run continues with this data. */
 static pd_status publish_tokenizer(struct run *r, struct pd_error *err)
 {
-    char path[4096];
     const char *tokens = NULL;
     (void)pd_data_tokenizer(r->data, &tokens);
-    snprintf(path, sizeof path, "%s/" PD_TOKENIZER_FILE, r->config->run.dir);
     pd_status st = PD_OK;
-    if (tokens && r->comm->rank == 0) PD_ON_STORAGE(st = pd_token_origin_copy(tokens, path, err));
+    if (tokens && r->comm->rank == 0) PD_ON_STORAGE(st = pd_token_origin_copy(tokens, r->tokenizer_path, err));
     return pd_group_agree(&r->group, st, err);
 }
 
@@ -129,8 +129,12 @@ static pd_status open_tiers(struct run *r, struct pd_error *err)
 {
     struct pd_tiers_options options = {.quarantine_bytes_max = UINT64_C(64) << 30,
                                        .busy_wait_ms = 10000,
+                                       .give_up_seconds =
+                                           fmin(60 * r->config->checkpoint.give_up_minutes, PD_SAVE_LAST_SECONDS),
                                        .generations = r->config->offload.optimizer == PD_PLACE_NVME,
-                                       .needs_first = keeps_files(r->config)};
+                                       .needs_first = keeps_files(r->config),
+                                       .beside = r->tokenizer_path};
+    snprintf(r->tokenizer_path, sizeof r->tokenizer_path, "%s/" PD_TOKENIZER_FILE, r->config->run.dir);
     options.is_host_away = pd_launched_hosts_away()[0];
     options.count = pd_config_tiers(r->config, options.tiers);
     pd_status st;
@@ -154,7 +158,7 @@ static pd_status open_tiers(struct run *r, struct pd_error *err)
 }
 
 /* NCCL allocates its buffers on first use, after everything else. */
-static void check_nccl_room(const struct run *r, const struct pd_memory_plan *plan)
+static void check_nccl_memory(const struct run *r, const struct pd_memory_plan *plan)
 {
     struct pd_dev_memory memory;
     if (!r->nccl || pd_dev_memory(r->device.dev, &memory, NULL) || memory.free_bytes >= plan->library_bytes) return;
@@ -224,6 +228,21 @@ static pd_status agree_data(struct run *r, struct pd_error *err)
     return st;
 }
 
+/* What this rank would save if every data rank had one lane. */
+static uint64_t lanes_cost(const struct pd_engine_options *options, const struct pd_memory_plan *plan)
+{
+    struct pd_config fewer = *options->config; /* shares what it points to */
+    struct pd_engine_options other = *options;
+    struct pd_memory_plan less;
+    struct pd_error ignored;
+    other.config = &fewer;
+    if (fewer.numerics.lanes <= options->laid_out->layout.dp) return 0;
+    fewer.numerics.lanes = options->laid_out->layout.dp;
+    if (pd_engine_plan_of(&other, &less, &ignored)) return 0;
+    const uint64_t now = pd_memory_of_device(options->config, plan), then = pd_memory_of_device(&fewer, &less);
+    return now > then ? now - then : 0;
+}
+
 /* A failure here affects only some ranks, in the middle of collective operations: ending those tells the others. */
 static pd_status build_engine(struct run *r, struct pd_error *err)
 {
@@ -237,11 +256,13 @@ static pd_status build_engine(struct run *r, struct pd_error *err)
                                               .world = world,
                                               .rank = rank,
                                               .threads = r->threads,
+                                              .ranks_here = r->comm->ranks_here,
                                               .laid_out = &laid_out,
                                               .is_gpu = is_gpu,
                                               .device = is_gpu ? &r->device : NULL};
     PD_TRY(pd_engine_arena(&options, &plan, &r->arena, err));
-    check_nccl_room(r, &plan);
+    check_nccl_memory(r, &plan);
+    if (rank == 0) r->lanes_bytes = lanes_cost(&options, &plan);
     r->planned_bytes = is_gpu ? pd_memory_plan_host(&plan) : pd_memory_plan_total(&plan);
     PD_TRY(pd_thread_pool_new(r->threads, &r->pool, err));
     PD_TRY(pd_engine_new(&options, r->nccl ? r->nccl : r->comm, r->data, r->pool, r->arena, &r->engine, err));
@@ -328,6 +349,7 @@ static pd_status set_up_local(struct run *r, struct pd_error *err)
     (void)gethostname(host, sizeof host - 1);
     snprintf(cache, sizeof cache, "%s/" PD_SCAN_CACHE_PREFIX "%s", c->run.dir, host);
     options.scan_cache = cache;
+    options.should_stop = pd_signals_stop();
     PD_TRY(pd_data_open(&options, &r->data, err));
     if (c->validation.every && !pd_data_sample_count(r->data, PD_SPLIT_VALIDATION))
         PD_FAIL(err, PD_INVALID,
@@ -392,7 +414,7 @@ static pd_status make_generations(struct run *r, uint64_t bytes, struct pd_error
     struct pd_store *store = pd_tiers_store(r->tiers, 0);
     struct pd_tier_report first;
     PD_TRY(pd_store_check_space(store, bytes, 1, err)); /* of all generations */
-    PD_TRY(pd_tiers_check_room(r->tiers, bytes, memory_to_come(r), err));
+    PD_TRY(pd_tiers_check_space(r->tiers, bytes, memory_to_come(r), err));
     pd_tiers_report(r->tiers, 0, &first);
     if (first.is_left_out) return PD_OK;
     return pd_group_agree(&r->group, pd_store_generations_reserve(store, bytes, err), err);
@@ -400,7 +422,7 @@ static pd_status make_generations(struct run *r, uint64_t bytes, struct pd_error
 
 static pd_status open_saver(struct run *r, uint64_t bytes, struct pd_error *err)
 {
-    if (!pd_state_is_in_files(r->engine->state)) PD_TRY(pd_tiers_check_room(r->tiers, bytes, memory_to_come(r), err));
+    if (!pd_state_is_in_files(r->engine->state)) PD_TRY(pd_tiers_check_space(r->tiers, bytes, memory_to_come(r), err));
     PD_TRY(pd_tiers_start(r->tiers, err));
     pd_saver_keep_ready(r->saver);
     return PD_OK;
@@ -428,6 +450,13 @@ static void log_start(const struct run *r, const struct pd_resume_report *report
     } else {
         pd_log(PD_LOG_INFO, MODULE, "fresh start: %llu parameters on %s x %s", (unsigned long long)r->model->parameter_count,
                ranks.text, threads.text);
+        if (r->lanes_bytes < LANES_LOGGED_BYTES) return;
+        const uint32_t dp = r->engine->grid.layout.dp;
+        pd_log(
+            PD_LOG_INFO, MODULE,
+            "numerics.lanes is %u: integer sums of lanes take %s of rank 0; numerics.lanes=%u needs none, but the run then "
+            "never uses more than %s, and later it gives other bits",
+            r->config->numerics.lanes, pd_bytes_text((double)r->lanes_bytes).text, dp, pd_counted(dp, "data rank").text);
     }
 }
 

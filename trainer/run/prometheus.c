@@ -27,10 +27,10 @@ struct prometheus {
 };
 
 /* A label's value: backslash, quote and newline are escaped. */
-static void escape(const char *text, char *ret, size_t room)
+static void escape(const char *text, char *ret, size_t capacity)
 {
     size_t used = 0;
-    for (; *text && used + 3 < room; text++) {
+    for (; *text && used + 3 < capacity; text++) {
         if (strchr("\\\"\n", *text)) ret[used++] = '\\';
         ret[used++] = *text == '\n' ? 'n' : *text;
     }

@@ -7,6 +7,7 @@
 #include "trainer/run/whole_engine.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 struct replaying {
     const struct pd_replay *replay;
@@ -56,6 +57,7 @@ static pd_status compute(struct replaying *r, struct pd_error *err)
     struct pd_engine *e = r->whole.engine;
     while (r->state.identity.step < replay->last) {
         e->loss_scale = r->state.loss_scale;
+        memcpy(e->gradient_sizes.log2, r->state.gradient_sizes, sizeof r->state.gradient_sizes);
         PD_TRY(pd_engine_step(e, r->state.samples, r->state.updates, &result, err));
         PD_TRY(pd_advance(replay->config, &result, false, &r->state, &r->rollbacks, err));
         PD_TRY(replay->stepped(replay->context, r->state.identity.step, &result, err));

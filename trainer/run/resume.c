@@ -5,6 +5,7 @@
 #include "ckpt/base/log.h"
 #include "resharder/stored.h"
 #include "trainer/engine/computed_on.h"
+#include "trainer/run/directories.h"
 #include "trainer/run/events.h"
 #include "trainer/run/launched.h"
 #include <math.h>
@@ -12,7 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define MODULE "resume"
@@ -22,13 +22,13 @@ const struct pd_resume_limit pd_resume_newest = {.step = UINT64_MAX};
 /* ---- configuration ---- */
 
 static void resume_describe(const struct pd_resume_difference *d, uint32_t count, enum pd_resume_effect effect, char *text,
-                            size_t room)
+                            size_t capacity)
 {
     size_t used = 0;
     text[0] = '\0';
-    for (uint32_t i = 0; i < count && used < room; i++)
+    for (uint32_t i = 0; i < count && used < capacity; i++)
         if (d[i].effect == effect)
-            used += (size_t)snprintf(text + used, room - used, "%s%s was %s and is now %s", used ? "; " : "", d[i].key,
+            used += (size_t)snprintf(text + used, capacity - used, "%s%s was %s and is now %s", used ? "; " : "", d[i].key,
                                      d[i].before, d[i].now);
 }
 
@@ -93,16 +93,16 @@ static pd_status compare_keys(const struct pd_engine *e, const struct pd_commit 
 {
     struct pd_resume_difference differences[32];
     char *text = change->text;
-    const size_t room = sizeof change->text;
+    const size_t capacity = sizeof change->text;
     uint32_t count = pd_config_compare(saved, e->options.config, differences, 32);
     if (count > 32) count = 32;
-    resume_describe(differences, count, PD_RESUME_REFUSED, text, room);
+    resume_describe(differences, count, PD_RESUME_REFUSED, text, capacity);
     if (text[0])
         PD_FAIL(err, PD_INVALID, "this run cannot continue with another model: %s; restore it, or start another run.dir",
                 text);
     if (is_imported(commit)) return PD_OK;
     log_schedule(e, saved, commit->state.updates, differences, count);
-    resume_describe(differences, count, PD_RESUME_NEW_LINEAGE, text, room);
+    resume_describe(differences, count, PD_RESUME_NEW_LINEAGE, text, capacity);
     change->any = text[0] != '\0';
     if (text[0] && !e->options.config->accept_new_lineage)
         PD_FAIL(err, PD_INVALID,
@@ -147,19 +147,14 @@ static pd_status check_run_id(const struct pd_engine *e, const char *path, const
             path, run_id, dir, recorded.run_id);
 }
 
-static bool is_same_directory(const char *a, const char *b)
-{
-    struct stat x, y;
-    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
 /* A run.dir moved or copied with its checkpoints has the run's record. */
 static void find_other_run(const struct pd_config *now, const struct pd_config *saved, struct pd_resume_report *report)
 {
     struct pd_recorded recorded;
-    if (strcmp(now->run.dir, saved->run.dir) == 0 || is_same_directory(now->run.dir, saved->run.dir)) return;
+    if (strcmp(now->run.dir, saved->run.dir) == 0 || pd_directories_are_same(now->run.dir, saved->run.dir)) return;
     pd_recorded_read(now->run.dir, &recorded);
-    const bool by_turns = access(saved->run.dir, F_OK) == 0 && is_same_directory(now->checkpoint.dir, saved->checkpoint.dir);
+    const bool by_turns =
+        access(saved->run.dir, F_OK) == 0 && pd_directories_are_same(now->checkpoint.dir, saved->checkpoint.dir);
     if (recorded.run_id[0] && !by_turns) return;
     snprintf(report->other_run, sizeof report->other_run, "%.500s", saved->run.dir);
 }
@@ -173,17 +168,27 @@ static void log_other_run(const struct pd_resume_report *report, const char *dir
                     (unsigned long long)step, report->other_run, dir);
 }
 
+/* Nothing is known of this run's gradients yet. */
+static void begin_sizes(const struct pd_engine *e, struct pd_run_state *state)
+{
+    struct pd_gradient_sizes sizes = {{0}};
+    if (e->options.config->numerics.terms == PD_TERMS_32) pd_gradient_sizes_init(&sizes);
+    memcpy(state->gradient_sizes, sizes.log2, sizeof state->gradient_sizes);
+}
+
 /* Another precision starts with its own loss scale. */
 static pd_status compare_configs(const struct pd_engine *e, struct pd_commit *commit, struct change *ret_change,
                                  struct pd_resume_report *report, struct pd_error *err)
 {
     struct pd_config saved;
+    PD_TRY(pd_error_context(err, pd_commit_check_is_run(commit, err), "the newest checkpoint here"));
     PD_TRY(
         pd_error_context(err, pd_config_parse_saved(commit->state.config, NULL, 0, &saved, err), "the checkpoint's record"));
     if (is_imported(commit) || saved.numerics.precision != e->options.config->numerics.precision) {
         commit->state.loss_scale = e->loss_scale;
         commit->state.loss_scale_good_steps = 0;
     }
+    if (is_imported(commit) || saved.numerics.terms != e->options.config->numerics.terms) begin_sizes(e, &commit->state);
     if (is_imported(commit)) count_imported_samples(e, &commit->state);
     if (report && !is_imported(commit)) find_other_run(e->options.config, &saved, report);
     pd_status st = compare_keys(e, commit, &saved, ret_change, err);
@@ -252,6 +257,7 @@ static pd_status start_fresh(struct pd_group *group, struct pd_engine *e, const 
 {
     *state = (struct pd_run_state){.loss_scale = e->loss_scale, .best_validation_loss = NAN, .last_loss = NAN};
     state->identity.lineage = 1;
+    begin_sizes(e, state);
     if (of_run && e->options.config->init.from[0])
         PD_FAIL(err, PD_CORRUPT,
                 "the run began with init.from and goes back to a step before its oldest checkpoint, so there is nothing to "

@@ -5,8 +5,8 @@
  *   threads of later tiers                                                 ╰──▶ copy from the tier that has it, commit,
  *                                                                          prune
  *
- * A save pins the state until it is copied, or until its file is linked (README.md). Training waits for that in
- * pd_saver_unpin, and in pd_saver_start for an earlier save that is still running.
+ * A save pins the state until it is copied, or until its file is linked. Training waits for that in pd_saver_unpin, and in
+ * pd_saver_start for an earlier save that is still running. trainer/engine/README.md lists the threads and buffers.
  *
  *   invariants  1. from start until unpin returns nothing changes the state being saved
  *               2. a save ends with the same result on all ranks, in the order of starts. Ranks learn it at different times,

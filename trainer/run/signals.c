@@ -55,6 +55,17 @@ bool pd_signals_say_leave(void)
     return atomic_load(&wants_leave);
 }
 
+static bool ask_leave(void *context)
+{
+    (void)context;
+    return pd_signals_say_leave();
+}
+
+pd_should_stop pd_signals_stop(void)
+{
+    return (pd_should_stop){.ask = ask_leave};
+}
+
 bool pd_signals_say_save(void)
 {
     return atomic_load(&wants_save);

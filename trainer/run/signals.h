@@ -6,6 +6,8 @@
  *   threads         any; flags are per process */
 #pragma once
 
+#include "ckpt/base/stop.h"
+
 #include "ckpt/base/status.h"
 
 /* Ascending urgency, so that ranks agree by maximum. */
@@ -15,7 +17,8 @@ enum pd_signal { PD_SIGNAL_NONE, PD_SIGNAL_SAVE, PD_SIGNAL_SAVE_AND_LEAVE };
 PD_MUST_USE pd_status pd_signals_install(struct pd_error *err);
 
 enum pd_signal pd_signals_pending(void); /* the most urgent */
-bool pd_signals_say_leave(void);         /* a pd_should_stop: PD_SIGNAL_SAVE_AND_LEAVE is pending */
+bool pd_signals_say_leave(void);         /* PD_SIGNAL_SAVE_AND_LEAVE is pending */
+pd_should_stop pd_signals_stop(void);    /* asks for that */
 bool pd_signals_say_save(void);          /* a save is requested, with or without leaving */
 void pd_signals_ask_leave(void);         /* same as TERM */
 /* A TERM from the parent, which starts the ranks, means that another rank has ended; it is noted in the heartbeat. Before

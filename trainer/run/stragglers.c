@@ -150,7 +150,7 @@ pd_status pd_stragglers_look(struct pd_stragglers *s, struct pd_group *group, ui
     const bool is_first = !s->began_ns;
     s->began_ns = now_ns;
     memcpy(s->spent_ns, spent_ns, sizeof spent_ns);
-    if (is_first) return PD_OK; /* the first step is that of a start */
+    if (is_first) return PD_OK; /* the first step includes the start */
     (void)gethostname(mine.host, sizeof mine.host - 1);
     PD_TRY(pd_group_gather(group, 0, &mine, sizeof mine, s->ranks, err));
     if (group->rank == 0) judge_window(s, group->size, seconds);

@@ -1,7 +1,7 @@
 #include "trainer/run/whole_engine.h"
 
 #include "trainer/engine/scratch.h"
-#include "trainer/plan/device_room.h"
+#include "trainer/plan/device_memory.h"
 
 static bool needs_files(const struct pd_config *c)
 {

@@ -57,11 +57,10 @@ static pd_status open_data(const struct pd_evaluation *e, const struct pd_infere
 static pd_status add_window(struct pd_inference *m, const struct pd_data *data, uint64_t window, float *losses,
                             struct pd_superaccumulator *loss, uint64_t *tokens, struct pd_error *err)
 {
-    void *weights[PD_INFERENCE_WEIGHTS];
     struct pd_micro_batch_input *in = pd_transformer_input(m->transformer, 0);
     PD_TRY(pd_data_sample(data, PD_SPLIT_VALIDATION, window, in->tokens, in->targets, in->positions, in->first, err));
     PD_TRY(pd_inference_blocks(m, err));
-    pd_inference_weights(m, m->model->config.layers + 1, weights);
+    void *const *weights = pd_inference_weights(m, m->model->config.layers + 1);
     PD_TRY(pd_transformer_head(m->transformer, 0, weights, NULL, 1.0f, NULL, err));
     PD_TRY(pd_transformer_losses(m->transformer, losses, err));
     for (uint64_t r = 0; r < pd_transformer_rows(m->transformer); r++) {
@@ -77,7 +76,7 @@ static pd_status add_windows(const struct pd_evaluation *e, struct pd_inference 
 {
     struct pd_superaccumulator loss;
     pd_superaccumulator_init(&loss);
-    pd_transformer_begin(m->transformer, false);
+    pd_transformer_begin(m->transformer, false, 1.0f);
     for (uint64_t i = 0; i < result->windows; i++) {
         PD_TRY(pd_stop_check(e->should_stop, "evaluate.window", err));
         PD_TRY(add_window(m, data, i, losses, &loss, &result->tokens, err));

@@ -26,6 +26,6 @@ struct pd_evaluated {
 };
 
 /* Windows do not overlap; a token is predicted from the tokens before it in its window, as in validation.
- *   errors  PD_INVALID: data for another tokenizer or vocabulary; those of loading and of data */
+ *   errors  PD_INVALID: data for another tokenizer or vocabulary; errors of loading and of data */
 PD_MUST_USE pd_status pd_evaluate(const struct pd_evaluation *evaluation, struct pd_evaluated *ret_evaluated,
                                   struct pd_error *err);

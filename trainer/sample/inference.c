@@ -46,6 +46,7 @@ pd_status pd_inference_open(const char *checkpoints, struct pd_inference *s, str
     PD_TRY(pd_store_open(s->vfs, root, &options, &s->group, &s->store, err));
     PD_TRY(find_entry(s, checkpoints, name, err));
     PD_TRY(pd_store_read_commit(s->store, s->entry, &s->commit, err));
+    PD_TRY(pd_error_context(err, pd_commit_check_is_run(&s->commit, err), "%s", checkpoints));
     return pd_config_parse_saved(s->commit.state.config, NULL, 0, &s->config, err);
 }
 
@@ -66,6 +67,7 @@ void pd_inference_close(struct pd_inference *s)
     pd_store_close(s->store);
     pd_vfs_free(s->vfs);
     free(s->offset);
+    free(s->weights);
 }
 
 /* One rank, tensors in the chunks of training's sums. Tokens stay uncut: a short prompt has no pieces. */
@@ -108,9 +110,14 @@ static pd_status inference_build(struct pd_inference *s, unsigned threads, struc
     PD_TRY(pd_arena_new(&plan, &s->arena, err));
     PD_TRY(inference_take(s, s->arena, threads, err));
     s->offset = calloc(s->model->tensors.count, sizeof *s->offset);
-    if (!s->offset) PD_FAIL(err, PD_NO_MEMORY, "no memory for a model of %u tensors", s->model->tensors.count);
+    s->weights = calloc(s->model->tensors.count + 1ull, sizeof *s->weights);
+    if (!s->offset || !s->weights)
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for a model of %u tensors", s->model->tensors.count);
     for (uint32_t t = 1; t < s->model->tensors.count; t++)
         s->offset[t] = s->offset[t - 1] + pd_tensor_elements(&s->model->tensors.tensors[t - 1]);
+    for (uint32_t t = 0; t < s->model->tensors.count; t++)
+        s->weights[t] = s->compute + s->offset[t] * pd_dtype_bytes(s->config.numerics.precision);
+    s->weights[s->model->tensors.count] = s->compute;
     return PD_OK;
 }
 
@@ -154,21 +161,13 @@ pd_status pd_inference_begin(struct pd_inference *s, uint32_t length, uint32_t t
 
 pd_status pd_inference_blocks(struct pd_inference *s, struct pd_error *err)
 {
-    void *weights[PD_INFERENCE_WEIGHTS];
-    pd_inference_weights(s, 0, weights);
-    PD_TRY(pd_transformer_embed(s->transformer, 0, weights, err));
-    for (uint32_t block = 0; block < s->model->config.layers; block++) {
-        pd_inference_weights(s, block + 1, weights);
-        PD_TRY(pd_transformer_block_forward(s->transformer, 0, block, weights, NULL, err));
-    }
+    PD_TRY(pd_transformer_embed(s->transformer, 0, pd_inference_weights(s, 0), err));
+    for (uint32_t block = 0; block < s->model->config.layers; block++)
+        PD_TRY(pd_transformer_block_forward(s->transformer, 0, block, pd_inference_weights(s, block + 1), NULL, err));
     return PD_OK;
 }
 
-void pd_inference_weights(const struct pd_inference *s, uint32_t unit, void **weights)
+void *const *pd_inference_weights(const struct pd_inference *s, uint32_t unit)
 {
-    uint32_t count = 0;
-    const uint64_t bytes = pd_dtype_bytes(s->config.numerics.precision);
-    for (uint32_t t = s->model->unit_first[unit]; t < s->model->unit_first[unit + 1]; t++)
-        weights[count++] = s->compute + s->offset[t] * bytes;
-    if (unit + 1 == s->model->unit_count && s->model->config.tie_embeddings) weights[count] = s->compute;
+    return s->weights + s->model->unit_first[unit];
 }

@@ -7,8 +7,6 @@
 #include "trainer/config/config.h"
 #include "trainer/model/transformer.h"
 
-#define PD_INFERENCE_WEIGHTS 32u /* most tensors in a unit */
-
 struct pd_inference {
     struct pd_vfs *vfs;
     struct pd_store *store;
@@ -24,6 +22,7 @@ struct pd_inference {
     float *master;    /* all parameters, fp32, table order */
     char *compute;    /* the same in the compute type; == master in fp32 */
     uint64_t *offset; /* (tensors) elements */
+    void **weights;   /* (tensors + 1) in `compute`; the last one: a tied table, as the head's */
     void *io_buffers;
     uint32_t length; /* per sequence */
 };
@@ -37,6 +36,6 @@ PD_MUST_USE pd_status pd_inference_begin(struct pd_inference *inference, uint32_
                                          struct pd_error *err);
 /* Runs embedding and blocks on slot 0. */
 PD_MUST_USE pd_status pd_inference_blocks(struct pd_inference *inference, struct pd_error *err);
-/* The weights of a unit, for the transformer. weights (PD_INFERENCE_WEIGHTS) */
-void pd_inference_weights(const struct pd_inference *inference, uint32_t unit, void **weights);
+/* The weights of a unit, for the transformer. */
+void *const *pd_inference_weights(const struct pd_inference *inference, uint32_t unit);
 void pd_inference_close(struct pd_inference *inference);

@@ -34,7 +34,6 @@ pd_status pd_sample_config(const char *checkpoints, struct pd_config *ret_config
 /* Logits after the last token in view. */
 static pd_status forward(struct sampler *s, struct pd_error *err)
 {
-    void *weights[PD_INFERENCE_WEIGHTS];
     struct pd_inference *m = &s->inference;
     struct pd_micro_batch_input *in = pd_transformer_input(m->transformer, 0);
     for (uint32_t t = 0; t < s->length; t++) {
@@ -44,7 +43,7 @@ static pd_status forward(struct sampler *s, struct pd_error *err)
         in->first[t] = 0;
     }
     PD_TRY(pd_inference_blocks(m, err));
-    pd_inference_weights(m, m->model->config.layers + 1, weights);
+    void *const *weights = pd_inference_weights(m, m->model->config.layers + 1);
     return pd_transformer_row_logits(m->transformer, weights, s->filled - 1, s->logits, err);
 }
 

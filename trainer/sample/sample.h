@@ -23,5 +23,5 @@ struct pd_sample_options {
 PD_MUST_USE pd_status pd_sample_config(const char *checkpoints, struct pd_config *ret_config, uint64_t *ret_tokenizer_digest,
                                        struct pd_error *err);
 
-/*   errors  PD_INVALID: an empty prompt, a token out of the vocabulary; those of loading */
+/*   errors  PD_INVALID: an empty prompt, a token out of the vocabulary; errors of loading */
 PD_MUST_USE pd_status pd_sample_run(const struct pd_sample_options *options, struct pd_error *err);

@@ -1,10 +1,11 @@
 #include "trainer/sample/sample_text.h"
 
 #include "ckpt/base/log.h"
+#include "ckpt/io/vfs.h"
 #include "trainer/config/config.h"
 
 #include <stdio.h>
-#include <unistd.h>
+#include <string.h>
 
 #define BYTE_VOCAB_MAX 512 /* for a model over bytes with a document token: data pack gives it 256, and sizes are padded */
 
@@ -23,26 +24,45 @@ bool pd_sample_is_over_bytes(const struct pd_config *config, uint64_t digest)
            (document >= 256 && document < config->model.vocab && config->model.vocab <= BYTE_VOCAB_MAX);
 }
 
-bool pd_sample_text_find(const char *place, char *ret_path, size_t room)
+/* Bytes of `place` up to the directory `levels` above; 0: there is none. In a bucket ".." is a name like others. */
+static size_t length_above(const char *place, unsigned levels)
+{
+    size_t length = strlen(place);
+    const size_t bucket = strcspn(place + strlen("s3://"), "/") + strlen("s3://");
+    for (; levels && length > bucket; levels--) {
+        while (length > bucket && place[length - 1] == '/')
+            length--;
+        while (length > bucket && place[length - 1] != '/')
+            length--;
+    }
+    while (length > bucket && place[length - 1] == '/')
+        length--;
+    return levels ? 0 : length;
+}
+
+bool pd_sample_text_find(const char *place, char *ret_path, size_t capacity)
 {
     static const char *const above[] = {"", "/..", "/../.."};
     static const char *const files[] = {PD_TOKENIZER_FILE, PD_TOKENIZER_GGUF_FILE};
+    const bool is_remote = pd_vfs_is_remote(place);
     for (unsigned i = 0; i < 2 * sizeof above / sizeof above[0]; i++) {
-        snprintf(ret_path, room, "%s%s/%s", place, above[i / 2], files[i % 2]);
-        if (access(ret_path, F_OK) == 0) return true;
+        const size_t length = is_remote ? length_above(place, i / 2) : strlen(place);
+        snprintf(ret_path, capacity, "%.*s%s/%s", (int)length, place, is_remote ? "" : above[i / 2], files[i % 2]);
+        if (length && pd_tokenizer_file_exists(ret_path)) return true;
     }
     return false;
 }
 
 /*   *ret_name  for messages */
-static const char *choose_path(const struct pd_sample_text_options *options, char *buffer, size_t room,
+static const char *choose_path(const struct pd_sample_text_options *options, char *buffer, size_t capacity,
                                const char **ret_name)
 {
     *ret_name = options->path ? options->path : buffer;
     if (options->path) return options->path;
-    if (pd_sample_text_find(options->run, buffer, room)) return buffer;
+    if (pd_sample_text_find(options->run, buffer, capacity)) return buffer;
     if (options->model) *ret_name = options->model;
-    if (pd_sample_text_find(options->checkpoints, buffer, room)) return buffer;
+    const bool is_other = strcmp(options->checkpoints, options->run) != 0;
+    if (is_other && pd_sample_text_find(options->checkpoints, buffer, capacity)) return buffer;
     *ret_name = "byte";
     return options->is_over_bytes ? *ret_name : NULL;
 }

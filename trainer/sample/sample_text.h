@@ -22,10 +22,10 @@ struct pd_config;
 bool pd_sample_is_over_bytes(const struct pd_config *config, uint64_t digest);
 
 /* Finds a tokenizer beside a run, its checkpoint directory, or one checkpoint: there, or one or two directories above. */
-bool pd_sample_text_find(const char *place, char *ret_path, size_t room);
+bool pd_sample_text_find(const char *place, char *ret_path, size_t capacity);
 
 /* *ret_text NULL: no tokenizer, and the model does not use bytes.
- *   errors  PD_INVALID: the tokenizer has more tokens than the model; those of pd_tokenizer_open */
+ *   errors  PD_INVALID: the tokenizer has more tokens than the model; errors of pd_tokenizer_open */
 PD_MUST_USE pd_status pd_sample_text_open(const struct pd_sample_text_options *options, struct pd_sample_text **ret_text,
                                           struct pd_error *err);
 void pd_sample_text_free(struct pd_sample_text *text); /* NULL is fine */

@@ -130,20 +130,20 @@ static void warn(const char *what)
 static uint8_t *channel_receive(int fd, struct pd_seal *seal, struct pd_message *ret_message)
 {
     uint8_t *data = NULL;
-    size_t got = 0, room = 0;
+    size_t got = 0, capacity = 0;
     const size_t mac = seal ? PD_MESSAGE_MAC_BYTES : 0;
     const uint64_t began = pd_clock_monotonic_ns(NULL);
     for (;;) {
         struct pollfd one = {.fd = fd, .events = POLLIN};
         const int left_ms = ANSWER_MS - (int)(pd_clock_seconds_since(began) * 1e3);
-        if (got == room) {
-            uint8_t *more = realloc(data, room = room ? 2 * room : 16384);
+        if (got == capacity) {
+            uint8_t *more = realloc(data, capacity = capacity ? 2 * capacity : 16384);
             if (!more) break;
             data = more;
         }
         if (left_ms <= 0) break;
         if (poll(&one, 1, left_ms) <= 0) continue;
-        const ssize_t piece = recv(fd, data + got, room - got, 0);
+        const ssize_t piece = recv(fd, data + got, capacity - got, 0);
         if (piece < 0 && (errno == EINTR || errno == EAGAIN)) continue;
         if (piece <= 0) break;
         got += (size_t)piece;

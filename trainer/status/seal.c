@@ -88,7 +88,7 @@ bool pd_seal_accepts(struct pd_seal *s, enum pd_seal_side side, const struct pd_
     return true;
 }
 
-static bool has_room(int fd, int limit_ms)
+static bool can_send(int fd, int limit_ms)
 {
     struct pollfd one = {.fd = fd, .events = POLLOUT};
     const int ready = poll(&one, 1, limit_ms);
@@ -104,7 +104,7 @@ bool pd_seal_send(int fd, struct pd_seal *seal, enum pd_seal_side side, const st
     struct msghdr packet = {.msg_iov = pieces, .msg_iovlen = 3};
     while (pieces[0].iov_len + pieces[1].iov_len + pieces[2].iov_len) {
         ssize_t sent = sendmsg(fd, &packet, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent < 0 && errno != EINTR && (errno != EAGAIN || !has_room(fd, limit_ms))) return false;
+        if (sent < 0 && errno != EINTR && (errno != EAGAIN || !can_send(fd, limit_ms))) return false;
         for (int i = 0; i < 3 && sent > 0; i++) {
             const size_t piece = (size_t)sent < pieces[i].iov_len ? (size_t)sent : pieces[i].iov_len;
             pieces[i].iov_base = (uint8_t *)pieces[i].iov_base + piece;

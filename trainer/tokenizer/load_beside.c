@@ -4,9 +4,11 @@
  * that a copy is complete. */
 #include "ckpt/base/parse.h"
 #include "ckpt/base/regular_file.h"
+#include "ckpt/io/vfs.h"
 #include "trainer/tokenizer/load.h"
 #include "trainer/tokenizer/tokenizer.h"
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -158,7 +160,7 @@ static void put_template(struct pd_json_writer *w, const struct pd_json_value *c
         if (member(config, keys[i]) && pd_json_is_bool(member(config, keys[i]), &is_on)) pd_json_bool(w, keys[i], is_on);
 }
 
-/* transformers treats all of its keys like those of tokenizer_config.json. */
+/* transformers treats all of its keys like keys of tokenizer_config.json. */
 static pd_status check_map(const struct pd_json_value *map, struct pd_error *err)
 {
     const struct pd_json_value *value;
@@ -238,16 +240,58 @@ pd_status pd_tokenizer_parse_with(const char *name, const struct pd_tokenizer_te
 
 /* ---- opening a path ---- */
 
+static pd_status check_bytes(const char *path, uint64_t bytes, struct pd_error *err)
+{
+    if (bytes <= PD_TOKENIZER_FILE_BYTES_MAX) return PD_OK;
+    PD_FAIL(err, PD_INVALID, "%s has %" PRIu64 " bytes; a tokenizer.json has at most %u", path, bytes,
+            PD_TOKENIZER_FILE_BYTES_MAX);
+}
+
+static pd_status read_remote(const char *path, struct pd_tokenizer_text *ret, struct pd_error *err)
+{
+    struct pd_vfs *vfs = NULL;
+    struct pd_file *file = NULL;
+    struct pd_stat stat = {.bytes = 0};
+    char *text = NULL;
+    PD_TRY(pd_vfs_new_threads(1, 1, &vfs, err));
+    pd_status st = pd_file_open(vfs, path, PD_OPEN_READ, &file, err);
+    if (!st) st = pd_file_stat(file, &stat, err);
+    if (!st) st = check_bytes(path, stat.bytes, err);
+    if (!st) st = PD_ALLOCATED((text = calloc(1, stat.bytes + 1)), err, "no memory to read %s", path);
+    if (!st) st = pd_file_read(file, 0, text, stat.bytes, err);
+    pd_file_close_readonly(file);
+    pd_vfs_free(vfs);
+    if (st)
+        free(text);
+    else
+        *ret = (struct pd_tokenizer_text){text, stat.bytes};
+    return st;
+}
+
+bool pd_tokenizer_file_exists(const char *path)
+{
+    struct pd_vfs *vfs = NULL;
+    struct pd_file *file = NULL;
+    if (!pd_vfs_is_remote(path)) return access(path, F_OK) == 0;
+    if (pd_vfs_new_threads(1, 1, &vfs, NULL)) return false;
+    const bool is_there = !pd_file_open(vfs, path, PD_OPEN_READ, &file, NULL);
+    pd_file_close_readonly(file);
+    pd_vfs_free(vfs);
+    return is_there;
+}
+
 pd_status pd_tokenizer_read(const char *path, struct pd_tokenizer_text *ret, struct pd_error *err)
 {
     struct stat st = {0};
+    if (pd_vfs_is_remote(path)) return read_remote(path, ret, err);
     FILE *file = pd_regular_fopen(path, false);
     if (!file) PD_FAIL_ERRNO(err, errno, "the tokenizer %s cannot be opened", path);
     pd_status status = PD_OK;
     char *text = NULL;
-    if (fstat(fileno(file), &st) || st.st_size > (off_t)PD_TOKENIZER_FILE_BYTES_MAX)
-        status = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "%s has %lld bytes; a tokenizer.json has at most %u", path,
-                              (long long)st.st_size, PD_TOKENIZER_FILE_BYTES_MAX);
+    if (fstat(fileno(file), &st))
+        status = pd_error_set(err, pd_status_from_errno(errno), PD_WHERE, errno, "%s", path);
+    else if ((status = check_bytes(path, (uint64_t)st.st_size, err)))
+        ;
     else if (!(text = calloc(1, (size_t)st.st_size + 1)))
         status = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "no memory to read %s", path);
     else if (fread(text, 1, (size_t)st.st_size, file) != (size_t)st.st_size)
@@ -302,7 +346,7 @@ pd_status pd_tokenizer_open_as(const char *path, const char *name, struct pd_tok
     for (uint32_t i = 0; i < PD_TOKENIZER_BESIDE && !status && is_json; i++) {
         char beside[4200];
         snprintf(beside, sizeof beside, "%.*s%s", slash ? (int)(slash + 1 - inside) : 0, inside, pd_tokenizer_beside[i]);
-        if (access(beside, F_OK) == 0) status = pd_tokenizer_read(beside, &texts[i + 1], err);
+        if (pd_tokenizer_file_exists(beside)) status = pd_tokenizer_read(beside, &texts[i + 1], err);
     }
     if (!status) status = pd_tokenizer_parse_with(name ? name : inside, &texts[0], &texts[1], ret_tokenizer, err);
     for (uint32_t i = 0; i <= PD_TOKENIZER_BESIDE; i++)

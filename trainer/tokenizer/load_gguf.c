@@ -80,7 +80,7 @@ static const struct gguf_pre *gguf_pre(const char *name)
 /* ---- tokenizer.gguf ---- */
 
 /* GGUF metadata as written by an import beside a checkpoint (tokenizer.gguf): keys without "tokenizer.", as one JSON object.
- * Defaults are those of llama.cpp (llama-vocab.cpp): llama and llama-bpe begin with bos, llama puts a space before. */
+ * Defaults are as in llama.cpp (llama-vocab.cpp): llama and llama-bpe begin with bos, llama puts a space before. */
 
 #define MARK "\xe2\x96\x81"
 enum { UNKNOWN = 2, CONTROL = 3, USER = 4, BYTE = 6 }; /* token types */
@@ -165,7 +165,7 @@ static pd_status fill_vocab(const struct gguf *g, struct pd_error *err)
         pd_status status = PD_OK;
         if (!text) PD_FAIL(err, PD_INVALID, "ggml.tokens[%u] is not text", id);
         if (pd_vocab_find(vocab, text, strlen(text)) >= 0)
-            status = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "its text is there twice");
+            status = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "its text occurs twice");
         if (!status) status = pd_vocab_add(vocab, text, strlen(text), id, err);
         if (status) return pd_error_context(err, status, "tokenizer.ggml.tokens[%u]", id);
     }

@@ -13,10 +13,10 @@ static pd_status normalize_added(const struct pd_loader *l, struct pd_added_toke
 {
     struct pd_normalizer_scratch scratch = {0};
     struct pd_pattern_scratch *patterns = NULL;
-    struct pd_stretch stretch = {token->content, strlen(token->content), 1};
+    struct pd_text_slice slice = {token->content, strlen(token->content), 1};
     PD_TRY(pd_pattern_scratch_new(&patterns, err));
-    pd_status status = pd_normalizer_run(&l->tokenizer->normalizer, &scratch, patterns, &stretch, err);
-    if (!status) token->normalized = strndup(stretch.text, stretch.bytes);
+    pd_status status = pd_normalizer_run(&l->tokenizer->normalizer, &scratch, patterns, &slice, err);
+    if (!status) token->normalized = strndup(slice.text, slice.bytes);
     if (!status && !token->normalized) status = pd_error_set(err, PD_NO_MEMORY, PD_WHERE, 0, "%s: no memory", l->name);
     for (unsigned i = 0; i < 2; i++)
         pd_string_deinit(&scratch.texts[i]);
@@ -235,7 +235,7 @@ static pd_status load_root(const struct pd_loader *l, const struct pd_json_value
     uint32_t merge_count = 0;
     const struct pd_json_value *model = pd_load_member(root, "model"), *version = pd_load_member(root, "version");
     if (!model || pd_json_type(model) != PD_JSON_OBJECT)
-        PD_FAIL(err, PD_CORRUPT, "%s: it has no `model`: no tokenizer.json", l->name);
+        PD_FAIL(err, PD_CORRUPT, "%s: it has no `model`, so it is not a tokenizer.json", l->name);
     PD_TRY(check_members(
         l, root, "",
         " version truncation padding added_tokens normalizer pre_tokenizer post_processor decoder model beside ", err));

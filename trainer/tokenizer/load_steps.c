@@ -105,7 +105,7 @@ static pd_status load_mark(const struct pd_loader *l, const struct pd_json_value
     return pd_matcher_init(PD_MATCH_LITERAL, text, ret_matcher, err);
 }
 
-static pd_status check_room(const struct pd_loader *l, uint32_t count, const char *path, struct pd_error *err)
+static pd_status load_check_capacity(const struct pd_loader *l, uint32_t count, const char *path, struct pd_error *err)
 {
     if (count == PD_STEPS_MAX) PD_FAIL(err, PD_INVALID, "%s: %s: more than %u steps", l->name, path, PD_STEPS_MAX);
     return PD_OK;
@@ -120,7 +120,7 @@ static pd_status load_normalizer(const struct pd_loader *l, const struct pd_json
     struct pd_normalizer *normalizer = &l->tokenizer->normalizer;
     const int kind = index_of(type, names);
     if (kind < 0) return refuse(l, path, type, "NFC, NFKC, Lowercase, Prepend, Replace, Strip and Sequence", err);
-    PD_TRY(check_room(l, normalizer->count, path, err));
+    PD_TRY(load_check_capacity(l, normalizer->count, path, err));
     struct pd_normalizer_step *step = &normalizer->steps[normalizer->count++];
     *step = (struct pd_normalizer_step){.kind = (enum pd_normalizer_kind)kind};
     switch (step->kind) {
@@ -240,7 +240,7 @@ static pd_status load_splitter(const struct pd_loader *l, const struct pd_json_v
     const int index = index_of(type, names);
     if (index < 0)
         return refuse(l, path, type, "ByteLevel, Split, Digits, Metaspace, Punctuation, Whitespace and Sequence", err);
-    PD_TRY(check_room(l, splitter->count, path, err));
+    PD_TRY(load_check_capacity(l, splitter->count, path, err));
     if (pd_tokenizer_is_byte_level(l->tokenizer))
         PD_FAIL(err, PD_UNSUPPORTED, "%s: %s: %s behind ByteLevel is not supported; ByteLevel comes last", l->name, path,
                 type);
@@ -295,7 +295,7 @@ static pd_status load_decoder(const struct pd_loader *l, const struct pd_json_va
     struct pd_decoder *decoder = &l->tokenizer->decoder;
     const int kind = index_of(type, names);
     if (kind < 0) return refuse(l, path, type, "ByteLevel, Replace, ByteFallback, Fuse, Strip, Metaspace and Sequence", err);
-    PD_TRY(check_room(l, decoder->count, path, err));
+    PD_TRY(load_check_capacity(l, decoder->count, path, err));
     struct pd_decoder_step *step = &decoder->steps[decoder->count++];
     *step = (struct pd_decoder_step){.kind = (enum pd_decoder_kind)kind};
     switch (step->kind) {

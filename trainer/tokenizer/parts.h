@@ -35,17 +35,17 @@ struct pd_normalizer_scratch {
 };
 
 /* A part of the text. origin_bytes: how many of its first bytes are the start of the document, for pre-tokenizers. */
-struct pd_stretch {
+struct pd_text_slice {
     const char *text;
     size_t bytes, origin_bytes;
 };
 
 void pd_normalizer_deinit(struct pd_normalizer *normalizer);
 void pd_normalizer_digest(const struct pd_normalizer *normalizer, struct pd_digest_stream *stream);
-/* Replaces *stretch by the normalized text, which is unchanged or in the scratch until the next call.
+/* Replaces *slice by the normalized text, which is unchanged or in the scratch until the next call.
  *   errors  PD_INVALID: Replace makes it longer than PD_STRING_GROWN_MAX */
 PD_MUST_USE pd_status pd_normalizer_run(const struct pd_normalizer *normalizer, struct pd_normalizer_scratch *scratch,
-                                        struct pd_pattern_scratch *patterns, struct pd_stretch *stretch,
+                                        struct pd_pattern_scratch *patterns, struct pd_text_slice *slice,
                                         struct pd_error *err);
 
 /* Pre-tokenizers split text into words; merges never cross words.
@@ -87,7 +87,7 @@ struct pd_word_sink { /* takes the words in order */
 void pd_splitter_deinit(struct pd_splitter *splitter);
 void pd_splitter_digest(const struct pd_splitter *splitter, struct pd_digest_stream *stream);
 PD_MUST_USE pd_status pd_splitter_run(const struct pd_splitter *splitter, struct pd_split_scratch *scratch,
-                                      struct pd_pattern_scratch *patterns, struct pd_stretch stretch,
+                                      struct pd_pattern_scratch *patterns, struct pd_text_slice slice,
                                       const struct pd_word_sink *sink, struct pd_error *err);
 
 /* Decoders convert token texts to text. A decoder works on a list of pieces, at first one per token.

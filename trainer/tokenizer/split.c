@@ -13,12 +13,12 @@ struct run {
 struct pieces {
     struct run *run;
     uint32_t step;
-    struct pd_stretch stretch;
+    struct pd_text_slice slice;
     size_t start, end; /* the piece that waits for its neighbour */
     bool waits, waits_match;
 };
 
-static pd_status run_steps(struct run *run, uint32_t step, struct pd_stretch stretch);
+static pd_status run_steps(struct run *run, uint32_t step, struct pd_text_slice slice);
 
 void pd_splitter_deinit(struct pd_splitter *splitter)
 {
@@ -41,9 +41,9 @@ void pd_splitter_digest(const struct pd_splitter *splitter, struct pd_digest_str
 
 static pd_status emit(struct pieces *p, size_t start, size_t end)
 {
-    const size_t origin = p->stretch.origin_bytes > start ? p->stretch.origin_bytes - start : 0;
+    const size_t origin = p->slice.origin_bytes > start ? p->slice.origin_bytes - start : 0;
     if (start == end) return PD_OK;
-    const struct pd_stretch piece = {p->stretch.text + start, end - start, origin < end - start ? origin : end - start};
+    const struct pd_text_slice piece = {p->slice.text + start, end - start, origin < end - start ? origin : end - start};
     return run_steps(p->run, p->step + 1, piece);
 }
 
@@ -89,91 +89,91 @@ static pd_status split_put(struct pieces *p, size_t start, size_t end, bool is_m
     return PD_OK;
 }
 
-static pd_status split_at_matches(struct run *run, uint32_t index, struct pd_stretch stretch)
+static pd_status split_at_matches(struct run *run, uint32_t index, struct pd_text_slice slice)
 {
     const struct pd_split_step *step = &run->splitter->steps[index];
-    struct pieces pieces = {.run = run, .step = index, .stretch = stretch};
+    struct pieces pieces = {.run = run, .step = index, .slice = slice};
     struct pd_match_cursor cursor = {0};
     size_t done = 0;
     for (;;) {
         size_t start, end;
-        PD_TRY(pd_matcher_next(&step->matcher, run->patterns, stretch.text, stretch.bytes, &cursor, &start, &end, run->err));
+        PD_TRY(pd_matcher_next(&step->matcher, run->patterns, slice.text, slice.bytes, &cursor, &start, &end, run->err));
         if (start == SIZE_MAX) break;
         if (start > done) PD_TRY(split_put(&pieces, done, start, step->invert));
         PD_TRY(split_put(&pieces, start, end, !step->invert));
         done = end;
     }
-    if (done < stretch.bytes) PD_TRY(split_put(&pieces, done, stretch.bytes, step->invert));
+    if (done < slice.bytes) PD_TRY(split_put(&pieces, done, slice.bytes, step->invert));
     return split_flush(&pieces);
 }
 
 /* Puts a space mark before the text, unless it has one. */
 static pd_status prepend(struct run *run, struct pd_string *out, const char *mark, size_t mark_bytes,
-                         struct pd_stretch *stretch)
+                         struct pd_text_slice *slice)
 {
-    if (stretch->bytes >= mark_bytes && !memcmp(stretch->text, mark, mark_bytes)) return PD_OK;
-    const bool inside = stretch->text == out->bytes; /* it holds replaced spaces */
-    PD_TRY(pd_string_reserve(out, mark_bytes + (inside ? 0 : stretch->bytes), run->err));
-    memmove(out->bytes + mark_bytes, inside ? out->bytes : stretch->text, stretch->bytes);
+    if (slice->bytes >= mark_bytes && !memcmp(slice->text, mark, mark_bytes)) return PD_OK;
+    const bool inside = slice->text == out->bytes; /* it holds replaced spaces */
+    PD_TRY(pd_string_reserve(out, mark_bytes + (inside ? 0 : slice->bytes), run->err));
+    memmove(out->bytes + mark_bytes, inside ? out->bytes : slice->text, slice->bytes);
     memcpy(out->bytes, mark, mark_bytes);
-    pd_string_cut(out, stretch->bytes + mark_bytes);
-    *stretch = (struct pd_stretch){out->bytes, out->count, stretch->origin_bytes ? stretch->origin_bytes + mark_bytes : 0};
+    pd_string_cut(out, slice->bytes + mark_bytes);
+    *slice = (struct pd_text_slice){out->bytes, out->count, slice->origin_bytes ? slice->origin_bytes + mark_bytes : 0};
     return PD_OK;
 }
 
-static pd_status run_byte_level(struct run *run, uint32_t index, struct pd_stretch stretch)
+static pd_status run_byte_level(struct run *run, uint32_t index, struct pd_text_slice slice)
 {
     const struct pd_split_step *step = &run->splitter->steps[index];
     struct pd_string *out = &run->scratch->texts[index];
     pd_string_cut(out, 0);
-    if (step->prepend == PD_PREPEND_ALWAYS) PD_TRY(prepend(run, out, " ", 1, &stretch));
-    return step->splits ? split_at_matches(run, index, stretch) : run_steps(run, index + 1, stretch);
+    if (step->prepend == PD_PREPEND_ALWAYS) PD_TRY(prepend(run, out, " ", 1, &slice));
+    return step->splits ? split_at_matches(run, index, slice) : run_steps(run, index + 1, slice);
 }
 
 static pd_status replace_spaces(struct run *run, const struct pd_matcher *mark, struct pd_string *out,
-                                struct pd_stretch *stretch)
+                                struct pd_text_slice *slice)
 {
-    const char *text = stretch->text, *end = text + stretch->bytes, *space;
-    if (!memchr(text, ' ', stretch->bytes)) return PD_OK;
-    const size_t origin = stretch->origin_bytes && *text == ' ' ? mark->source_bytes : stretch->origin_bytes;
+    const char *text = slice->text, *end = text + slice->bytes, *space;
+    if (!memchr(text, ' ', slice->bytes)) return PD_OK;
+    const size_t origin = slice->origin_bytes && *text == ' ' ? mark->source_bytes : slice->origin_bytes;
     for (; (space = memchr(text, ' ', (size_t)(end - text))); text = space + 1) {
         PD_TRY(pd_string_add(out, text, (size_t)(space - text), run->err));
         PD_TRY(pd_string_add(out, mark->source, mark->source_bytes, run->err));
     }
     PD_TRY(pd_string_add(out, text, (size_t)(end - text), run->err));
-    *stretch = (struct pd_stretch){out->bytes, out->count, origin};
+    *slice = (struct pd_text_slice){out->bytes, out->count, origin};
     return PD_OK;
 }
 
-static pd_status run_metaspace(struct run *run, uint32_t index, struct pd_stretch stretch)
+static pd_status run_metaspace(struct run *run, uint32_t index, struct pd_text_slice slice)
 {
     const struct pd_split_step *step = &run->splitter->steps[index];
     struct pd_string *out = &run->scratch->texts[index];
     pd_string_cut(out, 0);
-    PD_TRY(replace_spaces(run, &step->matcher, out, &stretch));
-    const bool wanted = step->prepend == PD_PREPEND_ALWAYS || (step->prepend == PD_PREPEND_FIRST && stretch.origin_bytes);
-    if (wanted) PD_TRY(prepend(run, out, step->matcher.source, step->matcher.source_bytes, &stretch));
-    return step->splits ? split_at_matches(run, index, stretch) : run_steps(run, index + 1, stretch);
+    PD_TRY(replace_spaces(run, &step->matcher, out, &slice));
+    const bool wanted = step->prepend == PD_PREPEND_ALWAYS || (step->prepend == PD_PREPEND_FIRST && slice.origin_bytes);
+    if (wanted) PD_TRY(prepend(run, out, step->matcher.source, step->matcher.source_bytes, &slice));
+    return step->splits ? split_at_matches(run, index, slice) : run_steps(run, index + 1, slice);
 }
 
-static pd_status run_steps(struct run *run, uint32_t index, struct pd_stretch stretch)
+static pd_status run_steps(struct run *run, uint32_t index, struct pd_text_slice slice)
 {
-    if (index == run->splitter->count) return run->sink->take(run->sink->context, stretch.text, stretch.bytes, run->err);
+    if (index == run->splitter->count) return run->sink->take(run->sink->context, slice.text, slice.bytes, run->err);
     switch (run->splitter->steps[index].kind) {
     case PD_SPLIT_BYTE_LEVEL:
-        return run_byte_level(run, index, stretch);
+        return run_byte_level(run, index, slice);
     case PD_SPLIT_METASPACE:
-        return run_metaspace(run, index, stretch);
+        return run_metaspace(run, index, slice);
     case PD_SPLIT_MATCHES:
-        return split_at_matches(run, index, stretch);
+        return split_at_matches(run, index, slice);
     }
     return PD_OK;
 }
 
 pd_status pd_splitter_run(const struct pd_splitter *splitter, struct pd_split_scratch *scratch,
-                          struct pd_pattern_scratch *patterns, struct pd_stretch stretch, const struct pd_word_sink *sink,
+                          struct pd_pattern_scratch *patterns, struct pd_text_slice slice, const struct pd_word_sink *sink,
                           struct pd_error *err)
 {
     struct run run = {splitter, scratch, patterns, sink, err};
-    return stretch.bytes ? run_steps(&run, 0, stretch) : PD_OK;
+    return slice.bytes ? run_steps(&run, 0, slice) : PD_OK;
 }

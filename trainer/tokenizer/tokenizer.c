@@ -269,23 +269,23 @@ static pd_status take_word(void *context, const char *text, size_t bytes, struct
     return pd_bpe_encode(e->tokenizer->bpe, e->scratch->bpe, text, bytes, e->tokens, err);
 }
 
-static pd_status encode_words(struct encoding *e, struct pd_stretch stretch)
+static pd_status encode_words(struct encoding *e, struct pd_text_slice slice)
 {
     const struct pd_word_sink sink = {take_word, e};
-    return pd_splitter_run(&e->tokenizer->splitter, &e->scratch->split, e->scratch->patterns, stretch, &sink, e->err);
+    return pd_splitter_run(&e->tokenizer->splitter, &e->scratch->split, e->scratch->patterns, slice, &sink, e->err);
 }
 
 /* Added tokens of one trie, and `next` on the text between them. */
-static pd_status encode_between(struct encoding *e, const struct pd_added_trie *trie, struct pd_stretch stretch,
-                                pd_status (*next)(struct encoding *, struct pd_stretch))
+static pd_status encode_between(struct encoding *e, const struct pd_added_trie *trie, struct pd_text_slice slice,
+                                pd_status (*next)(struct encoding *, struct pd_text_slice))
 {
     struct pd_added_cursor cursor = {0};
     size_t done = 0;
     for (;;) {
-        const struct pd_added_match match = pd_added_next(&e->tokenizer->added, trie, stretch.text, stretch.bytes, &cursor);
-        const size_t end = match.start == SIZE_MAX ? stretch.bytes : match.start;
-        const size_t origin = stretch.origin_bytes > done ? stretch.origin_bytes - done : 0;
-        if (end > done) PD_TRY(next(e, (struct pd_stretch){stretch.text + done, end - done, origin}));
+        const struct pd_added_match match = pd_added_next(&e->tokenizer->added, trie, slice.text, slice.bytes, &cursor);
+        const size_t end = match.start == SIZE_MAX ? slice.bytes : match.start;
+        const size_t origin = slice.origin_bytes > done ? slice.origin_bytes - done : 0;
+        if (end > done) PD_TRY(next(e, (struct pd_text_slice){slice.text + done, end - done, origin}));
         if (match.start == SIZE_MAX) return PD_OK;
         const int32_t id = (int32_t)match.id;
         PD_TRY(pd_tokens_add(e->tokens, &id, 1, e->err));
@@ -293,10 +293,10 @@ static pd_status encode_between(struct encoding *e, const struct pd_added_trie *
     }
 }
 
-static pd_status encode_raw(struct encoding *e, struct pd_stretch stretch)
+static pd_status encode_raw(struct encoding *e, struct pd_text_slice slice)
 {
-    PD_TRY(pd_normalizer_run(&e->tokenizer->normalizer, &e->scratch->normalizer, e->scratch->patterns, &stretch, e->err));
-    return encode_between(e, &e->tokenizer->added.normalized, stretch, encode_words);
+    PD_TRY(pd_normalizer_run(&e->tokenizer->normalizer, &e->scratch->normalizer, e->scratch->patterns, &slice, e->err));
+    return encode_between(e, &e->tokenizer->added.normalized, slice, encode_words);
 }
 
 static pd_status encode_bytes(const char *text, size_t bytes, struct pd_tokens *tokens, struct pd_error *err)
@@ -327,7 +327,7 @@ pd_status pd_tokenizer_encode(const struct pd_tokenizer *tokenizer, struct pd_to
     }
     PD_TRY(pd_tokens_add(tokens, tokenizer->before.ids, tokenizer->before.count, err));
     if (bytes) (void)pd_unicode_at(text, &first);
-    PD_TRY(encode_between(&e, &tokenizer->added.raw, (struct pd_stretch){text, bytes, first}, encode_raw));
+    PD_TRY(encode_between(&e, &tokenizer->added.raw, (struct pd_text_slice){text, bytes, first}, encode_raw));
     return goes_on ? PD_OK : pd_tokens_add(tokens, tokenizer->behind.ids, tokenizer->behind.count, err);
 }
 

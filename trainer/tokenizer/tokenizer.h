@@ -41,6 +41,7 @@ struct pd_tokenizer_text {
     const char *text; /* terminated */
     size_t bytes;
 };
+bool pd_tokenizer_file_exists(const char *path); /* on a disk or in a bucket */
 /* Reads a whole file. ret its text is malloc'ed, the caller's */
 PD_MUST_USE pd_status pd_tokenizer_read(const char *path, struct pd_tokenizer_text *ret, struct pd_error *err);
 PD_MUST_USE pd_status pd_tokenizer_parse_with(const char *name, const struct pd_tokenizer_text *json,
@@ -68,12 +69,23 @@ PD_MUST_USE pd_status pd_tokenizer_scratch_new(const struct pd_tokenizer *tokeni
                                                struct pd_tokenizer_scratch **ret_scratch, struct pd_error *err);
 void pd_tokenizer_scratch_free(struct pd_tokenizer_scratch *scratch);
 
-/* Appends the tokens of one document, with those of the post-processor's template before and after. goes_on: more text
+/* Appends the tokens of one document, with the tokens of the post-processor's template before and after. goes_on: more text
  * follows, so none are added after.
  *   errors  PD_INVALID: a document above 1 GiB, or a regular expression that takes too long */
 PD_MUST_USE pd_status pd_tokenizer_encode(const struct pd_tokenizer *tokenizer, struct pd_tokenizer_scratch *scratch,
                                           const char *text, size_t bytes, bool goes_on, struct pd_tokens *tokens,
                                           struct pd_error *err);
+/* How many tokens the post-processor's template puts before and behind each text. */
+void pd_tokenizer_template(const struct pd_tokenizer *tokenizer, size_t *ret_before, size_t *ret_behind);
+/* Appends a part of a text as the tokenizer composes its characters (NFC) before anything else, if it does: the tokens stay
+ * the same, and pd_tokenizer_align can find them. */
+PD_MUST_USE pd_status pd_tokenizer_compose(const struct pd_tokenizer *tokenizer, const char *text, size_t bytes,
+                                           struct pd_string *out, struct pd_error *err);
+/* Finds where the tokens (count) of a whole document end in its text: token i has the bytes from ret_ends[i - 1] to
+ * ret_ends[i]. Tokens of the template have none.
+ *   errors  PD_UNSUPPORTED: a normalizer changed the text; PD_NO_MEMORY */
+PD_MUST_USE pd_status pd_tokenizer_align(const struct pd_tokenizer *tokenizer, const char *text, size_t bytes,
+                                         const int32_t *ids, size_t count, size_t *ret_ends, struct pd_error *err);
 /* Appends the text of tokens; skips unknown ids, and with skip_special also special tokens. */
 PD_MUST_USE pd_status pd_tokenizer_decode(const struct pd_tokenizer *tokenizer, struct pd_tokenizer_scratch *scratch,
                                           const int32_t *ids, size_t count, bool skip_special, struct pd_string *out,

@@ -1,9 +1,9 @@
 /* A rank of a whole run: what a trainer does with its tiers, and what becomes of it. */
 #include "tests/crash/launch/world.h"
 
-bool world_breaks(enum blow blow)
+bool world_breaks(enum injected injected)
 {
-    return blow == BLOW_KILL || blow == BLOW_POWER || blow == BLOW_LAUNCHER;
+    return injected == FAULT_KILL || injected == FAULT_POWER || injected == FAULT_LAUNCHER;
 }
 
 void world_look_for_death(void *context, uint32_t rank)
@@ -17,20 +17,20 @@ void world_look_for_death(void *context, uint32_t rank)
 static void arm(void)
 {
     const struct process *victim = &w.processes[w.victim];
-    struct pd_disk_fault fault = {.kind = w.blow == BLOW_KILL ? PD_DISK_FAULT_ERROR : PD_DISK_FAULT_POWER,
-                                  .persistent = w.blow == BLOW_KILL,
-                                  .nth = w.blow_nth,
-                                  .vfs = victim->tier.room.vfs};
+    struct pd_disk_fault fault = {.kind = w.injected == FAULT_KILL ? PD_DISK_FAULT_ERROR : PD_DISK_FAULT_POWER,
+                                  .persistent = w.injected == FAULT_KILL,
+                                  .nth = w.fault_nth,
+                                  .vfs = victim->tier.cluster.vfs};
     pd_simulated_disk_set_fault(w.disk, &fault);
     w.is_armed = true;
 }
 
 static void fill(float *values, uint64_t digest, uint32_t shard)
 {
-    memcpy(values + ROOM_ROWS * 3, &digest, sizeof digest);
-    for (uint32_t i = 0; i < ROOM_VALUES; i++)
-        if (i < ROOM_ROWS * 3 || i >= ROOM_ROWS * 3 + 2)
-            values[i] = (float)(room_mix(digest + shard * 101 + ((uint64_t)i << 40)) % 1000003);
+    memcpy(values + CLUSTER_ROWS * 3, &digest, sizeof digest);
+    for (uint32_t i = 0; i < CLUSTER_VALUES; i++)
+        if (i < CLUSTER_ROWS * 3 || i >= CLUSTER_ROWS * 3 + 2)
+            values[i] = (float)(cluster_mix(digest + shard * 101 + ((uint64_t)i << 40)) % 1000003);
 }
 
 static pd_status prepare(void *context, struct pd_store *store, uint32_t tier, pd_status *ret_written,
@@ -39,12 +39,12 @@ static pd_status prepare(void *context, struct pd_store *store, uint32_t tier, p
     struct tier_saving *saving = context;
     struct process *p = saving->rank->context;
     const struct pd_identity *identity = &saving->state.identity;
-    const void *data[2] = {p->tier.room.values, p->tier.room.values + ROOM_ROWS * 3};
+    const void *data[2] = {p->tier.cluster.values, p->tier.cluster.values + CLUSTER_ROWS * 3};
     char path[4096];
     (void)tier;
     PD_TRY(pd_store_begin(store, identity, path, err));
-    fill(p->tier.room.values, p->digest, p->rank);
-    *ret_written = pd_shard_write(p->tier.room.writer, path, identity, p->rank, data, ret_summary, err);
+    fill(p->tier.cluster.values, p->digest, p->rank);
+    *ret_written = pd_shard_write(p->tier.cluster.writer, path, identity, p->rank, data, ret_summary, err);
     return PD_OK;
 }
 
@@ -52,21 +52,21 @@ static pd_status prepare(void *context, struct pd_store *store, uint32_t tier, p
 static pd_status load_shard(struct process *p, const struct pd_store_entry *entry, const struct pd_commit *commit,
                             uint32_t s, uint64_t *ret_digest, struct pd_error *err)
 {
-    struct room_rank *room = &p->tier.room;
+    struct cluster_rank *cluster = &p->tier.cluster;
     struct pd_shard *shard = NULL;
-    float small[ROOM_SMALL];
+    float small[CLUSTER_SMALL];
     char path[4096];
-    pd_store_entry_path(room->store, entry, path);
+    pd_store_entry_path(cluster->store, entry, path);
     snprintf(path + strlen(path), 32, "/shard-%05u.h5", s);
-    PD_TRY(pd_shard_open(room->vfs, path, &commit->state.identity, &commit->shards[s], &shard, err));
-    pd_status st = pd_shard_verify(shard, room->buffers, ROOM_BUFFER_BYTES, err);
+    PD_TRY(pd_shard_open(cluster->vfs, path, &commit->state.identity, &commit->shards[s], &shard, err));
+    pd_status st = pd_shard_verify(shard, cluster->buffers, CLUSTER_BUFFER_BYTES, err);
     if (!st) st = pd_shard_read_blocks(shard, 1, 0, pd_shard_block_count(shard, 1), small, err);
     if (!st) {
         memcpy(ret_digest, small, sizeof *ret_digest);
-        fill(room->values, *ret_digest, s);
-        st = room_read_box(shard, 0, room->values, err);
+        fill(cluster->values, *ret_digest, s);
+        st = cluster_read_box(shard, 0, cluster->values, err);
     }
-    if (!st) st = room_read_box(shard, 1, room->values + ROOM_ROWS * 3, err);
+    if (!st) st = cluster_read_box(shard, 1, cluster->values + CLUSTER_ROWS * 3, err);
     pd_shard_close(shard);
     return st;
 }
@@ -83,8 +83,8 @@ static pd_status load(struct process *p, uint32_t tier, const struct pd_store_en
     struct pd_commit commit = {0};
     struct pd_error ignored;
     uint64_t has = 0, digest = 0;
-    p->tier.room.store = pd_tiers_store(p->tier.tiers, tier);
-    pd_status st = pd_store_read_commit(p->tier.room.store, entry, &commit, err);
+    p->tier.cluster.store = pd_tiers_store(p->tier.tiers, tier);
+    pd_status st = pd_store_read_commit(p->tier.cluster.store, entry, &commit, err);
     for (uint32_t s = 0; !st && s < commit.shard_count; s++) {
         const pd_status read = load_shard(p, entry, &commit, s, &digest, &ignored);
         if (read == PD_NOT_FOUND) continue;
@@ -161,15 +161,15 @@ static void note_commit(uint64_t step)
     for (uint32_t s = 0; s < w.ranks; s++)
         r->holders[s] = 1u << w.processes[s].host;
     world_forget_pruned();
-    w.lone_blows = 0;
+    w.lone_faults = 0;
     world_say(PD_MESSAGE_SAVED, 0, &step, sizeof step);
 }
 
 static pd_status save(struct process *p, uint64_t step, struct pd_error *err)
 {
-    struct tier_saving saving = {.rank = &p->tier.room};
+    struct tier_saving saving = {.rank = &p->tier.cluster};
     uint32_t tier;
-    room_state(&p->tier.room, &saving.state, 1, step);
+    cluster_state(&p->tier.cluster, &saving.state, 1, step);
     const struct pd_tiers_save save = {&saving.state, false, prepare, tier_hold, &saving};
     pd_clock_manual_advance(&p->tier.clock, S);
     PD_TRY(pd_tiers_save(p->tier.tiers, &save, &tier, err));
@@ -179,8 +179,8 @@ static pd_status save(struct process *p, uint64_t step, struct pd_error *err)
 
 static pd_status finish(struct process *p, uint64_t step, double leave_seconds, struct pd_error *err)
 {
-    struct tier_saving saving = {.rank = &p->tier.room};
-    room_state(&p->tier.room, &saving.state, 1, step);
+    struct tier_saving saving = {.rank = &p->tier.cluster};
+    cluster_state(&p->tier.cluster, &saving.state, 1, step);
     const struct pd_tiers_save last = {&saving.state, true, prepare, tier_hold, &saving};
     PD_TRY(pd_tiers_finish(p->tier.tiers, &last, leave_seconds, err));
     if (p->rank == 0) note_reports(p);
@@ -188,23 +188,23 @@ static pd_status finish(struct process *p, uint64_t step, double leave_seconds, 
 }
 
 /* Of the moment: what a rank meets at this step before it saves. */
-static pd_status meet_blow(struct process *p, uint64_t step, struct pd_error *err)
+static pd_status meet_fault(struct process *p, uint64_t step, struct pd_error *err)
 {
     char identity[33];
-    if (w.blow == BLOW_NONE || step != w.blow_step) return PD_OK;
-    if (world_breaks(w.blow)) {
+    if (w.injected == FAULT_NONE || step != w.fault_step) return PD_OK;
+    if (world_breaks(w.injected)) {
         if (p->rank == w.victim) arm();
         return PD_OK;
     }
-    if (w.blow == BLOW_DEVICE && !p->is_victim) return PD_OK;
-    if (w.blow == BLOW_DEVICE) {
+    if (w.injected == FAULT_DEVICE && !p->is_victim) return PD_OK;
+    if (w.injected == FAULT_DEVICE) {
         w.asked_host = p->host;
         pd_dev_cuda_identity(p->device.dev->index, identity);
         w.machines[p->host].broken |= 1u << p->device.dev->index;
         world_say_gpu(p, identity);
         PD_FAIL(err, PD_DEVICE_LOST, "GPU %s is lost", identity);
     }
-    if (p->is_victim || w.blow == BLOW_HANG) p->is_gone = true; /* the launcher ends the others with it */
+    if (p->is_victim || w.injected == FAULT_HANG) p->is_gone = true; /* the launcher ends the others with it */
     return PD_OK;
 }
 
@@ -226,15 +226,15 @@ static pd_status train(struct process *p, struct pd_error *err)
             w.now_ns += S;
             if (w.requests->has_grown(w.requests->context)) w.requests->wants_regroup = w.wants_leave = true;
         }
-        PD_TRY(meet_blow(p, step, err));
+        PD_TRY(meet_fault(p, step, err));
         PD_TRY(pd_group_barrier(&p->tier.world, err));
         if (w.wants_leave) {
             PD_TRY(finish(p, step - 1, 0, err));
             PD_FAIL(err, PD_STOPPED, "saved and left after step %" PRIu64, step - 1);
         }
-        p->digest = room_mix(p->digest ^ step);
+        p->digest = cluster_mix(p->digest ^ step);
         PD_TRY(save(p, step, err));
-        const bool is_slow = room_mix(w.seed ^ step) % 3; /* a step that takes longer than copies do */
+        const bool is_slow = cluster_mix(w.seed ^ step) % 3; /* a step that takes longer than copies do */
         if (is_slow && p->tier.tiers->replicator) tier_worker_wait(&p->tier.tiers->replicator->worker, -1);
         if (is_slow) tier_worker_wait(&p->tier.tiers->tiers[w.options.count - 1].worker, -1);
         if (p->rank == 0) note_reports(p);
@@ -246,10 +246,10 @@ static pd_status run_rank(struct process *p, struct pd_error *err)
 {
     struct tier_rank *rank = &p->tier;
     struct pd_tiers_options options = w.options;
-    pd_status st = pd_simulated_disk_vfs(w.disk, p->host, &rank->room.vfs, err);
-    if (!st) st = room_set_up(&rank->room, err);
-    if (!st && w.blow_step == 0 && world_breaks(w.blow) && p->is_victim && p->rank == w.victim) arm();
-    if (!st) st = tier_make_directories(rank->room.vfs, &options, err);
+    pd_status st = pd_simulated_disk_vfs(w.disk, p->host, &rank->cluster.vfs, err);
+    if (!st) st = cluster_set_up(&rank->cluster, err);
+    if (!st && w.fault_step == 0 && world_breaks(w.injected) && p->is_victim && p->rank == w.victim) arm();
+    if (!st) st = tier_make_directories(rank->cluster.vfs, &options, err);
     PD_TRY(pd_group_agree(&rank->world, st, err));
     for (uint32_t i = 0; i < options.count; i++)
         options.groups[i] = &p->groups[i];
@@ -258,7 +258,7 @@ static pd_status run_rank(struct process *p, struct pd_error *err)
     pd_clock_manual_init(&rank->clock, 1);
     options.clock = &rank->clock.clock;
     PD_TRY(pd_group_agree(&rank->world, check_device(p, err), err));
-    PD_TRY(pd_tiers_open(rank->room.vfs, &options, &rank->tiers, err));
+    PD_TRY(pd_tiers_open(rank->cluster.vfs, &options, &rank->tiers, err));
     PD_TRY(resume(p, err));
     PD_TRY(pd_tiers_start(rank->tiers, err));
     return train(p, err);
@@ -277,8 +277,8 @@ void *world_rank_main(void *argument)
     if (!was_killed) world_say_ended(p);
     pd_tiers_close(rank->tiers);
     pd_rank_device_close(&p->device);
-    pd_shard_writer_free(rank->room.writer);
+    pd_shard_writer_free(rank->cluster.writer);
     p->has_begun = true;
-    p->is_victim = was_killed && (p->is_victim || w.blow == BLOW_HANG);
+    p->is_victim = was_killed && (p->is_victim || w.injected == FAULT_HANG);
     return NULL;
 }

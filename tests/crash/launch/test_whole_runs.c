@@ -21,7 +21,7 @@
 #include <criterion/criterion.h>
 #include <signal.h>
 
-static const char *const blow_names[] = {"quiet", "killed", "power", "partition", "hang", "device", "launcher"};
+static const char *const fault_names[] = {"quiet", "killed", "power", "partition", "hang", "device", "launcher"};
 
 __typeof__(pd_launch_job_run) __wrap_pd_launch_job_run;
 
@@ -45,7 +45,7 @@ static void place_ranks(const struct pd_start *start)
     cr_assert_eq(w.ranks, start->ranks, "%s", start->hosts);
 }
 
-static void set_up_ranks(struct room *room)
+static void set_up_ranks(struct cluster *cluster)
 {
     for (uint32_t t = 0; t < w.options.count + 2; t++) {
         w.teams[t] = (struct turn_team){.size = w.ranks, .look = world_look_for_death, .context = w.processes};
@@ -59,7 +59,7 @@ static void set_up_ranks(struct room *room)
             turn_group_init(&w.teams[t], r, order, w.host_count, &p->groups[t]);
         turn_group_init(&w.teams[w.options.count], r, order, w.host_count, &p->tier.replica_group);
         turn_group_init(&w.teams[w.options.count + 1], r, order, w.host_count, &p->tier.world);
-        p->tier.room = (struct room_rank){.room = room, .group = &p->tier.world, .context = p};
+        p->tier.cluster = (struct cluster_rank){.cluster = cluster, .group = &p->tier.world, .context = p};
     }
 }
 
@@ -84,33 +84,33 @@ static bool may_break(uint32_t host)
     return sound >= 2 && !w.machines[host].broken && can_do_without(host);
 }
 
-static void choose_blow(void)
+static void choose_fault(void)
 {
-    w.blow = BLOW_NONE;
+    w.injected = FAULT_NONE;
     w.is_armed = w.wants_leave = false;
-    if (w.blows >= FAILURES_MAX || !(w.loses_hosts || world_roll(4))) return;
-    w.blow = (enum blow)(1 + world_roll(BLOW_KINDS - 1));
+    if (w.faults >= FAILURES_MAX || !(w.loses_hosts || world_roll(4))) return;
+    w.injected = (enum injected)(1 + world_roll(FAULT_KINDS - 1));
     w.victim = (uint32_t)world_roll(w.ranks);
-    w.blow_step = world_roll(4) ? world_newest_whole(UINT32_MAX) + 1 + world_roll(4) : 0;
+    w.fault_step = world_roll(4) ? world_newest_whole(UINT32_MAX) + 1 + world_roll(4) : 0;
     if (w.loses_hosts) {
-        w.blow = world_roll(2) ? BLOW_POWER : BLOW_PARTITION;
+        w.injected = world_roll(2) ? FAULT_POWER : FAULT_PARTITION;
         w.victim = w.ranks - 1;
-        w.blow_step = w.blow == BLOW_POWER ? 0 : world_newest_whole(UINT32_MAX) + 1;
+        w.fault_step = w.injected == FAULT_POWER ? 0 : world_newest_whole(UINT32_MAX) + 1;
     }
-    w.blow_nth = 1 + world_roll(w.blow_step ? 150 : 80);
+    w.fault_nth = 1 + world_roll(w.fault_step ? 150 : 80);
     const bool is_beside_launcher = w.processes[w.victim].host == w.launcher_host;
-    if (is_beside_launcher && (w.blow == BLOW_POWER || w.blow == BLOW_PARTITION))
-        w.blow = w.loses_hosts ? BLOW_NONE : BLOW_LAUNCHER;
-    const uint32_t host = w.blow == BLOW_LAUNCHER ? w.launcher_host : w.processes[w.victim].host;
-    const bool is_of_host = w.blow == BLOW_POWER || w.blow == BLOW_LAUNCHER;
-    const bool is_of_rank = w.blow == BLOW_KILL || w.blow == BLOW_HANG || w.blow == BLOW_DEVICE;
-    if (!w.blow_step && !world_breaks(w.blow)) w.blow_step = 1;
-    for (uint32_t r = w.ranks; w.blow == BLOW_LAUNCHER && r-- > 0;)
+    if (is_beside_launcher && (w.injected == FAULT_POWER || w.injected == FAULT_PARTITION))
+        w.injected = w.loses_hosts ? FAULT_NONE : FAULT_LAUNCHER;
+    const uint32_t host = w.injected == FAULT_LAUNCHER ? w.launcher_host : w.processes[w.victim].host;
+    const bool is_of_host = w.injected == FAULT_POWER || w.injected == FAULT_LAUNCHER;
+    const bool is_of_rank = w.injected == FAULT_KILL || w.injected == FAULT_HANG || w.injected == FAULT_DEVICE;
+    if (!w.fault_step && !world_breaks(w.injected)) w.fault_step = 1;
+    for (uint32_t r = w.ranks; w.injected == FAULT_LAUNCHER && r-- > 0;)
         if (w.processes[r].host == host) w.victim = r;
-    if (w.processes[w.victim].host != host) w.blow = BLOW_NONE; /* nobody runs where the launcher does */
-    if (is_of_host && !can_do_without(host)) w.blow = BLOW_NONE;
-    if (is_of_rank && w.lone_blows >= 2) w.blow = BLOW_NONE; /* a third rightly ends in 93 */
-    if (w.blow == BLOW_DEVICE && !may_break(host)) w.blow = BLOW_NONE;
+    if (w.processes[w.victim].host != host) w.injected = FAULT_NONE; /* nobody runs where the launcher does */
+    if (is_of_host && !can_do_without(host)) w.injected = FAULT_NONE;
+    if (is_of_rank && w.lone_faults >= 2) w.injected = FAULT_NONE; /* a third rightly ends in 93 */
+    if (w.injected == FAULT_DEVICE && !may_break(host)) w.injected = FAULT_NONE;
     for (uint32_t r = 0; r < w.ranks; r++) {
         const bool is_same_host = w.processes[r].host == host;
         w.processes[r].is_victim = is_of_rank ? r == w.victim : is_same_host;
@@ -119,26 +119,26 @@ static void choose_blow(void)
 
 static bool is_lost_as_host(void)
 {
-    return w.blow == BLOW_POWER || w.blow == BLOW_PARTITION || w.blow == BLOW_LAUNCHER;
+    return w.injected == FAULT_POWER || w.injected == FAULT_PARTITION || w.injected == FAULT_LAUNCHER;
 }
 
 /* Whether what was to happen did, and what becomes of hosts. */
-static bool settle_blow(void)
+static bool settle_fault(void)
 {
     bool has_struck = false;
-    const uint32_t host = w.blow ? w.processes[w.victim].host : 0;
-    for (uint32_t r = 0; w.blow && r < w.ranks; r++)
-        has_struck |= w.processes[r].is_victim || (w.blow == BLOW_DEVICE && w.processes[r].status == PD_DEVICE_LOST);
-    if (world_breaks(w.blow)) has_struck = w.is_armed && pd_simulated_disk_fired(w.disk);
+    const uint32_t host = w.injected ? w.processes[w.victim].host : 0;
+    for (uint32_t r = 0; w.injected && r < w.ranks; r++)
+        has_struck |= w.processes[r].is_victim || (w.injected == FAULT_DEVICE && w.processes[r].status == PD_DEVICE_LOST);
+    if (world_breaks(w.injected)) has_struck = w.is_armed && pd_simulated_disk_fired(w.disk);
     pd_simulated_disk_set_fault(w.disk, NULL);
     if (!has_struck) return false;
-    w.blows++;
-    w.tally[w.blow]++;
-    w.lone_blows += !is_lost_as_host();
+    w.faults++;
+    w.tally[w.injected]++;
+    w.lone_faults += !is_lost_as_host();
     if (is_lost_as_host())
         w.machines[host].back_ns =
             w.now_ns + ((w.loses_hosts ? 20 : 5) + world_roll(60)) * S; /* 20: after it was looked for */
-    if (w.blow == BLOW_POWER || w.blow == BLOW_LAUNCHER) {
+    if (w.injected == FAULT_POWER || w.injected == FAULT_LAUNCHER) {
         pd_simulated_disk_crash(w.disk, host, world_roll(1u << 30));
         for (uint32_t i = 0; i < RECORDS && w.options.tiers[0].dir[1] == 's'; i++)
             for (uint32_t s = 0; s < w.records[i].shards; s++)
@@ -180,7 +180,7 @@ static void check_devices(void)
 /* How a starter would end: with the code of the first that it sees end badly. */
 static int starter_status(bool has_struck)
 {
-    if (has_struck && w.blow == BLOW_KILL) return (128 + SIGKILL) << 8;
+    if (has_struck && w.injected == FAULT_KILL) return (128 + SIGKILL) << 8;
     for (uint32_t r = 0; r < w.ranks; r++)
         if (!w.processes[r].has_begun || w.processes[r].is_victim) return 1 << 8;
     for (uint32_t r = 0; r < w.ranks; r++)
@@ -208,7 +208,7 @@ static void judge(bool has_struck, struct pd_launch_verdict *ret)
                                              .is_gone = p->has_begun && (is_here || p->is_victim),
                                              .gone_ns = w.now_ns - (p->is_victim ? 5 * S : 0)};
     }
-    if (has_struck && w.blow == BLOW_HANG) {
+    if (has_struck && w.injected == FAULT_HANG) {
         snprintf(end.hang, sizeof end.hang, "rank %u (process %u) holds up the run", w.victim, 1000 + w.victim);
         end.hang_rank = w.victim;
     }
@@ -221,7 +221,7 @@ pd_status __wrap_pd_launch_job_run(const struct pd_start *start, struct pd_launc
                                    struct pd_error *err)
 {
     struct process processes[TURN_RANKS_MAX];
-    struct room room = {.disk = w.disk};
+    struct cluster cluster = {.disk = w.disk};
     void *arguments[TURN_RANKS_MAX];
     uint32_t begin_count = 0;
     w.start = start;
@@ -231,10 +231,10 @@ pd_status __wrap_pd_launch_job_run(const struct pd_start *start, struct pd_launc
     place_ranks(start);
     PD_TRY(pd_rank_table_init(ret_said, w.ranks, err));
     w.said = ret_said;
-    room.ranks = w.ranks;
-    room.hosts = w.host_count;
-    set_up_ranks(&room);
-    choose_blow();
+    cluster.ranks = w.ranks;
+    cluster.hosts = w.host_count;
+    set_up_ranks(&cluster);
+    choose_fault();
     check_devices();
     bool all_up = true;
     for (uint32_t r = 0; r < w.ranks; r++)
@@ -246,10 +246,10 @@ pd_status __wrap_pd_launch_job_run(const struct pd_start *start, struct pd_launc
     if (!turns_run(&w.dice, world_rank_main, arguments, begin_count))
         PD_FAIL(err, PD_BUG, "ranks wait for one another for ever");
     for (uint32_t r = 0; r < begin_count; r++) /* not before: the fault goes by its address */
-        if (processes[r].tier.room.vfs) pd_vfs_free(processes[r].tier.room.vfs);
-    const bool has_struck = all_up && settle_blow();
-    w.now_ns += (has_struck && w.blow == BLOW_HANG ? 31 : has_struck && is_lost_as_host() ? 15 : 1) * S;
-    if (has_struck && w.blow == BLOW_LAUNCHER) {
+        if (processes[r].tier.cluster.vfs) pd_vfs_free(processes[r].tier.cluster.vfs);
+    const bool has_struck = all_up && settle_fault();
+    w.now_ns += (has_struck && w.injected == FAULT_HANG ? 31 : has_struck && is_lost_as_host() ? 15 : 1) * S;
+    if (has_struck && w.injected == FAULT_LAUNCHER) {
         w.is_launcher_lost = true;
         PD_FAIL(err, PD_BUG, "the launcher's host is gone");
     }
@@ -323,8 +323,9 @@ static void expect_same_as_quiet(uint64_t seed)
     const pd_status st = run_to_the_end(&err);
     uint64_t quiet = seed;
     for (uint64_t step = 1; step <= w.steps; step++)
-        quiet = room_mix(quiet ^ step);
-    cr_assert(!w.wrong[0], "PERDURE_TEST_SEED=%" PRIu64 ": start %u (%s): %s", seed, w.starts, blow_names[w.blow], w.wrong);
+        quiet = cluster_mix(quiet ^ step);
+    cr_assert(!w.wrong[0], "PERDURE_TEST_SEED=%" PRIu64 ": start %u (%s): %s", seed, w.starts, fault_names[w.injected],
+              w.wrong);
     cr_assert_eq(st, PD_OK, "PERDURE_TEST_SEED=%" PRIu64 ": start %u: %s: %s", seed, w.starts, pd_status_name(st),
                  err.message);
     cr_assert_eq(w.digest, quiet, "PERDURE_TEST_SEED=%" PRIu64 ": the state is not that of a quiet run", seed);
@@ -333,7 +334,7 @@ static void expect_same_as_quiet(uint64_t seed)
 
 static void campaign(uint64_t first)
 {
-    uint64_t tally[BLOW_KINDS] = {0}, starts = 0, seed = 0;
+    uint64_t tally[FAULT_KINDS] = {0}, starts = 0, seed = 0;
     const uint64_t count = 250 * test_scale(), share = test_scale() > 1 ? count : count / 2;
     const char *text = getenv("PERDURE_TEST_SEED");
     if (text && pd_parse_u64(text, &seed)) {
@@ -345,13 +346,13 @@ static void campaign(uint64_t first)
     for (const uint64_t end = seed + share; seed < end; seed++) {
         expect_same_as_quiet(seed);
         starts += w.starts;
-        for (int i = 0; i < BLOW_KINDS; i++)
+        for (int i = 0; i < FAULT_KINDS; i++)
             tally[i] += w.tally[i];
     }
     fprintf(stderr, "%" PRIu64 " runs, %" PRIu64 " starts", share, starts);
-    for (int i = 1; i < BLOW_KINDS; i++) {
-        fprintf(stderr, ", %s %" PRIu64, blow_names[i], tally[i]);
-        cr_expect_gt(tally[i], 0, "%s: never", blow_names[i]);
+    for (int i = 1; i < FAULT_KINDS; i++) {
+        fprintf(stderr, ", %s %" PRIu64, fault_names[i], tally[i]);
+        cr_expect_gt(tally[i], 0, "%s: never", fault_names[i]);
     }
     fputc('\n', stderr);
 }

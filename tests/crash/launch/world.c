@@ -1,4 +1,5 @@
 #include "tests/crash/launch/world.h"
+#include "trainer/math/math_cuda.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +17,7 @@ uint64_t world_roll(uint64_t below)
 
 void world_mark(uint64_t what)
 {
-    w.trace = room_mix(w.trace ^ what);
+    w.trace = cluster_mix(w.trace ^ what);
 }
 
 bool world_is_up(uint32_t host)
@@ -129,6 +130,7 @@ __typeof__(pd_launch_look_cancel) __wrap_pd_launch_look_cancel;
 __typeof__(pd_dev_cuda_count) __wrap_pd_dev_cuda_count;
 __typeof__(pd_dev_cuda_identity) __wrap_pd_dev_cuda_identity;
 __typeof__(pd_dev_open_cuda) __wrap_pd_dev_open_cuda;
+__typeof__(pd_math_cuda_load) __wrap_pd_math_cuda_load;
 
 uint64_t __wrap_pd_clock_monotonic_ns(const struct pd_clock *clock)
 {
@@ -203,6 +205,12 @@ uint32_t __wrap_pd_dev_cuda_count(void)
 void __wrap_pd_dev_cuda_identity(uint32_t index, char ret_identity[33])
 {
     snprintf(ret_identity, 33, "h%u-d%u", w.asked_host, index);
+}
+
+pd_status __wrap_pd_math_cuda_load(struct pd_error *err)
+{
+    (void)err;
+    return PD_OK;
 }
 
 pd_status __wrap_pd_dev_open_cuda(uint32_t index, struct pd_dev **ret_dev, struct pd_error *err)

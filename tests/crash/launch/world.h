@@ -2,7 +2,7 @@
 #pragma once
 
 #include "offload/device.h"
-#include "tests/helpers/tier_room.h"
+#include "tests/helpers/tier_cluster.h"
 #include "tests/helpers/turns.h"
 #include "trainer/engine/rank_device.h"
 #include "trainer/launch/launcher.h"
@@ -17,7 +17,16 @@
 #define FAILURES_MAX 8u /* of a run */
 #define STARTS_MAX 60u
 
-enum blow { BLOW_NONE, BLOW_KILL, BLOW_POWER, BLOW_PARTITION, BLOW_HANG, BLOW_DEVICE, BLOW_LAUNCHER, BLOW_KINDS };
+enum injected {
+    FAULT_NONE,
+    FAULT_KILL,
+    FAULT_POWER,
+    FAULT_PARTITION,
+    FAULT_HANG,
+    FAULT_DEVICE,
+    FAULT_LAUNCHER,
+    FAULT_KINDS
+};
 
 struct machine {
     uint64_t back_ns; /* 0: it is up */
@@ -52,26 +61,26 @@ extern struct world {
     struct machine machines[HOSTS_MAX];
     struct pd_tiers_options options;
     struct pd_launch_places places;
-    struct record records[RECORDS];     /* by step modulo */
-    uint64_t kept;                      /* the newest step that other hosts have too */
-    uint64_t pinned;                    /* what the first tier keeps beside its two newest, for a lost host */
-    uint64_t digest;                    /* at the end */
-    uint32_t blows, lone_blows, starts; /* lone_blows: of ranks, since the last progress */
-    bool loses_hosts;                   /* one after the other, before any step is done */
+    struct record records[RECORDS];       /* by step modulo */
+    uint64_t kept;                        /* the newest step that other hosts have too */
+    uint64_t pinned;                      /* what the first tier keeps beside its two newest, for a lost host */
+    uint64_t digest;                      /* at the end */
+    uint32_t faults, lone_faults, starts; /* lone_faults: of ranks, since the last progress */
+    bool loses_hosts;                     /* one after the other, before any step is done */
     bool is_launcher_lost, wants_leave;
     /* of this start */
     const struct pd_start *start;
     struct pd_launch_requests *requests;
     struct pd_rank_table *said;
-    enum blow blow;
-    uint64_t blow_step, blow_nth;
+    enum injected injected;
+    uint64_t fault_step, fault_nth;
     uint32_t victim;
     bool is_armed;
     struct process *processes;
     uint32_t ranks, host_count;
     struct turn_team teams[PD_TIERS_MAX + 2];
     uint32_t asked_host; /* whose devices are counted */
-    uint64_t tally[BLOW_KINDS], trace;
+    uint64_t tally[FAULT_KINDS], trace;
     char wrong[512];
 } w;
 
@@ -94,7 +103,7 @@ void world_say(enum pd_message_kind kind, uint32_t rank, const void *data, uint3
 void world_say_gpu(const struct process *process, const char *identity);
 void world_say_ended(const struct process *process);
 
-bool world_breaks(enum blow blow); /* at an operation of a disk */
+bool world_breaks(enum injected injected); /* at an operation of a disk */
 /* Before a rank speaks to others: its disk may have told it that it is dead. */
 void world_look_for_death(void *processes, uint32_t rank);
 void *world_rank_main(void *process);

@@ -1,4 +1,4 @@
-/* Every call of what all rooms stand on fails once, and from then on: JSON, traces, threads, memory. */
+/* Every call of what all modules stand on fails once, and from then on: JSON, traces, threads, memory. */
 #include "ckpt/base/arena.h"
 #include "ckpt/base/json.h"
 #include "ckpt/base/memory_limit.h"

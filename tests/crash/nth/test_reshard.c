@@ -250,7 +250,7 @@ static pd_status check_target(void *state, struct pd_error *err)
         if (strncmp(listing.names[i], "step-", 5) == 0) snprintf(path, sizeof path, "/target/%.255s", listing.names[i]);
     pd_listing_deinit(&listing);
     PD_TRY(pd_inspect_open(w->s.vfs, path, &inspect, err));
-    pd_status st = pd_inspect_verify(inspect, NULL, NULL, &damage, err);
+    pd_status st = pd_inspect_verify(inspect, NULL, NULL, (pd_should_stop){0}, &damage, err);
     if (!st && damage.count) st = pd_error_set(err, PD_BUG, PD_WHERE, 0, "%s", damage.items[0].text);
     pd_damage_list_deinit(&damage);
     pd_inspect_close(inspect);
@@ -338,7 +338,7 @@ static pd_status inspect(void *state, struct pd_error *err)
     struct pd_damage_list damage = {0};
     pd_status st = pd_inspect_open(w->s.vfs, "/stored/commit.h5", &in, err);
     if (!st) st = pd_inspect_check_complete(in, err);
-    if (!st) st = pd_inspect_verify(in, NULL, NULL, &damage, err);
+    if (!st) st = pd_inspect_verify(in, NULL, NULL, (pd_should_stop){0}, &damage, err);
     if (!st && damage.count) st = pd_error_set(err, damage.items[0].status, PD_WHERE, 0, "%s", damage.items[0].text);
     pd_damage_list_deinit(&damage);
     pd_inspect_close(in);

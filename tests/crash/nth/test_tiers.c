@@ -1,6 +1,6 @@
 /* Every call of a launch over several tiers fails once, and from then on: what was saved before, or now, loads from one of them; nothing
  * leaks; and the next launch gets through. What fails on one rank fails on all: nobody waits for one that has gone its own way. */
-#include "tests/helpers/failing_room.h"
+#include "tests/helpers/failing_cluster.h"
 #include "tests/helpers/tier_flow.h"
 
 struct shape {
@@ -29,21 +29,21 @@ static pd_status begin(struct tier_rank *rank, struct pd_error *err)
     return tier_finish(rank, 2, -1, err);
 }
 
-static struct room base_of(const void *context)
+static struct cluster base_of(const void *context)
 {
     const struct shape *shape = context;
     struct pd_error err = {0};
-    struct room room;
+    struct cluster cluster;
     const struct pd_tiers_options options = tiers_of(shape);
     tier_be_quiet();
-    cr_assert_eq(tier_room_new_lacking(&room, shape->ranks, shape->hosts, 0, &err), PD_OK, "%s", err.message);
-    cr_assert_eq(tier_run(&room, &options, begin, NULL, &err), PD_OK, "%s", err.message);
-    return room;
+    cr_assert_eq(tier_cluster_new_lacking(&cluster, shape->ranks, shape->hosts, 0, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(tier_run(&cluster, &options, begin, NULL, &err), PD_OK, "%s", err.message);
+    return cluster;
 }
 
 static void *set_up(const void *context)
 {
-    return failing_room_new(context, base_of);
+    return failing_cluster_new(context, base_of);
 }
 
 static pd_status live(struct tier_rank *rank, struct pd_error *err)
@@ -52,7 +52,7 @@ static pd_status live(struct tier_rank *rank, struct pd_error *err)
     uint64_t step = 0;
     PD_TRY(tier_load_newest(rank, &tier, &step, err));
     pd_tiers_set_index(rank->tiers, "an index", 8);
-    PD_TRY(pd_tiers_check_room(rank->tiers, SHARD_ROOM, 0, err));
+    PD_TRY(pd_tiers_check_space(rank->tiers, SHARD_SPACE, 0, err));
     PD_TRY(pd_tiers_start(rank->tiers, err));
     for (int i = 0; i < 2; i++)
         PD_TRY(tier_save(rank, ++step, NULL, err));
@@ -64,20 +64,20 @@ static pd_status live(struct tier_rank *rank, struct pd_error *err)
 
 static pd_status act(void *state, struct pd_error *err)
 {
-    struct failing_room *l = state;
+    struct failing_cluster *l = state;
     const struct pd_tiers_options options = tiers_of(l->context);
-    struct tier_launch launch = {&l->room, &options, live, NULL, 0, l->ended};
-    failing_room_begin(l);
-    const pd_status st = pd_comm_run_local(l->room.ranks, l->room.hosts, tier_rank_main, &launch, err);
-    return failing_room_judge(l, st, err);
+    struct tier_launch launch = {&l->cluster, &options, live, NULL, 0, l->ended};
+    failing_cluster_begin(l);
+    const pd_status st = pd_comm_run_local(l->cluster.ranks, l->cluster.hosts, tier_rank_main, &launch, err);
+    return failing_cluster_judge(l, st, err);
 }
 
 static pd_status check(void *state, struct pd_error *err)
 {
-    struct failing_room *l = state;
+    struct failing_cluster *l = state;
     const struct pd_tiers_options options = tiers_of(l->context);
     struct found found = {0};
-    PD_TRY(tier_run(&l->room, &options, look, &found, err));
+    PD_TRY(tier_run(&l->cluster, &options, look, &found, err));
     if (found.step < 5 || found.step > 8) PD_FAIL(err, PD_BUG, "step %llu loads", (unsigned long long)found.step);
     return PD_OK;
 }
@@ -85,7 +85,7 @@ static pd_status check(void *state, struct pd_error *err)
 static void sweep_shape(const struct shape *shape)
 {
     failing_sweep(
-        &(struct failing_case){shape->name, true, set_up, act, check, failing_room_free, failing_room_disk, shape});
+        &(struct failing_case){shape->name, true, set_up, act, check, failing_cluster_free, failing_cluster_disk, shape});
 }
 
 #define EACH(shape)          \

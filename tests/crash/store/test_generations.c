@@ -7,7 +7,7 @@
  * PERDURE_TEST_SCALE=10 tries every operation; PERDURE_CAMPAIGN_SEED sets the seed; a failure prints it.
  */
 #include "ckpt/base/log.h"
-#include "tests/helpers/generation_room.h"
+#include "tests/helpers/generation_cluster.h"
 #include "tests/helpers/store_sweep.h"
 
 #define LAST_BASE_STEP 3u /* committed before the launch that meets the misfortune */
@@ -21,7 +21,7 @@ static void set_up(void)
 
 TestSuite(store_generations, .init = set_up);
 
-static pd_status with_generation(struct room_rank *rank, pd_status (*body)(struct generation *, struct pd_error *),
+static pd_status with_generation(struct cluster_rank *rank, pd_status (*body)(struct generation *, struct pd_error *),
                                  struct pd_error *err)
 {
     struct generation *g = calloc(1, sizeof *g);
@@ -45,7 +45,7 @@ static pd_status base_body(struct generation *g, struct pd_error *err)
     return generation_kill_all(g->rank, err);
 }
 
-static pd_status base_script(struct room_rank *rank, struct pd_error *err)
+static pd_status base_script(struct cluster_rank *rank, struct pd_error *err)
 {
     return with_generation(rank, base_body, err);
 }
@@ -67,13 +67,13 @@ static pd_status stumble(struct generation *g, uint64_t step, bool trusts, struc
 
 static pd_status meet_body(struct generation *g, struct pd_error *err)
 {
-    struct room_rank *rank = g->rank;
+    struct cluster_rank *rank = g->rank;
     struct campaign_run *run = rank->context;
     const struct misfortune *m = run->misfortune;
     struct pd_disk_fault fault = misfortune_fault(m);
     uint64_t step = LAST_BASE_STEP + 1;
     PD_TRY(generation_step(g, step, err));
-    if (rank->group->rank == 0) pd_simulated_disk_set_fault(rank->room->disk, &fault);
+    if (rank->group->rank == 0) pd_simulated_disk_set_fault(rank->cluster->disk, &fault);
     PD_TRY(pd_group_barrier(rank->group, err));
     struct pd_error why = {0};
     pd_status st = stumble(g, step + 1, !misfortune_lies(m), &why);
@@ -91,51 +91,51 @@ static pd_status meet_body(struct generation *g, struct pd_error *err)
         PD_TRY(generation_save(g, err));
         PD_TRY(pd_store_prune(rank->store, err));
     }
-    PD_TRY(room_load(rank, pd_store_entry_at(rank->store, 0), err));
+    PD_TRY(cluster_load(rank, pd_store_entry_at(rank->store, 0), err));
     return generation_kill_all(rank, err);
 }
 
-static pd_status meet_script(struct room_rank *rank, struct pd_error *err)
+static pd_status meet_script(struct cluster_rank *rank, struct pd_error *err)
 {
     return with_generation(rank, meet_body, err);
 }
 
 /* ---- what fresh launches find ---- */
 
-static pd_status expect_bounded_pool(struct room_rank *rank, struct pd_error *err)
+static pd_status expect_bounded_pool(struct cluster_rank *rank, struct pd_error *err)
 {
     struct pd_listing listing = {0};
     char path[128];
     uint32_t idle = 0, in_use = 0;
-    snprintf(path, sizeof path, "%s/pool-%llu", ROOM_ROOT, (unsigned long long)pd_store_fence(rank->store));
+    snprintf(path, sizeof path, "%s/pool-%llu", CLUSTER_ROOT, (unsigned long long)pd_store_fence(rank->store));
     PD_TRY(pd_vfs_list(rank->vfs, path, &listing, err));
     for (uint32_t i = 0; i < listing.count; i++) {
         idle += strncmp(listing.names[i], "recycle-", 8) == 0;
         in_use += strncmp(listing.names[i], "generation-", 11) == 0;
     }
     pd_listing_deinit(&listing);
-    uint32_t here = rank->room->shared ? rank->group->size : rank->group->size / rank->room->hosts;
+    uint32_t here = rank->cluster->shared ? rank->group->size : rank->group->size / rank->cluster->hosts;
     if (idle > FREE_FILES_MAX * here || in_use) PD_FAIL(err, PD_BUG, "%u files are free and %u in use", idle, in_use);
     return PD_OK;
 }
 
-static pd_status load_all(struct room_rank *rank, uint32_t count_max, struct pd_error *err)
+static pd_status load_all(struct cluster_rank *rank, uint32_t count_max, struct pd_error *err)
 {
     for (uint32_t i = 0; i < pd_store_count(rank->store) && i < count_max; i++)
-        PD_TRY(room_load(rank, pd_store_entry_at(rank->store, i), err));
+        PD_TRY(cluster_load(rank, pd_store_entry_at(rank->store, i), err));
     return PD_OK;
 }
 
 /* Goes on from there: steps 101 and 102 are committed, 103 is begun when the kill comes. */
 static pd_status look_body(struct generation *g, struct pd_error *err)
 {
-    struct room_rank *rank = g->rank;
+    struct cluster_rank *rank = g->rank;
     struct campaign_check *check = rank->context;
     uint64_t step = 0;
     uint32_t damaged = 0;
     PD_TRY(pd_group_agree(rank->group, campaign_expect_tidy(rank, err), err));
     PD_TRY(pd_group_agree(rank->group, expect_bounded_pool(rank, err), err));
-    PD_TRY(room_load_newest(rank, &step, &damaged, err));
+    PD_TRY(cluster_load_newest(rank, &step, &damaged, err));
     if (rank->group->rank == 0) check->found = step;
     if (step < check->least || step > check->most)
         PD_FAIL(err, PD_BUG, "step %llu loads, expected %llu to %llu", (unsigned long long)step,
@@ -152,70 +152,71 @@ static pd_status look_body(struct generation *g, struct pd_error *err)
     return generation_kill_all(rank, err);
 }
 
-static pd_status look_script(struct room_rank *rank, struct pd_error *err)
+static pd_status look_script(struct cluster_rank *rank, struct pd_error *err)
 {
     return with_generation(rank, look_body, err);
 }
 
 /* Once the power has failed over what the last launch has done. Consumes `disk`. */
-static pd_status look_after_power(const struct room *room, struct pd_simulated_disk *disk, uint64_t seed,
+static pd_status look_after_power(const struct cluster *cluster, struct pd_simulated_disk *disk, uint64_t seed,
                                   struct campaign_check *check, struct pd_error *err)
 {
-    struct room later = *room;
+    struct cluster later = *cluster;
     struct pd_store_options options = generation_options();
     later.disk = disk;
     pd_simulated_disk_crash(disk, PD_DISK_ALL_HOSTS, seed);
-    pd_status st = room_launch_with(&later, &options, look_script, check, err);
-    room_free(&later);
+    pd_status st = cluster_launch_with(&later, &options, look_script, check, err);
+    cluster_free(&later);
     return st == PD_OK ? PD_OK : pd_error_context(err, st, "after the power loss that followed");
 }
 
 /* After the misfortune, and after a power loss over what the launch that looked has done. Consumes `disk`. */
-static pd_status look_twice(const struct room *room, struct pd_simulated_disk *disk, const struct misfortune *m,
+static pd_status look_twice(const struct cluster *cluster, struct pd_simulated_disk *disk, const struct misfortune *m,
                             struct campaign_check *check, struct pd_error *err)
 {
-    struct room later = *room;
+    struct cluster later = *cluster;
     struct pd_store_options options = generation_options();
     later.disk = disk;
     campaign_strike(&later, disk, m);
-    pd_status st = room_launch_with(&later, &options, look_script, check, err);
+    pd_status st = cluster_launch_with(&later, &options, look_script, check, err);
     if (st != PD_OK) {
-        room_free(&later);
+        cluster_free(&later);
         return st;
     }
     check->least = check->most = check->found + 101;
-    return look_after_power(room, disk, m->crash_seed + 1, check, err);
+    return look_after_power(cluster, disk, m->crash_seed + 1, check, err);
 }
 
 /* The launch that met the misfortune has gone on over the files that it touched. */
-static pd_status look_at_healed(struct room *room, const struct misfortune *m, struct pd_error *err)
+static pd_status look_at_healed(struct cluster *cluster, const struct misfortune *m, struct pd_error *err)
 {
     struct campaign_check healed = {.least = HEALED_STEP, .most = HEALED_STEP};
-    struct pd_simulated_disk *disk = room->disk;
+    struct pd_simulated_disk *disk = cluster->disk;
     if (m->kind == PD_DISK_FAULT_POWER || misfortune_lies(m)) return PD_OK;
-    room->disk = NULL;
-    return look_after_power(room, disk, m->crash_seed + 2, &healed, err);
+    cluster->disk = NULL;
+    return look_after_power(cluster, disk, m->crash_seed + 2, &healed, err);
 }
 
-static pd_status try_generation(const struct room *base, const struct misfortune *m, bool *ret_fired, struct pd_error *err)
+static pd_status try_generation(const struct cluster *base, const struct misfortune *m, bool *ret_fired,
+                                struct pd_error *err)
 {
-    struct room room = *base;
+    struct cluster cluster = *base;
     struct campaign_run run = {.misfortune = m};
     struct pd_store_options options = generation_options();
-    PD_TRY(pd_simulated_disk_clone(base->disk, &room.disk, err));
+    PD_TRY(pd_simulated_disk_clone(base->disk, &cluster.disk, err));
     struct campaign_check check = {
         .least = LAST_BASE_STEP + 1, .most = LAST_BASE_STEP + 2, .may_be_damaged = misfortune_lies(m)};
-    pd_status st = room_launch_with(&room, &options, meet_script, &run, err);
+    pd_status st = cluster_launch_with(&cluster, &options, meet_script, &run, err);
     if (st != PD_OK && run.saved != st) st = pd_error_context(err, st, "the same launch");
     if (run.saved == PD_OK && !misfortune_lies(m)) check.least = LAST_BASE_STEP + 2;
     *ret_fired = run.fired > 0;
     if (st == PD_OK) {
-        st = look_twice(&room, run.after, m, &check, err);
+        st = look_twice(&cluster, run.after, m, &check, err);
         run.after = NULL;
     }
-    if (st == PD_OK && m->crash_host != base->hosts) st = look_at_healed(&room, m, err);
+    if (st == PD_OK && m->crash_host != base->hosts) st = look_at_healed(&cluster, m, err);
     if (run.after) pd_simulated_disk_free(run.after);
-    room_free(&room);
+    cluster_free(&cluster);
     return st;
 }
 
@@ -223,13 +224,13 @@ static void campaign_on(const struct world *world, uint64_t stride)
 {
     struct campaign campaign = {.name = "generations", .try = try_generation, .stride = test_stride(stride), .crashes = 2};
     struct pd_store_options options = generation_options();
-    struct room room;
+    struct cluster cluster;
     struct pd_error err = {0};
-    cr_assert_eq(room_new_lacking(&room, world->ranks, world->hosts, world->shared, world->lacks, &err), PD_OK, "%s",
+    cr_assert_eq(cluster_new_lacking(&cluster, world->ranks, world->hosts, world->shared, world->lacks, &err), PD_OK, "%s",
                  err.message);
-    cr_assert_eq(room_launch_with(&room, &options, base_script, NULL, &err), PD_OK, "%s", err.message);
-    sweep(&campaign, world, &room);
-    room_free(&room);
+    cr_assert_eq(cluster_launch_with(&cluster, &options, base_script, NULL, &err), PD_OK, "%s", err.message);
+    sweep(&campaign, world, &cluster);
+    cluster_free(&cluster);
     cr_log_info("generations, %s: %llu misfortunes", world->name, (unsigned long long)campaign.tried);
 }
 

@@ -26,15 +26,16 @@ static bool is_new(uint64_t digest)
 }
 
 /* Crashes a clone by the seed and looks at it, where nobody has. */
-static pd_status look_at_state(const struct room *room, uint64_t seed, uint64_t least, bool *ret_new, struct pd_error *err)
+static pd_status look_at_state(const struct cluster *cluster, uint64_t seed, uint64_t least, bool *ret_new,
+                               struct pd_error *err)
 {
-    struct room later = *room;
+    struct cluster later = *cluster;
     struct campaign_check check = {.least = least, .most = CAMPAIGN_BASE_STEPS + 2};
-    PD_TRY(pd_simulated_disk_clone(room->disk, &later.disk, err));
+    PD_TRY(pd_simulated_disk_clone(cluster->disk, &later.disk, err));
     pd_simulated_disk_crash(later.disk, PD_DISK_ALL_HOSTS, seed);
     *ret_new = is_new(pd_simulated_disk_digest(later.disk));
-    const pd_status st = *ret_new ? room_launch(&later, campaign_look, &check, err) : PD_OK;
-    room_free(&later);
+    const pd_status st = *ret_new ? cluster_launch(&later, campaign_look, &check, err) : PD_OK;
+    cluster_free(&later);
     return st;
 }
 
@@ -44,22 +45,22 @@ struct search {
 };
 
 /* The states that operation `nth` of the save leaves. *ret_fired: there is such an operation. */
-static pd_status look_at_operation(const struct room *base, uint64_t nth, struct search *search, bool *ret_fired,
+static pd_status look_at_operation(const struct cluster *base, uint64_t nth, struct search *search, bool *ret_fired,
                                    struct pd_error *err)
 {
-    const uint64_t dice = room_mix(campaign_seed() * 7919 + nth * 131 + search->round);
+    const uint64_t dice = cluster_mix(campaign_seed() * 7919 + nth * 131 + search->round);
     const struct misfortune power = {.kind = PD_DISK_FAULT_POWER, .nth = nth};
     struct campaign_run run = {.misfortune = &power};
-    struct room room = *base;
-    PD_TRY(pd_simulated_disk_clone(base->disk, &room.disk, err));
-    pd_status st = room_launch(&room, campaign_script, &run, err);
-    room_free(&room);
-    room.disk = run.after;
+    struct cluster cluster = *base;
+    PD_TRY(pd_simulated_disk_clone(base->disk, &cluster.disk, err));
+    pd_status st = cluster_launch(&cluster, campaign_script, &run, err);
+    cluster_free(&cluster);
+    cluster.disk = run.after;
     *ret_fired = run.fired > 0;
     const uint64_t least = CAMPAIGN_BASE_STEPS + 1 + (run.saved == PD_OK);
     for (uint64_t i = 0, found = 0, repeats = 0; !st && *ret_fired && found < search->most && repeats < REPEATS_MAX; i++) {
         bool fresh = false;
-        st = look_at_state(&room, room_mix(dice + i), least, &fresh, err);
+        st = look_at_state(&cluster, cluster_mix(dice + i), least, &fresh, err);
         if (st)
             st = pd_error_context(err, st, "round %llu, choice %llu", (unsigned long long)search->round,
                                   (unsigned long long)i);
@@ -67,7 +68,7 @@ static pd_status look_at_operation(const struct room *base, uint64_t nth, struct
         found += fresh;
         search->count += fresh;
     }
-    if (room.disk) pd_simulated_disk_free(room.disk);
+    if (cluster.disk) pd_simulated_disk_free(cluster.disk);
     return st;
 }
 
@@ -76,17 +77,17 @@ static void look_at_save(const struct world *world, uint64_t stride, uint64_t wa
 {
     const bool is_all = test_scale() >= 10;
     struct search search = {.most = is_all ? 32 : 4 * test_scale()};
-    struct room base;
+    struct cluster base;
     struct pd_error err = {0};
     cr_assert_eq(pd_log_configure("error", &err), PD_OK);
-    cr_assert_eq(room_new_lacking(&base, world->ranks, world->hosts, world->shared, world->lacks, &err), PD_OK);
-    cr_assert_eq(room_launch(&base, campaign_base, NULL, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(cluster_new_lacking(&base, world->ranks, world->hosts, world->shared, world->lacks, &err), PD_OK);
+    cr_assert_eq(cluster_launch(&base, campaign_base, NULL, &err), PD_OK, "%s", err.message);
     for (bool fired = true; search.round == 0 || (is_all && search.count < wanted && search.round < 6);
          search.round++, search.most *= 4, fired = true)
         for (uint64_t nth = test_first(campaign_seed(), test_stride(stride)); fired; nth += test_stride(stride))
             cr_assert_eq(look_at_operation(&base, nth, &search, &fired, &err), PD_OK, "%s, operation %llu (seed %llu): %s",
                          world->name, (unsigned long long)nth, (unsigned long long)campaign_seed(), err.message);
-    room_free(&base);
+    cluster_free(&base);
     cr_log_info("%s: %llu states", world->name, (unsigned long long)search.count);
     cr_assert(!is_all || search.count >= wanted, "%s: %llu states, and %llu were wanted", world->name,
               (unsigned long long)search.count, (unsigned long long)wanted);

@@ -16,15 +16,15 @@ static pd_status save_two_more(struct tier_rank *rank, struct pd_error *err)
 }
 
 /* Steps 1 to 10 lie in all three tiers, 11 and 12 in /net alone. */
-static void fill_tiers(struct room *room)
+static void fill_tiers(struct cluster *cluster)
 {
     struct pd_tiers_options options = three_tiers(), net = three_tiers();
-    make_room(room, 0, 0);
-    RUN(room, &options, save_ten, NULL);
+    make_cluster(cluster, 0, 0);
+    RUN(cluster, &options, save_ten, NULL);
     net.tiers[0] = net.tiers[2];
     net.tiers[0].every = 1;
     net.count = 1;
-    RUN(room, &net, save_two_more, NULL);
+    RUN(cluster, &net, save_two_more, NULL);
 }
 
 static pd_status go_on_without_net(struct tier_rank *rank, struct pd_error *err)
@@ -35,7 +35,7 @@ static pd_status go_on_without_net(struct tier_rank *rank, struct pd_error *err)
     PD_TRY(tier_load_newest(rank, &found.tier, &found.step, err));
     EXPECT(found.tier == 2 && found.step == 12, "what can only be read is read: tier %u step %llu", found.tier,
            (unsigned long long)found.step);
-    PD_TRY(pd_tiers_check_room(rank->tiers, SHARD_ROOM, 0, err));
+    PD_TRY(pd_tiers_check_space(rank->tiers, SHARD_SPACE, 0, err));
     PD_TRY(pd_tiers_start(rank->tiers, err));
     for (uint64_t step = 13; step <= 20; step++)
         PD_TRY(tier_save(rank, step, NULL, err));
@@ -51,37 +51,37 @@ static pd_status go_on_without_net(struct tier_rank *rank, struct pd_error *err)
 
 Test(bad_tiers, one_that_is_read_only_is_read_and_left_out_of_saves_until_it_can_be_written)
 {
-    struct room room;
+    struct cluster cluster;
     struct pd_tiers_options options = three_tiers();
     struct found found = {99, 0};
     tier_be_quiet();
-    fill_tiers(&room);
-    pd_simulated_disk_set_lacks(room.disk, "/net", PD_DISK_READ_ONLY);
-    RUN(&room, &options, go_on_without_net, NULL);
+    fill_tiers(&cluster);
+    pd_simulated_disk_set_lacks(cluster.disk, "/net", PD_DISK_READ_ONLY);
+    RUN(&cluster, &options, go_on_without_net, NULL);
     options.tiers[0] = options.tiers[2];
     options.count = 1;
-    RUN(&room, &options, look, &found);
+    RUN(&cluster, &options, look, &found);
     cr_assert_eq(found.step, 21);
-    room_free(&room);
+    cluster_free(&cluster);
 }
 
 Test(bad_tiers, one_that_cannot_be_read_may_hold_the_newest)
 {
-    struct room room;
+    struct cluster cluster;
     struct pd_tiers_options options = three_tiers();
     struct pd_error err = {0};
     struct found found = {99, 0};
     tier_be_quiet();
-    fill_tiers(&room);
-    pd_simulated_disk_set_lacks(room.disk, "/net", PD_DISK_NO_PATHS);
-    cr_assert_eq(tier_run(&room, &options, look, &found, &err), PD_IO);
+    fill_tiers(&cluster);
+    pd_simulated_disk_set_lacks(cluster.disk, "/net", PD_DISK_NO_PATHS);
+    cr_assert_eq(tier_run(&cluster, &options, look, &found, &err), PD_IO);
     cr_assert(strstr(err.message, "/net/c may hold the newest checkpoint and cannot be read") &&
                   strstr(err.message, "taking it out of checkpoint.tiers"),
               "%s", err.message);
     options.count = 2;
-    RUN(&room, &options, look, &found);
+    RUN(&cluster, &options, look, &found);
     cr_assert(found.tier == 0 && found.step == 10, "which is how to continue");
-    room_free(&room);
+    cluster_free(&cluster);
 }
 
 static pd_status quarantine_what_is_damaged(struct tier_rank *rank, struct pd_error *err)
@@ -94,27 +94,27 @@ static pd_status quarantine_what_is_damaged(struct tier_rank *rank, struct pd_er
 
 Test(bad_tiers, damage_where_nothing_can_be_moved_is_passed_over)
 {
-    struct room room;
+    struct cluster cluster;
     struct pd_tiers_options options = three_tiers();
     tier_be_quiet();
-    fill_tiers(&room);
-    cr_assert(pd_simulated_disk_flip(room.disk, 0, "/net/c/step-000000000012-2/shard-00001.h5", 40, 3));
-    pd_simulated_disk_set_lacks(room.disk, "/net", PD_DISK_READ_ONLY);
-    RUN(&room, &options, quarantine_what_is_damaged, NULL);
-    room_free(&room);
+    fill_tiers(&cluster);
+    cr_assert(pd_simulated_disk_flip(cluster.disk, 0, "/net/c/step-000000000012-2/shard-00001.h5", 40, 3));
+    pd_simulated_disk_set_lacks(cluster.disk, "/net", PD_DISK_READ_ONLY);
+    RUN(&cluster, &options, quarantine_what_is_damaged, NULL);
+    cluster_free(&cluster);
 }
 
 static pd_status begin_without_net(struct tier_rank *rank, struct pd_error *err)
 {
     struct pd_error why = {0};
-    PD_TRY(pd_tiers_check_room(rank->tiers, SHARD_ROOM, 0, err));
+    PD_TRY(pd_tiers_check_space(rank->tiers, SHARD_SPACE, 0, err));
     PD_TRY(pd_tiers_start(rank->tiers, err));
     for (uint64_t step = 1; step <= 10; step++)
         PD_TRY(tier_save(rank, step, NULL, err));
     pd_status st = tier_finish(rank, 10, -1, &why);
     EXPECT(st == PD_IO && strstr(why.message, "/net/c did not get the last step"), "%s", why.message);
     PD_TRY(set_lacks(rank, "/net", 0, err));
-    PD_TRY(pd_group_agree(&rank->world, pd_vfs_mkdir(rank->room.vfs, "/net/c", NULL) == PD_IO ? PD_IO : PD_OK, err));
+    PD_TRY(pd_group_agree(&rank->world, pd_vfs_mkdir(rank->cluster.vfs, "/net/c", NULL) == PD_IO ? PD_IO : PD_OK, err));
     for (uint64_t step = 11; step <= 40; step++)
         PD_TRY(tier_save(rank, step, NULL, err));
     return tier_finish(rank, 40, -1, err);
@@ -122,24 +122,24 @@ static pd_status begin_without_net(struct tier_rank *rank, struct pd_error *err)
 
 Test(bad_tiers, one_that_never_was_comes_when_it_can_be_made)
 {
-    struct room room;
+    struct cluster cluster;
     struct pd_tiers_options options = three_tiers();
     struct pd_error err = {0};
     struct found found = {99, 0};
     tier_be_quiet();
-    make_room(&room, 0, 0);
-    pd_simulated_disk_set_lacks(room.disk, "/net", PD_DISK_NO_PATHS);
+    make_cluster(&cluster, 0, 0);
+    pd_simulated_disk_set_lacks(cluster.disk, "/net", PD_DISK_NO_PATHS);
     options.tiers[2].missing_cause = "mkdir: no";
     options.tiers[2].missing = PD_IO;
-    cr_assert_eq(tier_run(&room, &options, look, &found, &err), PD_IO, "the launch before had it");
+    cr_assert_eq(tier_run(&cluster, &options, look, &found, &err), PD_IO, "the launch before had it");
     cr_assert(strstr(err.message, "may hold the newest checkpoint and cannot be read"), "%s", err.message);
     options.tiers[2].missing = PD_NOT_FOUND;
-    RUN(&room, &options, begin_without_net, NULL);
+    RUN(&cluster, &options, begin_without_net, NULL);
     options.tiers[0] = options.tiers[2];
     options.count = 1;
-    RUN(&room, &options, look, &found);
+    RUN(&cluster, &options, look, &found);
     cr_assert_eq(found.step, 40);
-    room_free(&room);
+    cluster_free(&cluster);
 }
 
 static pd_status has_step_four(struct tier_rank *rank, struct pd_error *err)
@@ -169,21 +169,21 @@ static pd_status save_once_more(struct tier_rank *rank, struct pd_error *err)
 /* A disk that was absent comes back, and somebody else's checkpoints lie on it: none of them may be pruned. */
 Test(bad_tiers, one_that_comes_back_with_another_run_is_left_alone)
 {
-    struct room room;
+    struct cluster cluster;
     struct pd_tiers_options options = three_tiers(), other = three_tiers();
     tier_be_quiet();
-    make_room(&room, 0, 0);
+    make_cluster(&cluster, 0, 0);
     other.tiers[0] = other.tiers[2];
     other.tiers[0].every = 1;
     other.count = 1;
-    RUN(&room, &other, save_other_run, NULL);
-    pd_simulated_disk_set_lacks(room.disk, "/net", PD_DISK_NO_PATHS);
+    RUN(&cluster, &other, save_other_run, NULL);
+    pd_simulated_disk_set_lacks(cluster.disk, "/net", PD_DISK_NO_PATHS);
     options.tiers[2].missing_cause = "mkdir: no";
     options.tiers[2].missing = PD_NOT_FOUND;
     options.tiers[2].keep_last = 1;
-    RUN(&room, &options, save_once_more, NULL);
-    RUN(&room, &other, has_step_four, NULL);
-    room_free(&room);
+    RUN(&cluster, &options, save_once_more, NULL);
+    RUN(&cluster, &other, has_step_four, NULL);
+    cluster_free(&cluster);
 }
 
 /* ---- what fails on one host fails on all ---- */
@@ -198,7 +198,7 @@ static pd_status copy_what_one_host_cannot_read(struct tier_rank *rank, struct p
     PD_TRY(tier_save(rank, 5, NULL, err));
     PD_TRY(tier_finish(rank, 5, -1, err));
     if (rank->world.rank == rank->world.size - 1)
-        st = pd_vfs_unlink(rank->room.vfs, "/disk/step-000000000005-1/commit.h5", err);
+        st = pd_vfs_unlink(rank->cluster.vfs, "/disk/step-000000000005-1/commit.h5", err);
     PD_TRY(pd_group_agree(&rank->world, st, err));
     st = tier_replicate(rank->tiers->replicator, &job, &why);
     EXPECT(st == PD_STOPPED, "to the other host: %s: %s", pd_status_name(st), why.message);
@@ -214,9 +214,9 @@ Test(bad_tiers, what_one_host_cannot_read_nobody_copies)
                                                        {.dir = "/net/c", .every = 5, .keep_last = 2}},
                                              .count = 2,
                                              .quarantine_bytes_max = 1 << 20};
-    struct room room;
+    struct cluster cluster;
     tier_be_quiet();
-    make_room(&room, 0, 0);
-    RUN(&room, &options, copy_what_one_host_cannot_read, NULL);
-    room_free(&room);
+    make_cluster(&cluster, 0, 0);
+    RUN(&cluster, &options, copy_what_one_host_cannot_read, NULL);
+    cluster_free(&cluster);
 }

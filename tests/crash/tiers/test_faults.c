@@ -100,11 +100,11 @@ static pd_status look(struct tier_rank *rank, struct pd_error *err)
     return tier_finish(rank, 100, -1, err);
 }
 
-static pd_status look_after(const struct room *room, struct run *run, const struct pd_tiers_options *options,
+static pd_status look_after(const struct cluster *cluster, struct run *run, const struct pd_tiers_options *options,
                             struct pd_error *err)
 {
     const struct misfortune *m = run->misfortune;
-    struct room later = *room;
+    struct cluster later = *cluster;
     struct check check = {BEFORE, BEFORE + 1};
     const bool survives_reboot = run->finished == PD_OK || (run->saved == PD_OK && run->tier >= shape->reboot_tier);
     const bool survives_host = run->finished == PD_OK || (run->saved == PD_OK && run->tier >= shape->host_tier);
@@ -121,24 +121,24 @@ static pd_status look_after(const struct room *room, struct run *run, const stru
         if (!lost_power && m->aftermath != ALL_CRASH) pd_simulated_disk_kill(later.disk, host);
     if (lost_power && m->aftermath != ONE_IS_REPLACED && !survives_reboot) check.least = BEFORE;
     pd_status st = tier_run_on(&later, m->aftermath == ONE_IS_REPLACED ? 1 : 0, options, look, &check, err);
-    room_free(&later);
+    cluster_free(&later);
     return st;
 }
 
-static pd_status try_one(const struct room *base, const struct misfortune *drawn, bool *ret_fired, struct pd_error *err)
+static pd_status try_one(const struct cluster *base, const struct misfortune *drawn, bool *ret_fired, struct pd_error *err)
 {
     struct misfortune own = *drawn;
     const struct misfortune *m = &own;
     if (own.aftermath == ANY) own.aftermath = (int)(own.seed / HOSTS % AFTERMATHS);
     const struct pd_tiers_options options = tiers_of((enum aftermath)m->aftermath);
-    struct room room = *base;
+    struct cluster cluster = *base;
     struct run run = {.misfortune = m};
-    PD_TRY(pd_simulated_disk_clone(base->disk, &room.disk, err));
-    pd_status st = tier_run(&room, &options, meet, &run, err);
+    PD_TRY(pd_simulated_disk_clone(base->disk, &cluster.disk, err));
+    pd_status st = tier_run(&cluster, &options, meet, &run, err);
     *ret_fired = run.fired > 0;
-    if (!st) st = look_after(&room, &run, &options, err);
+    if (!st) st = look_after(&cluster, &run, &options, err);
     if (run.after) pd_simulated_disk_free(run.after);
-    room_free(&room);
+    cluster_free(&cluster);
     return st;
 }
 
@@ -147,11 +147,11 @@ static void campaign_on(int number, enum aftermath aftermath, uint64_t stride)
     shape = &shapes[number];
     const struct pd_tiers_options options = tiers_of(aftermath);
     struct pd_error err = {0};
-    struct room room;
+    struct cluster cluster;
     tier_be_quiet();
-    cr_assert_eq(tier_room_new_lacking(&room, 4, HOSTS, shape->lacks, &err), PD_OK, "%s", err.message);
-    cr_assert_eq(tier_run(&room, &options, save_before, NULL, &err), PD_OK, "%s", err.message);
-    tier_sweep(&room, shape->name, (int)aftermath, stride, false, try_one);
+    cr_assert_eq(tier_cluster_new_lacking(&cluster, 4, HOSTS, shape->lacks, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(tier_run(&cluster, &options, save_before, NULL, &err), PD_OK, "%s", err.message);
+    tier_sweep(&cluster, shape->name, (int)aftermath, stride, false, try_one);
 }
 
 Test(tier_faults, processes_die)

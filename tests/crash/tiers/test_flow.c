@@ -15,44 +15,44 @@ TestSuite(tiers, .init = set_up);
 static pd_status look_into_all(struct tier_rank *rank, struct pd_error *err)
 {
     for (uint32_t t = 0; t < pd_tiers_count(rank->tiers); t++) {
-        struct pd_store *store = rank->room.store = pd_tiers_store(rank->tiers, t);
+        struct pd_store *store = rank->cluster.store = pd_tiers_store(rank->tiers, t);
         EXPECT(pd_store_count(store) >= 1 && pd_store_count(store) <= (t == 2 ? 3 : 2), "tier %u holds %u", t,
                pd_store_count(store));
         EXPECT(pd_store_entry_at(store, 0)->step == 10, "tier %u has not the last step", t);
         for (uint32_t i = 0; i < pd_store_count(store); i++)
-            PD_TRY(room_load(&rank->room, pd_store_entry_at(store, i), err));
+            PD_TRY(cluster_load(&rank->cluster, pd_store_entry_at(store, i), err));
     }
     return PD_OK;
 }
 
 Test(tiers, each_tier_gets_the_last_step_and_keeps_its_own)
 {
-    struct room room;
+    struct cluster cluster;
     struct pd_tiers_options options = three_tiers();
     struct found found = {99, 0};
-    make_room(&room, 0, 0);
-    RUN(&room, &options, save_ten, NULL);
-    RUN(&room, &options, look_into_all, NULL);
-    RUN(&room, &options, look, &found);
+    make_cluster(&cluster, 0, 0);
+    RUN(&cluster, &options, save_ten, NULL);
+    RUN(&cluster, &options, look_into_all, NULL);
+    RUN(&cluster, &options, look, &found);
     cr_assert(found.tier == 0 && found.step == 10, "of equal ones the earlier tier's: tier %u step %llu", found.tier,
               (unsigned long long)found.step);
-    room_free(&room);
+    cluster_free(&cluster);
 }
 
 Test(tiers, memory_is_gone_after_a_reboot_and_that_is_no_error)
 {
-    struct room room;
+    struct cluster cluster;
     struct pd_tiers_options options = three_tiers();
     struct found found = {99, 0};
-    make_room(&room, 0, 0);
-    RUN(&room, &options, save_ten, NULL);
-    pd_simulated_disk_crash(room.disk, PD_DISK_ALL_HOSTS, 7);
-    RUN(&room, &options, look, &found);
+    make_cluster(&cluster, 0, 0);
+    RUN(&cluster, &options, save_ten, NULL);
+    pd_simulated_disk_crash(cluster.disk, PD_DISK_ALL_HOSTS, 7);
+    RUN(&cluster, &options, look, &found);
     cr_assert(found.tier == 1 && found.step == 10);
-    pd_simulated_disk_crash(room.disk, 1, 7); /* one host's memory: the other's half is of no use alone */
-    RUN(&room, &options, look, &found);
+    pd_simulated_disk_crash(cluster.disk, 1, 7); /* one host's memory: the other's half is of no use alone */
+    RUN(&cluster, &options, look, &found);
     cr_assert(found.tier == 1 && found.step == 10);
-    room_free(&room);
+    cluster_free(&cluster);
 }
 
 /* ---- a tier that fails ---- */
@@ -75,39 +75,39 @@ static pd_status save_past_a_failure(struct tier_rank *rank, struct pd_error *er
 
 Test(tiers, a_full_tier_is_passed_over_and_told)
 {
-    struct room room;
+    struct cluster cluster;
     struct pd_tiers_options options = three_tiers();
     struct found found = {99, 0};
     tier_be_quiet();
-    make_room(&room, 0, 150 << 10);
-    RUN(&room, &options, save_past_a_failure, NULL);
-    RUN(&room, &options, look, &found);
+    make_cluster(&cluster, 0, 150 << 10);
+    RUN(&cluster, &options, save_past_a_failure, NULL);
+    RUN(&cluster, &options, look, &found);
     cr_assert(found.tier == 0 && found.step == 12);
-    room_free(&room);
+    cluster_free(&cluster);
 }
 
 static pd_status fail_first(struct tier_rank *rank, struct pd_error *err)
 {
-    struct pd_disk_fault fault = {.kind = PD_DISK_FAULT_ERROR, .nth = 1, .persistent = true, .vfs = rank->room.vfs};
+    struct pd_disk_fault fault = {.kind = PD_DISK_FAULT_ERROR, .nth = 1, .persistent = true, .vfs = rank->cluster.vfs};
     uint32_t tier = 99;
     PD_TRY(pd_tiers_start(rank->tiers, err));
     PD_TRY(tier_save(rank, 1, &tier, err));
     fault.operations = PD_DISK_MASK(PD_DISK_MKDIR);
     fault.persistent = false;
     PD_TRY(tier_finish(rank, 1, -1, err));
-    if (rank->world.rank == 0) pd_simulated_disk_set_fault(rank->room.room->disk, &fault);
+    if (rank->world.rank == 0) pd_simulated_disk_set_fault(rank->cluster.cluster->disk, &fault);
     PD_TRY(pd_group_barrier(&rank->world, err));
     PD_TRY(tier_save(rank, 1001, &tier, err));
     EXPECT(tier == 1, "nothing was read when the first tier failed: tier %u was taken", tier);
     PD_TRY(tier_finish(rank, 1001, -1, err));
     fault.persistent = true;
-    if (rank->world.rank == 0) pd_simulated_disk_set_fault(rank->room.room->disk, &fault);
+    if (rank->world.rank == 0) pd_simulated_disk_set_fault(rank->cluster.cluster->disk, &fault);
     PD_TRY(pd_group_barrier(&rank->world, err));
     struct pd_error why = {0};
     pd_status st = tier_save(rank, 1002, &tier, &why); /* rank 0 makes directories in every tier: all fail */
     EXPECT(st == PD_IO, "%s", pd_status_name(st));
     PD_TRY(pd_group_barrier(&rank->world, err));
-    if (rank->world.rank == 0) pd_simulated_disk_set_fault(rank->room.room->disk, NULL);
+    if (rank->world.rank == 0) pd_simulated_disk_set_fault(rank->cluster.cluster->disk, NULL);
     PD_TRY(pd_group_barrier(&rank->world, err));
     PD_TRY(tier_save(rank, 1003, &tier, err));
     EXPECT(tier == 0, "where all failed the one that is due is tried again, and tier %u was taken", tier);
@@ -116,15 +116,15 @@ static pd_status fail_first(struct tier_rank *rank, struct pd_error *err)
 
 Test(tiers, none_works_and_then_they_do_again)
 {
-    struct room room;
+    struct cluster cluster;
     struct pd_tiers_options options = three_tiers();
     struct found found = {99, 0};
     tier_be_quiet();
-    make_room(&room, 0, 0);
-    RUN(&room, &options, fail_first, NULL);
-    RUN(&room, &options, look, &found);
+    make_cluster(&cluster, 0, 0);
+    RUN(&cluster, &options, fail_first, NULL);
+    RUN(&cluster, &options, look, &found);
     cr_assert(found.tier == 0 && found.step == 1003);
-    room_free(&room);
+    cluster_free(&cluster);
 }
 
 /* ---- a tier that fails in the middle of a save ---- */
@@ -157,15 +157,15 @@ static pd_status save_past_a_broken_disk(struct tier_rank *rank, struct pd_error
 
 Test(tiers, a_step_goes_to_the_next_tier_while_it_is_still_there)
 {
-    struct room room;
+    struct cluster cluster;
     struct pd_tiers_options options = three_tiers();
     struct found found = {99, 0};
     tier_be_quiet();
-    make_room(&room, 0, 0);
-    RUN(&room, &options, save_past_a_broken_disk, NULL);
-    RUN(&room, &options, look, &found);
+    make_cluster(&cluster, 0, 0);
+    RUN(&cluster, &options, save_past_a_broken_disk, NULL);
+    RUN(&cluster, &options, look, &found);
     cr_assert(found.tier == 1 && found.step == 8, "tier %u step %llu", found.tier, (unsigned long long)found.step);
-    room_free(&room);
+    cluster_free(&cluster);
 }
 
 /* /net has its copy of step 1, so /disk may let go of it with its next job, which fails. */
@@ -193,13 +193,13 @@ static pd_status fail_with_an_unpin_pending(struct tier_rank *rank, struct pd_er
 
 Test(tiers, a_save_that_fails_leaves_no_pin_behind)
 {
-    struct room room;
+    struct cluster cluster;
     struct pd_tiers_options options = three_tiers();
     options.tiers[1].every = options.tiers[2].every = 1;
     tier_be_quiet();
-    make_room(&room, 0, 0);
-    RUN(&room, &options, fail_with_an_unpin_pending, NULL);
-    room_free(&room);
+    make_cluster(&cluster, 0, 0);
+    RUN(&cluster, &options, fail_with_an_unpin_pending, NULL);
+    cluster_free(&cluster);
 }
 
 static pd_status save_slowly(struct tier_rank *rank, uint64_t first, uint64_t last, struct pd_error *err)
@@ -230,15 +230,15 @@ static pd_status fail_for_a_minute(struct tier_rank *rank, struct pd_error *err)
 
 Test(tiers, a_copy_that_fails_is_tried_again_after_seconds_and_not_when_the_tier_is_due_next)
 {
-    struct room room;
+    struct cluster cluster;
     struct pd_tiers_options options = three_tiers();
     options.tiers[1] = options.tiers[2];
     options.tiers[1].every = 100;
     options.count = 2;
     tier_be_quiet();
-    make_room(&room, 0, 0);
-    RUN(&room, &options, fail_for_a_minute, NULL);
-    room_free(&room);
+    make_cluster(&cluster, 0, 0);
+    RUN(&cluster, &options, fail_for_a_minute, NULL);
+    cluster_free(&cluster);
 }
 
 /* Everything of step 2 is written to /net but the name that makes it a checkpoint. */
@@ -249,8 +249,8 @@ static pd_status fail_to_commit_a_copy(struct tier_rank *rank, struct pd_error *
                                         .persistent = true,
                                         .sys_errno = EIO,
                                         .operations = PD_DISK_MASK(PD_DISK_RENAME),
-                                        .vfs = rank->room.vfs};
-    struct pd_simulated_disk *disk = rank->room.room->disk;
+                                        .vfs = rank->cluster.vfs};
+    struct pd_simulated_disk *disk = rank->cluster.cluster->disk;
     struct pd_tier_report report;
     struct pd_error why = {0};
     PD_TRY(pd_tiers_start(rank->tiers, err));
@@ -277,21 +277,21 @@ static pd_status fail_to_commit_a_copy(struct tier_rank *rank, struct pd_error *
 
 Test(tiers, a_copy_is_reported_when_it_is_committed)
 {
-    struct room room;
+    struct cluster cluster;
     struct pd_tiers_options options = three_tiers();
     options.tiers[1] = options.tiers[2];
     options.count = 2;
     tier_be_quiet();
-    make_room(&room, 0, 0);
-    RUN(&room, &options, fail_to_commit_a_copy, NULL);
-    room_free(&room);
+    make_cluster(&cluster, 0, 0);
+    RUN(&cluster, &options, fail_to_commit_a_copy, NULL);
+    cluster_free(&cluster);
 }
 
 /* /net is a mount point itself: without its file system an empty directory is there. */
 static pd_status lose_the_disk(struct tier_rank *rank, struct pd_error *err)
 {
     const bool moves = rank->world.rank == 0;
-    struct pd_vfs *vfs = rank->room.vfs;
+    struct pd_vfs *vfs = rank->cluster.vfs;
     struct pd_tier_report report;
     PD_TRY(pd_tiers_start(rank->tiers, err));
     PD_TRY(tier_save(rank, 5, NULL, err));
@@ -324,21 +324,21 @@ static void count_recoveries(void *context, const char *line, size_t bytes)
 
 Test(tiers, one_that_is_unmounted_meanwhile_is_passed_over_until_it_is_back)
 {
-    struct room room;
+    struct cluster cluster;
     struct pd_tiers_options options = three_tiers();
     struct found found = {99, 0};
     atomic_uint recoveries = 0;
     cr_assert_eq(pd_log_configure("info", NULL), PD_OK);
     pd_log_set_sink(count_recoveries, &recoveries);
-    make_room(&room, 0, 0);
-    RUN(&room, &options, lose_the_disk, NULL);
+    make_cluster(&cluster, 0, 0);
+    RUN(&cluster, &options, lose_the_disk, NULL);
     cr_assert_eq(recoveries, 1u, "%u times", recoveries);
     tier_be_quiet();
     options.tiers[0] = options.tiers[2];
     options.count = 1;
-    RUN(&room, &options, look, &found);
+    RUN(&cluster, &options, look, &found);
     cr_assert_eq(found.step, 30);
-    room_free(&room);
+    cluster_free(&cluster);
 }
 
 static pd_status lack_in_the_first(struct tier_rank *rank, struct pd_error *err)
@@ -370,10 +370,10 @@ Test(tiers, the_end_of_a_run_tells_of_a_faster_tier_too)
     options.tiers[0].every = options.tiers[1].every = 1;
     options.count = 2;
     for (unsigned lacks = 0; lacks <= PD_DISK_NO_WRITES; lacks += PD_DISK_NO_WRITES) {
-        struct room room;
-        make_room(&room, 0, 0);
-        RUN(&room, &options, lack_in_the_first, &lacks);
-        room_free(&room);
+        struct cluster cluster;
+        make_cluster(&cluster, 0, 0);
+        RUN(&cluster, &options, lack_in_the_first, &lacks);
+        cluster_free(&cluster);
     }
 }
 
@@ -392,16 +392,16 @@ static pd_status outgrow_memory(struct tier_rank *rank, struct pd_error *err)
 
 Test(tiers, the_next_tier_takes_over)
 {
-    struct room room;
+    struct cluster cluster;
     struct pd_tiers_options options = three_tiers();
     struct found found = {99, 0};
     options.tiers[0].keep_last = 9;
     tier_be_quiet();
-    make_room(&room, 5 * 32 << 10, 0);
-    RUN(&room, &options, outgrow_memory, NULL);
-    RUN(&room, &options, look, &found);
+    make_cluster(&cluster, 5 * 32 << 10, 0);
+    RUN(&cluster, &options, outgrow_memory, NULL);
+    RUN(&cluster, &options, look, &found);
     cr_assert_eq(found.step, 8);
-    room_free(&room);
+    cluster_free(&cluster);
 }
 
 /* ---- slow tiers ---- */
@@ -423,28 +423,28 @@ static pd_status save_past_a_slow_one(struct tier_rank *rank, struct pd_error *e
 
 Test(tiers, a_slow_tier_skips_to_the_newest)
 {
-    struct room room;
+    struct cluster cluster;
     struct pd_tiers_options options = three_tiers();
     struct found found = {99, 0};
     options.count = 2;
     options.tiers[1].every = 1;
     options.tiers[1].bandwidth = 1;
     tier_be_quiet();
-    make_room(&room, 0, 0);
-    RUN(&room, &options, save_past_a_slow_one, NULL);
-    pd_simulated_disk_crash(room.disk, PD_DISK_ALL_HOSTS, 3);
+    make_cluster(&cluster, 0, 0);
+    RUN(&cluster, &options, save_past_a_slow_one, NULL);
+    pd_simulated_disk_crash(cluster.disk, PD_DISK_ALL_HOSTS, 3);
     options.tiers[1].bandwidth = 0;
-    RUN(&room, &options, look, &found);
+    RUN(&cluster, &options, look, &found);
     cr_assert(found.tier == 1 && found.step == 9, "tier %u step %llu", found.tier, (unsigned long long)found.step);
-    room_free(&room);
+    cluster_free(&cluster);
 }
 
-/* ---- room ---- */
+/* ---- cluster ---- */
 
-static pd_status check_room(struct tier_rank *rank, struct pd_error *err)
+static pd_status check_cluster(struct tier_rank *rank, struct pd_error *err)
 {
     struct pd_tier_report report;
-    PD_TRY(pd_tiers_check_room(rank->tiers, SHARD_ROOM, 0, err));
+    PD_TRY(pd_tiers_check_space(rank->tiers, SHARD_SPACE, 0, err));
     pd_tiers_report(rank->tiers, 0, &report);
     EXPECT(report.is_left_out, "memory that is too small is left out");
     PD_TRY(pd_tiers_start(rank->tiers, err));
@@ -457,20 +457,20 @@ static pd_status check_room(struct tier_rank *rank, struct pd_error *err)
 
 Test(tiers, memory_that_is_too_small_is_left_out)
 {
-    struct room room;
+    struct cluster cluster;
     struct pd_tiers_options options = three_tiers();
     struct pd_error err = {0};
     struct found found = {99, 0};
     tier_be_quiet();
-    make_room(&room, 9 * SHARD_ROOM, 0); /* two ranks a host: 2 are kept, one is written, two are read: 10 */
-    RUN(&room, &options, check_room, NULL);
-    RUN(&room, &options, look, &found);
+    make_cluster(&cluster, 9 * SHARD_SPACE, 0); /* two ranks a host: 2 are kept, one is written, two are read: 10 */
+    RUN(&cluster, &options, check_cluster, NULL);
+    RUN(&cluster, &options, look, &found);
     cr_assert(found.tier == 1 && found.step == 10);
     options.count = 1;
     options.tiers[0].keep_last = 4;
-    cr_assert_eq(tier_run(&room, &options, check_room, NULL, &err), PD_NO_SPACE, "alone it is refused");
+    cr_assert_eq(tier_run(&cluster, &options, check_cluster, NULL, &err), PD_NO_SPACE, "alone it is refused");
     cr_assert(strstr(err.message, "is in memory"), "%s", err.message);
-    room_free(&room);
+    cluster_free(&cluster);
 }
 
 static pd_status reserve_room(struct tier_rank *rank, struct pd_error *err)
@@ -479,13 +479,13 @@ static pd_status reserve_room(struct tier_rank *rank, struct pd_error *err)
     struct pd_tier_report report;
     bool *fits = rank->context;
     for (unsigned times = 0; times < 2; times++) { /* without the files, and beside them */
-        PD_TRY(pd_tiers_check_room(rank->tiers, SHARD_ROOM, 0, err));
+        PD_TRY(pd_tiers_check_space(rank->tiers, SHARD_SPACE, 0, err));
         pd_tiers_report(rank->tiers, 0, &report);
         if (rank->world.rank == 0) *fits = !report.is_left_out;
         if (report.is_left_out) return PD_OK;
-        PD_TRY(pd_group_agree(&rank->world, pd_store_generations_reserve(store, SHARD_ROOM, err), err));
-        EXPECT(pd_store_free_bytes(store) == 6ull * SHARD_ROOM, "%llu bytes wait for a rank, in files of %u",
-               (unsigned long long)pd_store_free_bytes(store), SHARD_ROOM);
+        PD_TRY(pd_group_agree(&rank->world, pd_store_generations_reserve(store, SHARD_SPACE, err), err));
+        EXPECT(pd_store_free_bytes(store) == 6ull * SHARD_SPACE, "%llu bytes wait for a rank, in files of %u",
+               (unsigned long long)pd_store_free_bytes(store), SHARD_SPACE);
     }
     return PD_OK;
 }
@@ -495,18 +495,18 @@ static pd_status reserve_room(struct tier_rank *rank, struct pd_error *err)
 Test(tiers, memory_is_counted_for_state_in_files)
 {
     for (uint32_t shards = 11; shards <= 12; shards++) {
-        struct room room;
+        struct cluster cluster;
         struct pd_tiers_options options = three_tiers();
         options.generations = true;
         tier_be_quiet();
-        make_room(&room, (uint64_t)shards * SHARD_ROOM + SHARD_ROOM / 2, 0);
+        make_cluster(&cluster, (uint64_t)shards * SHARD_SPACE + SHARD_SPACE / 2, 0);
         cr_assert_eq(pd_tiers_checkpoints(options.tiers, 3, 0, true), 6); /* what plans say */
         for (unsigned launches = 0; launches < 2; launches++) {
             bool fits = false;
-            RUN(&room, &options, reserve_room, &fits);
+            RUN(&cluster, &options, reserve_room, &fits);
             cr_assert_eq(fits, shards == 12, "room for %u shards, launch %u", shards, launches);
         }
-        room_free(&room);
+        cluster_free(&cluster);
     }
 }
 
@@ -514,20 +514,20 @@ Test(tiers, memory_is_counted_for_state_in_files)
 
 Test(tiers, two_runs_in_one_list_are_refused)
 {
-    struct room room;
+    struct cluster cluster;
     struct pd_tiers_options options = three_tiers(), other = three_tiers();
     struct pd_error err = {0};
-    make_room(&room, 0, 0);
+    make_cluster(&cluster, 0, 0);
     options.count = 2;
-    RUN(&room, &options, save_ten, NULL);
+    RUN(&cluster, &options, save_ten, NULL);
     other.tiers[0] = other.tiers[2];
     other.tiers[0].every = 1;
     other.count = 1;
-    RUN(&room, &other, save_other_run, NULL);
+    RUN(&cluster, &other, save_other_run, NULL);
     options.count = 3;
-    cr_assert_eq(tier_run(&room, &options, save_ten, NULL, &err), PD_INVALID);
+    cr_assert_eq(tier_run(&cluster, &options, save_ten, NULL, &err), PD_INVALID);
     cr_assert(strstr(err.message, "/net/c of run"), "%s", err.message);
-    room_free(&room);
+    cluster_free(&cluster);
 }
 
 static pd_status only_finish(struct tier_rank *rank, struct pd_error *err)
@@ -538,15 +538,15 @@ static pd_status only_finish(struct tier_rank *rank, struct pd_error *err)
 
 Test(tiers, what_an_earlier_launch_saved_comes_from_memory_at_the_end)
 {
-    struct room room;
+    struct cluster cluster;
     struct pd_tiers_options options = three_tiers();
-    make_room(&room, 0, 0);
+    make_cluster(&cluster, 0, 0);
     options.count = 1;
-    RUN(&room, &options, save_ten, NULL);
+    RUN(&cluster, &options, save_ten, NULL);
     options.count = 3;
-    RUN(&room, &options, only_finish, NULL);
-    RUN(&room, &options, look_into_all, NULL);
-    room_free(&room);
+    RUN(&cluster, &options, only_finish, NULL);
+    RUN(&cluster, &options, look_into_all, NULL);
+    cluster_free(&cluster);
 }
 
 /* Intervals need not divide each other: what is due in a later tier alone is saved there. */
@@ -564,17 +564,17 @@ static pd_status save_odd(struct tier_rank *rank, struct pd_error *err)
 
 Test(tiers, intervals_that_do_not_divide)
 {
-    struct room room;
+    struct cluster cluster;
     struct pd_tiers_options options = three_tiers();
     struct found found = {99, 0};
     options.tiers[0].every = 4;
     options.tiers[1].every = 3;
     options.tiers[2].every = 0;
-    make_room(&room, 0, 0);
-    RUN(&room, &options, save_odd, NULL);
-    RUN(&room, &options, look, &found);
+    make_cluster(&cluster, 0, 0);
+    RUN(&cluster, &options, save_odd, NULL);
+    RUN(&cluster, &options, look, &found);
     cr_assert(found.tier == 0 && found.step == 12);
-    room_free(&room);
+    cluster_free(&cluster);
 }
 
 /* ---- two launches, on machines that share nothing but /net ---- */
@@ -590,14 +590,14 @@ static pd_status be_disturbed(struct tier_rank *rank, struct pd_error *err)
 
 Test(tiers, a_second_launch_is_refused_by_any_tier_they_share)
 {
-    struct room room;
+    struct cluster cluster;
     struct pd_tiers_options options = three_tiers();
-    struct tier_second second = {.room = &room, .first_host = 2, .options = &options, .script = save_ten};
-    make_room(&room, 0, 0);
-    RUN(&room, &options, be_disturbed, &second);
+    struct tier_second second = {.cluster = &cluster, .first_host = 2, .options = &options, .script = save_ten};
+    make_cluster(&cluster, 0, 0);
+    RUN(&cluster, &options, be_disturbed, &second);
     cr_assert_eq(second.status, PD_BUSY, "%s", second.error.message);
     cr_assert(strstr(second.error.message, "/net/c"), "%s", second.error.message);
-    room_free(&room);
+    cluster_free(&cluster);
 }
 
 static pd_status be_overtaken(struct tier_rank *rank, struct pd_error *err)
@@ -616,18 +616,18 @@ static pd_status be_overtaken(struct tier_rank *rank, struct pd_error *err)
 
 Test(tiers, a_launch_that_was_overtaken_in_one_tier_stops)
 {
-    struct room room;
+    struct cluster cluster;
     struct pd_tiers_options options = three_tiers();
-    struct tier_second second = {.room = &room, .first_host = 2, .options = &options, .script = save_ten};
+    struct tier_second second = {.cluster = &cluster, .first_host = 2, .options = &options, .script = save_ten};
     struct pd_error err = {0};
     struct found found = {99, 0};
     tier_be_quiet();
-    cr_assert_eq(tier_room_new(&room, 4, 2, 0, 0, PD_DISK_NO_LOCKS, &err), PD_OK, "%s", err.message);
-    RUN(&room, &options, be_overtaken, &second);
+    cr_assert_eq(tier_cluster_new(&cluster, 4, 2, 0, 0, PD_DISK_NO_LOCKS, &err), PD_OK, "%s", err.message);
+    RUN(&cluster, &options, be_overtaken, &second);
     cr_assert_eq(second.status, PD_OK, "%s", second.error.message);
     options.tiers[0] = options.tiers[2];
     options.count = 1;
-    RUN(&room, &options, look, &found);
+    RUN(&cluster, &options, look, &found);
     cr_assert_eq(found.step, 10, "what the second has sealed stays");
-    room_free(&room);
+    cluster_free(&cluster);
 }

@@ -3,7 +3,7 @@
  * 1,000. */
 #include "ckpt/base/log.h"
 #include "tests/helpers/scale.h"
-#include "tests/helpers/tier_room.h"
+#include "tests/helpers/tier_cluster.h"
 
 #include <criterion/criterion.h>
 #include <dirent.h>
@@ -62,7 +62,8 @@ static pd_status save_many(struct tier_rank *rank, struct pd_error *err)
     PD_TRY(tier_finish(rank, growth->saves, -1, err));
     PD_TRY(pd_group_barrier(&rank->world, err));
     if (rank->world.rank == 0) {
-        const struct mallinfo2 heap = mallinfo2(); /* large blocks lie in the heap or in maps of their own, by what was freed before */
+        const struct mallinfo2 heap =
+            mallinfo2(); /* large blocks lie in the heap or in maps of their own, by what was freed before */
         counted = (struct usage){.descriptors = count_descriptors(), .heap_bytes = heap.uordblks + heap.hblkhd};
         if (nftw(growth->root, count_entry, 16, FTW_PHYS)) PD_FAIL(err, PD_BUG, "the files cannot be counted");
         growth->usage = counted;
@@ -80,7 +81,7 @@ static struct usage run(uint64_t saves)
         .count = 3,
         .quarantine_bytes_max = 1 << 20};
     struct growth growth = {.root = "/tmp/perdure-growth-XXXXXX", .saves = saves};
-    struct room room = {.ranks = 4, .hosts = 2, .root = growth.root};
+    struct cluster cluster = {.ranks = 4, .hosts = 2, .root = growth.root};
     struct pd_error err = {0};
     cr_assert_not_null(mkdtemp(growth.root));
     for (size_t i = 1; i < sizeof parts / sizeof *parts; i++) {
@@ -88,7 +89,7 @@ static struct usage run(uint64_t saves)
         snprintf(path, sizeof path, "%s%s", growth.root, parts[i]);
         cr_assert_eq(mkdir(path, 0777), 0);
     }
-    pd_status st = tier_run(&room, &options, save_many, &growth, &err);
+    pd_status st = tier_run(&cluster, &options, save_many, &growth, &err);
     nftw(growth.root, remove_entry, 16, FTW_PHYS | FTW_DEPTH);
     cr_assert_eq(st, PD_OK, "%s", err.message);
     return growth.usage;

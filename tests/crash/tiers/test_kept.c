@@ -27,16 +27,16 @@ static pd_status save_past_a_milestone(struct tier_rank *rank, struct pd_error *
 
 Test(tiers_kept, a_step_that_is_kept_for_good_is_copied_later)
 {
-    struct room room;
+    struct cluster cluster;
     struct pd_tiers_options options = three_tiers();
     options.count = 2;
     options.tiers[0].keep_last = 9;
     options.tiers[1] =
         (struct pd_tier_options){.dir = "/net/c", .every = 5, .keep_last = 1, .keep_every = 10, .bandwidth = 1};
     tier_be_quiet();
-    make_room(&room, 0, 0);
-    RUN(&room, &options, save_past_a_milestone, NULL);
-    room_free(&room);
+    make_cluster(&cluster, 0, 0);
+    RUN(&cluster, &options, save_past_a_milestone, NULL);
+    cluster_free(&cluster);
 }
 
 static void count_refusals(void *context, const char *line, size_t bytes)
@@ -55,28 +55,28 @@ static pd_status expect_two_in_memory(struct tier_rank *rank, struct pd_error *e
 
 Test(tiers_kept, memory_keeps_nothing_for_good_and_that_is_said)
 {
-    struct room room;
+    struct cluster cluster;
     struct pd_tiers_options options = three_tiers();
     unsigned said = 0;
     options.tiers[0].keep_every = 2;
     cr_assert_eq(pd_log_configure("warn", NULL), PD_OK);
     pd_log_set_sink(count_refusals, &said);
-    make_room(&room, 0, 0);
-    RUN(&room, &options, expect_two_in_memory, NULL);
+    make_cluster(&cluster, 0, 0);
+    RUN(&cluster, &options, expect_two_in_memory, NULL);
     cr_assert_eq(said, 1, "%u times", said);
-    room_free(&room);
+    cluster_free(&cluster);
 }
 
 /* ---- files that are ready ---- */
 
 static pd_status make_ready(struct tier_rank *rank, struct pd_error *err)
 {
-    const uint64_t expected[] = {SHARD_ROOM, 0, 0};
+    const uint64_t expected[] = {SHARD_SPACE, 0, 0};
     for (uint32_t t = 0; t < pd_tiers_count(rank->tiers); t++) {
         struct pd_store *store = pd_tiers_store(rank->tiers, t);
-        pd_store_keep_ready(store, 0, rank->room.buffers, ROOM_BUFFER_BYTES); /* nobody knows yet how much */
-        for (int times = 0; times < 2; times++)                               /* one is enough */
-            pd_store_keep_ready(store, SHARD_ROOM, rank->room.buffers, 8192);
+        pd_store_keep_ready(store, 0, rank->cluster.buffers, CLUSTER_BUFFER_BYTES); /* nobody knows yet how much */
+        for (int times = 0; times < 2; times++)                                     /* one is enough */
+            pd_store_keep_ready(store, SHARD_SPACE, rank->cluster.buffers, 8192);
         EXPECT(pd_store_free_bytes(store) == expected[t], "tier %u: %lu bytes", t, pd_store_free_bytes(store));
     }
     PD_TRY(pd_tiers_start(rank->tiers, err));
@@ -87,15 +87,15 @@ static pd_status make_ready(struct tier_rank *rank, struct pd_error *err)
 
 Test(tiers_kept, a_written_file_is_ready_in_memory_alone)
 {
-    struct room room;
+    struct cluster cluster;
     struct pd_tiers_options options = three_tiers();
     struct found found = {99, 0};
     tier_be_quiet();
-    make_room(&room, 0, 0);
-    RUN(&room, &options, make_ready, NULL);
-    RUN(&room, &options, look, &found);
+    make_cluster(&cluster, 0, 0);
+    RUN(&cluster, &options, make_ready, NULL);
+    RUN(&cluster, &options, look, &found);
     cr_assert(found.tier == 0 && found.step == 1);
-    room_free(&room);
+    cluster_free(&cluster);
 }
 
 /* ---- what has gone ---- */
@@ -107,7 +107,7 @@ static pd_status expect_gone(struct tier_rank *rank, const char *what, bool expe
     char path[128];
     bool has_gone = !expected;
     snprintf(path, sizeof path, "/disk/%.64s/%s", entry->name, what);
-    if (*what && rank->room.vfs) (void)!pd_vfs_unlink(rank->room.vfs, path, NULL); /* on whichever host it is */
+    if (*what && rank->cluster.vfs) (void)!pd_vfs_unlink(rank->cluster.vfs, path, NULL); /* on whichever host it is */
     PD_TRY(pd_group_barrier(&rank->world, err));
     PD_TRY(pd_store_has_gone(store, entry, &has_gone, err));
     EXPECT(has_gone == expected, "\"%s\": %d", what, has_gone);
@@ -126,14 +126,14 @@ Test(tiers_kept, a_checkpoint_without_a_record_or_a_shard_has_gone)
 {
     static const char *const names[] = {"shard-00000.h5", "shard-00003.h5", "commit.h5"};
     for (int i = 0; i < 3; i++) {
-        struct room room;
+        struct cluster cluster;
         struct pd_tiers_options options = three_tiers();
         options.tiers[0] = options.tiers[1];
         options.tiers[0].every = 1;
         options.count = 1;
         tier_be_quiet();
-        make_room(&room, 0, 0);
-        RUN(&room, &options, lose_a_shard, (void *)(uintptr_t)names[i]);
-        room_free(&room);
+        make_cluster(&cluster, 0, 0);
+        RUN(&cluster, &options, lose_a_shard, (void *)(uintptr_t)names[i]);
+        cluster_free(&cluster);
     }
 }

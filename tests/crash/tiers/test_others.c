@@ -2,7 +2,7 @@
  * launch that was overtaken while its copies are on their way, a second launcher. Whatever they do, the newest sealed step
  * loads, and every file of every tier is whole. State lies in memory or in files, shared, without links. */
 #include "ckpt/tiers/internal.h"
-#include "tests/helpers/tier_room.h"
+#include "tests/helpers/tier_cluster.h"
 
 #include <criterion/criterion.h>
 #include <sched.h>
@@ -48,25 +48,25 @@ static struct pd_tiers_options options_at(const struct place *place)
     };
 }
 
-static struct room room_at(size_t place, unsigned lacks)
+static struct cluster cluster_at(size_t place, unsigned lacks)
 {
-    struct room room;
+    struct cluster cluster;
     struct pd_error err = {0};
-    pd_status st = tier_room_new_lacking(&room, RANKS, HOSTS, places[place].lacks | lacks, &err);
+    pd_status st = tier_cluster_new_lacking(&cluster, RANKS, HOSTS, places[place].lacks | lacks, &err);
     expect(place, st, PD_OK, &err);
-    return room;
+    return cluster;
 }
 
 /* ---- what is found ---- */
 
 /* Also the copies of other hosts' shards. */
-static pd_status load_what_is_here(struct room_rank *rank, const struct pd_store_entry *entry, struct pd_error *err)
+static pd_status load_what_is_here(struct cluster_rank *rank, const struct pd_store_entry *entry, struct pd_error *err)
 {
     struct pd_commit commit = {0};
     PD_TRY(pd_store_read_commit(rank->store, entry, &commit, err));
     pd_status st = PD_OK;
     for (uint32_t s = 0; st == PD_OK && s < commit.shard_count; s++) {
-        st = room_load_shard(rank, entry, &commit, s, err);
+        st = cluster_load_shard(rank, entry, &commit, s, err);
         const bool is_mine = s == rank->group->rank;
         if (st == PD_NOT_FOUND && !is_mine) st = PD_OK;
     }
@@ -83,9 +83,9 @@ static pd_status look(struct tier_rank *rank, struct pd_error *err)
     if (!pd_tiers_newest(rank->tiers, &tier, &newest) || newest.step != *expected)
         PD_FAIL(err, PD_BUG, "the newest step is not %llu", (unsigned long long)*expected);
     for (uint32_t t = 0; t < pd_tiers_count(rank->tiers); t++) {
-        struct pd_store *store = rank->room.store = pd_tiers_store(rank->tiers, t);
+        struct pd_store *store = rank->cluster.store = pd_tiers_store(rank->tiers, t);
         for (uint32_t i = 0; i < pd_store_count(store); i++)
-            PD_TRY(load_what_is_here(&rank->room, pd_store_entry_at(store, i), err));
+            PD_TRY(load_what_is_here(&rank->cluster, pd_store_entry_at(store, i), err));
     }
     const struct pd_store_entry *first = pd_store_entry_at(pd_tiers_store(rank->tiers, 0), 0);
     if (rank->tiers->replicator && first->hosts != 2)
@@ -93,11 +93,11 @@ static pd_status look(struct tier_rank *rank, struct pd_error *err)
     return PD_OK;
 }
 
-static void expect_whole(size_t place, struct room *room, uint32_t first_host, uint64_t newest)
+static void expect_whole(size_t place, struct cluster *cluster, uint32_t first_host, uint64_t newest)
 {
     const struct pd_tiers_options options = options_at(&places[place]);
     struct pd_error err = {0};
-    expect(place, tier_run_on(room, first_host, &options, look, &newest, &err), PD_OK, &err);
+    expect(place, tier_run_on(cluster, first_host, &options, look, &newest, &err), PD_OK, &err);
 }
 
 /* ---- copies on their way ---- */
@@ -105,7 +105,7 @@ static void expect_whole(size_t place, struct room *room, uint32_t first_host, u
 static bool is_there(struct tier_rank *rank, const char *path)
 {
     struct pd_stat stat;
-    return pd_vfs_stat(rank->room.vfs, path, &stat, NULL) == PD_OK;
+    return pd_vfs_stat(rank->cluster.vfs, path, &stat, NULL) == PD_OK;
 }
 
 /* This rank's copies into the later tier, and those of others that come here, have their files. */
@@ -113,7 +113,7 @@ static bool copies_are_on_their_way(struct tier_rank *rank)
 {
     const struct pd_store_replicas *ring = pd_store_replicas(pd_tiers_store(rank->tiers, 0));
     char path[128];
-    snprintf(path, sizeof path, "/net/c/step-%012u-1.tmp/shard-%05u.h5", IN_FLIGHT, rank->room.group->rank);
+    snprintf(path, sizeof path, "/net/c/step-%012u-1.tmp/shard-%05u.h5", IN_FLIGHT, rank->cluster.group->rank);
     bool all = is_there(rank, path);
     for (uint32_t i = 0; ring && i < ring->source_count; i++) {
         snprintf(path, sizeof path, "/disk/pool-1/generation-%05u-0.h5", ring->sources[i]);
@@ -145,7 +145,7 @@ static pd_status begin_copies(struct tier_rank *rank, struct pd_error *err)
 static pd_status die_with_copies_in_flight(struct tier_rank *rank, struct pd_error *err)
 {
     PD_TRY(begin_copies(rank, err));
-    return generation_kill_all(&rank->room, err);
+    return generation_kill_all(&rank->cluster, err);
 }
 
 /* ---- writes that land late ---- */
@@ -174,13 +174,13 @@ static void open_files_of(struct haunt *haunt, struct pd_vfs *vfs, const char *d
 }
 
 /* What the dead were writing: state, copies of other hosts' shards, shards of the later tier. */
-static void open_files(struct haunt *haunt, struct room *room, const struct place *place)
+static void open_files(struct haunt *haunt, struct cluster *cluster, const struct place *place)
 {
     char pool[64], saved[64];
     snprintf(pool, sizeof pool, "%s/pool-1", place->first);
     snprintf(saved, sizeof saved, "/net/c/step-%012u-1.tmp", IN_FLIGHT);
     for (uint32_t host = 0; host < HOSTS; host++) {
-        cr_assert_eq(pd_simulated_disk_vfs(room->disk, host, &haunt->vfss[host], NULL), PD_OK);
+        cr_assert_eq(pd_simulated_disk_vfs(cluster->disk, host, &haunt->vfss[host], NULL), PD_OK);
         if (host == 0 || strncmp(pool, "/net", 4) != 0) open_files_of(haunt, haunt->vfss[host], pool, "generation-");
         if (host == 0) open_files_of(haunt, haunt->vfss[host], saved, "shard-");
     }
@@ -232,16 +232,16 @@ Test(tiers_and_others, writes_of_copies_that_land_after_the_death_of_their_worke
 {
     for (size_t place = 0; place < PLACE_COUNT; place++) {
         const struct pd_tiers_options options = options_at(&places[place]);
-        struct room room = room_at(place, 0);
+        struct cluster cluster = cluster_at(place, 0);
         struct haunt haunt = {0};
         struct pd_error err = {0};
-        expect(place, tier_run(&room, &options, die_with_copies_in_flight, NULL, &err), PD_OK, &err);
-        open_files(&haunt, &room, &places[place]);
-        expect(place, tier_run(&room, &options, be_haunted, &haunt, &err), PD_OK, &err);
+        expect(place, tier_run(&cluster, &options, die_with_copies_in_flight, NULL, &err), PD_OK, &err);
+        open_files(&haunt, &cluster, &places[place]);
+        expect(place, tier_run(&cluster, &options, be_haunted, &haunt, &err), PD_OK, &err);
         cr_assert_gt(haunt.written, 0u, "nobody wrote");
-        expect_whole(place, &room, 0, 15);
+        expect_whole(place, &cluster, 0, 15);
         lay_to_rest(&haunt);
-        room_free(&room);
+        cluster_free(&cluster);
     }
 }
 
@@ -274,13 +274,13 @@ Test(tiers_and_others, a_launch_that_was_overtaken_with_copies_on_their_way)
 {
     for (size_t place = 0; place < PLACE_COUNT; place++) {
         const struct pd_tiers_options options = options_at(&places[place]);
-        struct room room = room_at(place, PD_DISK_NO_LOCKS), beside = room;
-        struct tier_second second = {.room = &beside, .options = &options, .script = save_more};
+        struct cluster cluster = cluster_at(place, PD_DISK_NO_LOCKS), beside = cluster;
+        struct tier_second second = {.cluster = &beside, .options = &options, .script = save_more};
         struct pd_error err = {0};
-        expect(place, tier_run(&room, &options, be_overtaken, &second, &err), PD_OK, &err);
+        expect(place, tier_run(&cluster, &options, be_overtaken, &second, &err), PD_OK, &err);
         expect(place, second.status, PD_OK, &second.error);
-        expect_whole(place, &room, 0, 24);
-        room_free(&room);
+        expect_whole(place, &cluster, 0, 24);
+        cluster_free(&cluster);
     }
 }
 
@@ -310,15 +310,15 @@ Test(tiers_and_others, a_launch_that_was_overtaken_in_a_tier_that_others_share)
 {
     for (size_t place = 0; place < PLACE_COUNT; place++) {
         const struct pd_tiers_options options = options_at(&places[place]);
-        struct room room = room_at(place, PD_DISK_NO_LOCKS), beside = room;
-        struct tier_second second = {.room = &beside, .first_host = HOSTS, .options = &options, .script = save_more};
+        struct cluster cluster = cluster_at(place, PD_DISK_NO_LOCKS), beside = cluster;
+        struct tier_second second = {.cluster = &beside, .first_host = HOSTS, .options = &options, .script = save_more};
         struct pd_error err = {0};
         if (has_machines_of_its_own(&places[place])) {
-            expect(place, tier_run(&room, &options, be_overtaken_elsewhere, &second, &err), PD_OK, &err);
+            expect(place, tier_run(&cluster, &options, be_overtaken_elsewhere, &second, &err), PD_OK, &err);
             expect(place, second.status, PD_OK, &second.error);
-            expect_whole(place, &room, HOSTS, 24);
+            expect_whole(place, &cluster, HOSTS, 24);
         }
-        room_free(&room);
+        cluster_free(&cluster);
     }
 }
 
@@ -340,13 +340,13 @@ Test(tiers_and_others, a_second_launcher_is_refused_and_harms_nothing)
     for (size_t place = 0; place < PLACE_COUNT; place++) {
         for (uint32_t first_host = 0; first_host <= HOSTS; first_host += HOSTS) {
             const struct pd_tiers_options options = options_at(&places[place]);
-            struct room room = room_at(place, 0), beside = room;
+            struct cluster cluster = cluster_at(place, 0), beside = cluster;
             struct tier_second second = {
-                .room = &beside, .first_host = first_host, .options = &options, .script = save_more};
+                .cluster = &beside, .first_host = first_host, .options = &options, .script = save_more};
             struct pd_error err = {0};
-            expect(place, tier_run(&room, &options, meet_a_second, &second, &err), PD_OK, &err);
-            expect_whole(place, &room, 0, 4);
-            room_free(&room);
+            expect(place, tier_run(&cluster, &options, meet_a_second, &second, &err), PD_OK, &err);
+            expect_whole(place, &cluster, 0, 4);
+            cluster_free(&cluster);
         }
     }
 }

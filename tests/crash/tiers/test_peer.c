@@ -6,20 +6,20 @@
 
 #define RANKS 4u
 #define HOSTS 2u
-#define SHARD_ROOM (64u << 10) /* more than a shard of the room */
+#define SHARD_SPACE (64u << 10) /* more than a shard of the cluster */
 
 #define EXPECT(CONDITION, ...)                               \
     do {                                                     \
         if (!(CONDITION)) PD_FAIL(err, PD_BUG, __VA_ARGS__); \
     } while (0)
 
-#define RUN_ON(ROOM, FIRST, OPTIONS, SCRIPT, CONTEXT)                                      \
-    do {                                                                                   \
-        struct pd_error run_error = {0};                                                   \
-        pd_status run_st = tier_run_on(ROOM, FIRST, OPTIONS, SCRIPT, CONTEXT, &run_error); \
-        cr_assert_eq(run_st, PD_OK, "%s", run_error.message);                              \
+#define RUN_ON(CLUSTER, FIRST, OPTIONS, SCRIPT, CONTEXT)                                      \
+    do {                                                                                      \
+        struct pd_error run_error = {0};                                                      \
+        pd_status run_st = tier_run_on(CLUSTER, FIRST, OPTIONS, SCRIPT, CONTEXT, &run_error); \
+        cr_assert_eq(run_st, PD_OK, "%s", run_error.message);                                 \
     } while (0)
-#define RUN(ROOM, OPTIONS, SCRIPT, CONTEXT) RUN_ON(ROOM, 0, OPTIONS, SCRIPT, CONTEXT)
+#define RUN(CLUSTER, OPTIONS, SCRIPT, CONTEXT) RUN_ON(CLUSTER, 0, OPTIONS, SCRIPT, CONTEXT)
 
 static void set_up(void)
 {
@@ -44,42 +44,42 @@ static struct pd_tiers_options local_only(void)
     return options;
 }
 
-static void make_room_of(struct room *room, uint32_t ranks, uint32_t hosts, uint64_t shm_bytes)
+static void make_cluster_of(struct cluster *cluster, uint32_t ranks, uint32_t hosts, uint64_t shm_bytes)
 {
     struct pd_error err = {0};
-    cr_assert_eq(tier_room_new(room, ranks, hosts, shm_bytes, 0, 0, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(tier_cluster_new(cluster, ranks, hosts, shm_bytes, 0, 0, &err), PD_OK, "%s", err.message);
 }
 
-static void make_room(struct room *room)
+static void make_cluster(struct cluster *cluster)
 {
-    make_room_of(room, RANKS, HOSTS, 0);
+    make_cluster_of(cluster, RANKS, HOSTS, 0);
 }
 
 /* ---- a checkpoint whose shards lie anywhere ---- */
 
 /* PD_NOT_FOUND: this host has it not. */
-static pd_status load_shard(struct room_rank *rank, const struct pd_store_entry *entry, const struct pd_commit *commit,
+static pd_status load_shard(struct cluster_rank *rank, const struct pd_store_entry *entry, const struct pd_commit *commit,
                             uint32_t s, struct pd_error *err)
 {
-    const struct pd_identity identity = room_identity(entry->lineage, entry->step);
+    const struct pd_identity identity = cluster_identity(entry->lineage, entry->step);
     struct pd_shard *shard = NULL;
     char path[4096];
     pd_store_entry_path(rank->store, entry, path);
     snprintf(path + strlen(path), 32, "/shard-%05u.h5", s);
     PD_TRY(pd_shard_open(rank->vfs, path, &identity, &commit->shards[s], &shard, err));
-    room_fill(rank->values, entry->lineage, entry->step, s);
-    pd_status st = pd_shard_verify(shard, rank->buffers, ROOM_BUFFER_BYTES, err);
-    if (st == PD_OK) st = room_read_box(shard, 0, rank->values, err);
-    if (st == PD_OK) st = room_read_box(shard, 1, rank->values + ROOM_ROWS * 3, err);
+    cluster_fill(rank->values, entry->lineage, entry->step, s);
+    pd_status st = pd_shard_verify(shard, rank->buffers, CLUSTER_BUFFER_BYTES, err);
+    if (st == PD_OK) st = cluster_read_box(shard, 0, rank->values, err);
+    if (st == PD_OK) st = cluster_read_box(shard, 1, rank->values + CLUSTER_ROWS * 3, err);
     pd_shard_close(shard);
     return st;
 }
 
 /* Every shard is whole on some host, and where `is_strict` wherever it lies. *ret_copies: the fewest hosts that have one. */
-static pd_status load_anywhere(struct room_rank *rank, const struct pd_store_entry *entry, bool is_strict,
+static pd_status load_anywhere(struct cluster_rank *rank, const struct pd_store_entry *entry, bool is_strict,
                                uint32_t *ret_copies, struct pd_error *err)
 {
-    uint64_t mine[ROOM_RANKS_MAX] = {0}, all[ROOM_RANKS_MAX * ROOM_RANKS_MAX] = {0}, hosts[ROOM_RANKS_MAX] = {0};
+    uint64_t mine[CLUSTER_RANKS_MAX] = {0}, all[CLUSTER_RANKS_MAX * CLUSTER_RANKS_MAX] = {0}, hosts[CLUSTER_RANKS_MAX] = {0};
     const uint64_t host = rank->group->host;
     struct pd_commit commit = {0};
     PD_TRY(pd_store_read_commit(rank->store, entry, &commit, err));
@@ -99,7 +99,7 @@ static pd_status load_anywhere(struct room_rank *rank, const struct pd_store_ent
     for (uint32_t s = 0; s < entry->shard_count; s++) {
         uint32_t copies = 0;
         for (uint32_t r = 0; r < rank->group->size; r++) /* hosts are runs of ranks */
-            copies += all[r * ROOM_RANKS_MAX + s] && (r == 0 || hosts[r] != hosts[r - 1]);
+            copies += all[r * CLUSTER_RANKS_MAX + s] && (r == 0 || hosts[r] != hosts[r - 1]);
         if (copies < *ret_copies) *ret_copies = copies;
     }
     if (!*ret_copies) PD_FAIL(err, PD_CORRUPT, "%s is not whole", entry->name);
@@ -116,11 +116,11 @@ static pd_status find(struct tier_rank *rank, struct found *found, struct pd_err
 {
     struct pd_store_entry entry;
     while (pd_tiers_newest(rank->tiers, &found->tier, &entry)) {
-        rank->room.store = pd_tiers_store(rank->tiers, found->tier);
+        rank->cluster.store = pd_tiers_store(rank->tiers, found->tier);
         found->step = entry.step;
-        pd_status st = load_anywhere(&rank->room, &entry, found->is_strict, &found->copies, err);
+        pd_status st = load_anywhere(&rank->cluster, &entry, found->is_strict, &found->copies, err);
         if (st != PD_CORRUPT) return st;
-        PD_TRY(pd_store_quarantine(rank->room.store, &entry, "found by the test", err));
+        PD_TRY(pd_store_quarantine(rank->cluster.store, &entry, "found by the test", err));
     }
     PD_FAIL(err, PD_NOT_FOUND, "no checkpoint is left");
 }
@@ -170,15 +170,15 @@ Test(peer, a_host_that_is_gone_costs_no_step_and_without_copies_it_does)
     for (uint32_t copies = 0; copies < 2; copies++) {
         const struct pd_tiers_options options = with_copies(copies);
         for (uint32_t lost = 0; lost < HOSTS; lost++) {
-            struct room room;
+            struct cluster cluster;
             struct found found = {0};
-            make_room(&room);
-            RUN(&room, &options, save_slowly, NULL);
-            RUN_ON(&room, lost ? 2 * HOSTS - 1 : 1, &options, look, &found);
+            make_cluster(&cluster);
+            RUN(&cluster, &options, save_slowly, NULL);
+            RUN_ON(&cluster, lost ? 2 * HOSTS - 1 : 1, &options, look, &found);
             cr_assert_eq(found.step, copies ? 7 : 5, "%u copies, host %u is lost: step %llu of tier %u", copies, lost,
                          (unsigned long long)found.step, found.tier);
             cr_assert_eq(found.tier, copies ? 0 : 1);
-            room_free(&room);
+            cluster_free(&cluster);
         }
     }
 }
@@ -198,16 +198,16 @@ static pd_status count_on(struct tier_rank *rank, struct pd_error *err)
 Test(peer, hosts_need_not_be_alike)
 {
     const struct pd_tiers_options options = local_only();
-    struct room room;
-    make_room_of(&room, 5, 3, 0);
-    RUN(&room, &options, save_slowly, NULL);
-    RUN(&room, &options, count_on, NULL);
+    struct cluster cluster;
+    make_cluster_of(&cluster, 5, 3, 0);
+    RUN(&cluster, &options, save_slowly, NULL);
+    RUN(&cluster, &options, count_on, NULL);
     for (uint32_t lost = 0; lost < 3; lost += 2) {
         struct found found = {0};
-        RUN_ON(&room, lost ? 5 : 1, &options, look, &found);
+        RUN_ON(&cluster, lost ? 5 : 1, &options, look, &found);
         cr_assert(found.step == 7 && found.tier == 0, "host %u: step %llu", lost, (unsigned long long)found.step);
     }
-    room_free(&room);
+    cluster_free(&cluster);
 }
 
 /* The last step is copied before a run leaves, even where saves were faster. */
@@ -221,12 +221,12 @@ static pd_status save_and_leave(struct tier_rank *rank, struct pd_error *err)
 }
 
 /* A launch that has ended leaves no files that wait. */
-static void expect_no_pool(const struct room *room)
+static void expect_no_pool(const struct cluster *cluster)
 {
     for (uint32_t host = 0; host < HOSTS; host++) {
         struct pd_vfs *vfs;
         struct pd_listing listing;
-        cr_assert_eq(pd_simulated_disk_vfs(room->disk, host, &vfs, NULL), PD_OK);
+        cr_assert_eq(pd_simulated_disk_vfs(cluster->disk, host, &vfs, NULL), PD_OK);
         cr_assert_eq(pd_vfs_list(vfs, "/disk", &listing, NULL), PD_OK);
         for (uint32_t i = 0; i < listing.count; i++)
             cr_expect(strncmp(listing.names[i], "pool-", 5) != 0, "host %u: %s", host, listing.names[i]);
@@ -238,14 +238,14 @@ static void expect_no_pool(const struct room *room)
 Test(peer, the_last_step_is_copied)
 {
     const struct pd_tiers_options options = local_only();
-    struct room room;
-    make_room(&room);
-    RUN(&room, &options, save_and_leave, NULL);
-    expect_no_pool(&room);
-    RUN(&room, &options, count_on, NULL);
-    pd_simulated_disk_crash(room.disk, PD_DISK_ALL_HOSTS, 3);
-    RUN(&room, &options, count_on, NULL);
-    room_free(&room);
+    struct cluster cluster;
+    make_cluster(&cluster);
+    RUN(&cluster, &options, save_and_leave, NULL);
+    expect_no_pool(&cluster);
+    RUN(&cluster, &options, count_on, NULL);
+    pd_simulated_disk_crash(cluster.disk, PD_DISK_ALL_HOSTS, 3);
+    RUN(&cluster, &options, count_on, NULL);
+    cluster_free(&cluster);
 }
 
 static pd_status go_on_alone(struct tier_rank *rank, struct pd_error *err)
@@ -261,22 +261,22 @@ static pd_status go_on_alone(struct tier_rank *rank, struct pd_error *err)
 Test(peer, a_run_with_one_host_left_goes_on)
 {
     const struct pd_tiers_options options = local_only();
-    struct room room;
-    make_room(&room);
-    RUN(&room, &options, save_slowly, NULL);
-    room.hosts = 1;
-    RUN_ON(&room, 1, &options, go_on_alone, NULL);
-    room_free(&room);
+    struct cluster cluster;
+    make_cluster(&cluster);
+    RUN(&cluster, &options, save_slowly, NULL);
+    cluster.hosts = 1;
+    RUN_ON(&cluster, 1, &options, go_on_alone, NULL);
+    cluster_free(&cluster);
 }
 
 static void refuse(const struct pd_tiers_options *options, uint32_t hosts, const char *what)
 {
     struct pd_error err = {0};
-    struct room room;
-    make_room_of(&room, RANKS, hosts, 0);
-    cr_assert_eq(tier_run(&room, options, save_seven, NULL, &err), PD_INVALID, "%s", what);
+    struct cluster cluster;
+    make_cluster_of(&cluster, RANKS, hosts, 0);
+    cr_assert_eq(tier_run(&cluster, options, save_seven, NULL, &err), PD_INVALID, "%s", what);
     cr_assert(strstr(err.message, what), "%s", err.message);
-    room_free(&room);
+    cluster_free(&cluster);
 }
 
 Test(peer, what_cannot_be_is_refused)
@@ -315,13 +315,13 @@ Test(peer, a_slow_copy_skips_to_the_newest_and_can_be_given_up)
 {
     struct pd_tiers_options options = local_only();
     struct found found = {0};
-    struct room room;
+    struct cluster cluster;
     options.tiers[0].bandwidth = 1;
-    make_room(&room);
-    RUN(&room, &options, save_past_a_slow_copy, NULL);
-    RUN(&room, &options, look, &found);
+    make_cluster(&cluster);
+    RUN(&cluster, &options, save_past_a_slow_copy, NULL);
+    RUN(&cluster, &options, look, &found);
     cr_assert(found.step == 9 && found.copies == 1);
-    room_free(&room);
+    cluster_free(&cluster);
 }
 
 static bool has_step(struct pd_store *store, uint64_t step)
@@ -367,16 +367,16 @@ Test(peer, what_was_copied_last_is_kept)
 {
     const struct pd_tiers_options options = local_only();
     struct found found = {0};
-    struct room room;
-    make_room(&room);
-    RUN(&room, &options, save_past_copies, NULL);
-    struct room later = room;
-    cr_assert_eq(pd_simulated_disk_clone(room.disk, &later.disk, NULL), PD_OK);
+    struct cluster cluster;
+    make_cluster(&cluster);
+    RUN(&cluster, &options, save_past_copies, NULL);
+    struct cluster later = cluster;
+    cr_assert_eq(pd_simulated_disk_clone(cluster.disk, &later.disk, NULL), PD_OK);
     RUN_ON(&later, 1, &options, look, &found);
     cr_assert_eq(found.step, 1);
-    room_free(&later);
-    RUN(&room, &options, save_past_them_again, NULL);
-    room_free(&room);
+    cluster_free(&later);
+    RUN(&cluster, &options, save_past_them_again, NULL);
+    cluster_free(&cluster);
 }
 
 static pd_status copy_what_is_gone(struct tier_rank *rank, struct pd_error *err)
@@ -392,10 +392,10 @@ static pd_status copy_what_is_gone(struct tier_rank *rank, struct pd_error *err)
 Test(peer, a_checkpoint_that_is_gone_is_no_failure)
 {
     const struct pd_tiers_options options = local_only();
-    struct room room;
-    make_room(&room);
-    RUN(&room, &options, copy_what_is_gone, NULL);
-    room_free(&room);
+    struct cluster cluster;
+    make_cluster(&cluster);
+    RUN(&cluster, &options, copy_what_is_gone, NULL);
+    cluster_free(&cluster);
 }
 
 /* ---- a peer whose bytes arrive damaged ---- */
@@ -464,13 +464,13 @@ static pd_status copy_what_arrives_damaged(struct tier_rank *rank, struct pd_err
 Test(peer, what_arrives_damaged_costs_the_copy_alone)
 {
     const struct pd_tiers_options options = local_only();
-    struct room room;
-    make_room(&room);
-    RUN(&room, &options, copy_what_arrives_damaged, NULL);
-    room_free(&room);
+    struct cluster cluster;
+    make_cluster(&cluster);
+    RUN(&cluster, &options, copy_what_arrives_damaged, NULL);
+    cluster_free(&cluster);
 }
 
-/* ---- room ---- */
+/* ---- cluster ---- */
 
 static pd_status count_files(struct pd_vfs *vfs, const char *dir, uint32_t *count, uint64_t *bytes, struct pd_error *err)
 {
@@ -497,7 +497,7 @@ static pd_status note_inode(struct tier_rank *rank, uint64_t step, uint64_t *ino
     char path[512];
     snprintf(path, sizeof path, "%s/step-%012llu-1/shard-%05u.h5", rank->tiers->tiers[0].dir, (unsigned long long)step,
              ring->sources[0]);
-    PD_TRY(pd_vfs_stat(rank->room.vfs, path, &stat, err));
+    PD_TRY(pd_vfs_stat(rank->cluster.vfs, path, &stat, err));
     for (uint32_t i = 0; i < *count; i++)
         if (inodes[i] == stat.inode) return PD_OK;
     inodes[(*count)++] = stat.inode;
@@ -518,7 +518,7 @@ static pd_status save_many(struct tier_rank *rank, struct pd_error *err)
         PD_TRY(tier_save(rank, step, NULL, err));
         tier_worker_wait(&rank->tiers->replicator->worker, -1);
         PD_TRY(pd_group_barrier(&rank->world, err));
-        PD_TRY(count_files(rank->room.vfs, dir, &count, &bytes, err));
+        PD_TRY(count_files(rank->cluster.vfs, dir, &count, &bytes, err));
         PD_TRY(note_inode(rank, step, inodes, &inode_count, err));
         PD_TRY(pd_group_barrier(&rank->world, err));
         if (step == 10) first = count, first_bytes = bytes;
@@ -532,17 +532,17 @@ static pd_status save_many(struct tier_rank *rank, struct pd_error *err)
 Test(peer, files_are_used_again)
 {
     struct pd_tiers_options options = local_only();
-    struct room room;
-    make_room_of(&room, RANKS, HOSTS, 2 * 2 * 4 * SHARD_ROOM);
+    struct cluster cluster;
+    make_cluster_of(&cluster, RANKS, HOSTS, 2 * 2 * 4 * SHARD_SPACE);
     options.tiers[0].dir = "/shm/c";
-    RUN(&room, &options, save_many, NULL);
-    room_free(&room);
+    RUN(&cluster, &options, save_many, NULL);
+    cluster_free(&cluster);
 }
 
-static pd_status check_room(struct tier_rank *rank, struct pd_error *err)
+static pd_status check_cluster(struct tier_rank *rank, struct pd_error *err)
 {
     struct pd_tier_report report;
-    PD_TRY(pd_tiers_check_room(rank->tiers, SHARD_ROOM, 0, err));
+    PD_TRY(pd_tiers_check_space(rank->tiers, SHARD_SPACE, 0, err));
     pd_tiers_report(rank->tiers, 0, &report);
     if (rank->world.rank == 0) *(bool *)rank->context = !report.is_left_out;
     return PD_OK;
@@ -554,14 +554,14 @@ Test(peer, memory_is_counted_for_copies)
 {
     for (uint32_t shards = 23; shards <= 24; shards++) {
         struct pd_tiers_options options = with_copies(1);
-        struct room room;
+        struct cluster cluster;
         bool fits = false;
-        make_room_of(&room, RANKS, HOSTS, (uint64_t)shards * SHARD_ROOM + SHARD_ROOM / 2);
+        make_cluster_of(&cluster, RANKS, HOSTS, (uint64_t)shards * SHARD_SPACE + SHARD_SPACE / 2);
         options.tiers[0].dir = "/shm/c";
         cr_assert_eq(pd_tiers_checkpoints(options.tiers, 2, 0, false), 12);
-        RUN(&room, &options, check_room, &fits);
+        RUN(&cluster, &options, check_cluster, &fits);
         cr_assert_eq(fits, shards == 24, "room for %u shards", shards);
-        room_free(&room);
+        cluster_free(&cluster);
     }
 }
 
@@ -570,29 +570,29 @@ static pd_status check_room_again(struct tier_rank *rank, struct pd_error *err)
     struct pd_store *store = pd_tiers_store(rank->tiers, 0);
     const uint64_t bytes = pd_store_entry_at(store, 0)->bytes / RANKS;
     struct pd_space space;
-    PD_TRY(pd_vfs_space(rank->room.vfs, "/shm/c", &space, err));
+    PD_TRY(pd_vfs_space(rank->cluster.vfs, "/shm/c", &space, err));
     EXPECT(space.available_bytes < 16 * bytes, "a test of nothing: %llu bytes are free, shards have %llu",
            (unsigned long long)space.available_bytes, (unsigned long long)bytes);
-    return pd_tiers_check_room(rank->tiers, bytes, 0, err);
+    return pd_tiers_check_space(rank->tiers, bytes, 0, err);
 }
 
 /* Of 20 shards 8 lie there already, and 4 of those are copies. */
 Test(peer, what_lies_there_makes_room_for_what_comes)
 {
     struct pd_tiers_options options = local_only();
-    struct room room;
-    make_room_of(&room, RANKS, HOSTS, 22 * (24u << 10) + (8u << 10)); /* and records, fences */
+    struct cluster cluster;
+    make_cluster_of(&cluster, RANKS, HOSTS, 22 * (24u << 10) + (8u << 10)); /* and records, fences */
     options.tiers[0].dir = "/shm/c";
-    RUN(&room, &options, save_slowly, NULL);
-    RUN(&room, &options, check_room_again, NULL);
-    room_free(&room);
+    RUN(&cluster, &options, save_slowly, NULL);
+    RUN(&cluster, &options, check_room_again, NULL);
+    cluster_free(&cluster);
 }
 
 /* ---- misfortunes ---- */
 
 enum aftermath { NOBODY_CRASHES, ALL_CRASH, ONE_CRASHES, FIRST_IS_REPLACED, LAST_IS_REPLACED, AFTERMATHS, ANY = AFTERMATHS };
 
-/* A shard of the room is one write, so that one which is lost or goes elsewhere is seen when the file is verified. */
+/* A shard of the cluster is one write, so that one which is lost or goes elsewhere is seen when the file is verified. */
 static bool lies(const struct misfortune *m)
 {
     const enum pd_disk_fault_kind kind = kind_of(m);
@@ -660,7 +660,7 @@ static pd_status look_after(struct tier_rank *rank, struct pd_error *err)
 /* Of a host that is gone the other one may have lost power too: copies are durable.
  * The step is sealed and durable on both hosts before anything goes wrong: a misfortune of its copy costs it nothing while
  * both are there. */
-static pd_status look_at(const struct room *room, struct run *run, const struct pd_tiers_options *options,
+static pd_status look_at(const struct cluster *cluster, struct run *run, const struct pd_tiers_options *options,
                          struct pd_error *err)
 {
     const struct misfortune *m = run->misfortune;
@@ -668,7 +668,7 @@ static pd_status look_at(const struct room *room, struct run *run, const struct 
     const bool lost_power = kind_of(m) == PD_DISK_FAULT_POWER;
     const bool is_copied = run->finished == PD_OK && !lies(m);
     struct check check = {BEFORE + 1, BEFORE + 1, !lies(m)};
-    struct room later = *room;
+    struct cluster later = *cluster;
     if (is_replaced && !is_copied) check.least = BEFORE;
     later.disk = run->after;
     run->after = NULL;
@@ -679,7 +679,7 @@ static pd_status look_at(const struct room *room, struct run *run, const struct 
         if (!crash) pd_simulated_disk_kill(later.disk, host);
     const uint32_t first = m->aftermath == FIRST_IS_REPLACED ? 1 : m->aftermath == LAST_IS_REPLACED ? 2 * HOSTS - 1 : 0;
     pd_status st = tier_run_on(&later, first, options, look_after, &check, err);
-    room_free(&later);
+    cluster_free(&later);
     return st;
 }
 
@@ -692,29 +692,29 @@ static struct pd_tiers_options campaign_options(void)
     return options;
 }
 
-static pd_status try_one(const struct room *base, const struct misfortune *drawn, bool *ret_fired, struct pd_error *err)
+static pd_status try_one(const struct cluster *base, const struct misfortune *drawn, bool *ret_fired, struct pd_error *err)
 {
     const struct pd_tiers_options options = campaign_options();
-    struct room room = *base;
+    struct cluster cluster = *base;
     struct misfortune m = *drawn;
     struct run run = {.misfortune = &m};
     if (m.aftermath == ANY) m.aftermath = (int)(m.seed / HOSTS % AFTERMATHS);
-    PD_TRY(pd_simulated_disk_clone(base->disk, &room.disk, err));
-    pd_status st = tier_run(&room, &options, meet, &run, err);
+    PD_TRY(pd_simulated_disk_clone(base->disk, &cluster.disk, err));
+    pd_status st = tier_run(&cluster, &options, meet, &run, err);
     *ret_fired = run.fired > 0;
-    if (!st) st = look_at(&room, &run, &options, err);
+    if (!st) st = look_at(&cluster, &run, &options, err);
     if (run.after) pd_simulated_disk_free(run.after);
-    room_free(&room);
+    cluster_free(&cluster);
     return st;
 }
 
 static void campaign(enum aftermath aftermath, uint64_t stride)
 {
     const struct pd_tiers_options options = campaign_options();
-    struct room room;
-    make_room(&room);
-    RUN(&room, &options, save_before, NULL);
-    tier_sweep(&room, "copies on other hosts", (int)aftermath, stride, true, try_one);
+    struct cluster cluster;
+    make_cluster(&cluster);
+    RUN(&cluster, &options, save_before, NULL);
+    tier_sweep(&cluster, "copies on other hosts", (int)aftermath, stride, true, try_one);
 }
 
 /* State in files; a short run draws what becomes of the hosts. */
@@ -723,11 +723,11 @@ static void campaigns_of_files(unsigned lacks, uint64_t stride)
     has_files = true;
     const struct pd_tiers_options options = campaign_options();
     for (int i = 0; i < (test_scale() < 10 ? 1 : AFTERMATHS); i++) {
-        struct room room;
+        struct cluster cluster;
         struct pd_error err = {0};
-        cr_assert_eq(tier_room_new_lacking(&room, RANKS, HOSTS, lacks, &err), PD_OK, "%s", err.message);
-        RUN(&room, &options, save_before, NULL);
-        tier_sweep(&room, "copies of state in files", test_scale() < 10 ? ANY : i, stride, true, try_one);
+        cr_assert_eq(tier_cluster_new_lacking(&cluster, RANKS, HOSTS, lacks, &err), PD_OK, "%s", err.message);
+        RUN(&cluster, &options, save_before, NULL);
+        tier_sweep(&cluster, "copies of state in files", test_scale() < 10 ? ANY : i, stride, true, try_one);
     }
 }
 

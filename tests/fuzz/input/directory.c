@@ -1,5 +1,6 @@
 #include "tests/fuzz/input/directory.h"
 
+#include "ckpt/base/digest.h"
 #include "resharder/torch/zip.h"
 #include "tests/fuzz/input/disk.h"
 
@@ -21,10 +22,10 @@ static struct archive {
 static void make_before_pickle(void)
 {
     records[PICKLE] = (struct pd_zip_record){.name = "archive/data.pkl"};
-    records[STORAGES] = (struct pd_zip_record){.name = "archive/byteorder", .bytes = 6, .crc = pd_zip_crc(0, "little", 6)};
+    records[STORAGES] = (struct pd_zip_record){.name = "archive/byteorder", .bytes = 6, .crc = pd_crc32(0, "little", 6)};
     static const unsigned char zeros[STORAGE_BYTES];
     for (uint32_t s = 0; s < STORAGES; s++) {
-        records[s] = (struct pd_zip_record){.bytes = STORAGE_BYTES, .crc = pd_zip_crc(0, zeros, sizeof zeros)};
+        records[s] = (struct pd_zip_record){.bytes = STORAGE_BYTES, .crc = pd_crc32(0, zeros, sizeof zeros)};
         snprintf(records[s].name, sizeof records[s].name, "archive/data/%u", s);
     }
     (void)pd_zip_place(records, RECORDS);
@@ -42,7 +43,7 @@ static void set_pickle(struct input_file *file, struct archive *archive, const u
     struct pd_zip_record *pickle = &records[PICKLE];
     if (!before_pickle) make_before_pickle();
     pickle->bytes = bytes;
-    pickle->crc = pd_zip_crc(0, data, bytes);
+    pickle->crc = pd_crc32(0, data, bytes);
     const uint64_t all = pd_zip_place(records, RECORDS), directory = pd_zip_directory_bytes(records, RECORDS);
     const uint64_t header = pd_zip_header(pickle, archive->header);
     if (directory > sizeof archive->directory) abort();

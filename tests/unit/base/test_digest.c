@@ -44,3 +44,19 @@ Test(digest, words_are_their_little_endian_bytes)
     cr_assert_eq(pd_digest_words(words, 2, 7), pd_digest64(bytes, 16, 7));
     cr_assert_neq(pd_digest_words(words, 2, 7), pd_digest_words(words, 1, 7));
 }
+
+Test(digest, crc32_is_that_of_the_standard)
+{
+    cr_assert_eq(pd_crc32(0, "123456789", 9), 0xcbf43926u);
+    cr_assert_eq(pd_crc32(pd_crc32(0, "1234", 4), "56789", 5), 0xcbf43926u);
+    unsigned char text[700];
+    for (size_t i = 0; i < sizeof text; i++)
+        text[i] = (unsigned char)(i * i + i / 7);
+    for (size_t begin = 0; begin < 20; begin++) /* by folding, and by table: a few bytes at a time */
+        for (size_t end = begin; end < sizeof text; end += 13) {
+            uint32_t expected = 0;
+            for (size_t at = begin; at < end; at += 5)
+                expected = pd_crc32(expected, text + at, end - at < 5 ? end - at : 5);
+            cr_assert_eq(pd_crc32(0, text + begin, end - begin), expected, "%zu to %zu", begin, end);
+        }
+}

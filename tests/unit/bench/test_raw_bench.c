@@ -1,5 +1,5 @@
-#include "tools/bench/raw_bench.h"
 #include "tests/simulated_disk/simulated_disk.h"
+#include "tools/bench/raw_bench.h"
 
 #include <criterion/criterion.h>
 #include <errno.h>

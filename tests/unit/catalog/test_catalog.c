@@ -69,7 +69,7 @@ Test(catalog, names_and_shapes_are_checked)
     cr_assert_eq(pd_catalog_add_tensor(&c, &blocks, NULL, &err), PD_CORRUPT);
     cr_assert_eq(pd_catalog_add_dense(&c, F32("w", .ndim = 0), 0, 0, &err), PD_OK);
     cr_assert_eq(pd_catalog_add_dense(&c, F32("w", .ndim = 0), 0, 4, &err), PD_OK);
-    expect(&c, "tensor w (param) is there twice");
+    expect(&c, "tensor w (param) occurs twice");
     start(&c, 1000);
     cr_assert_eq(pd_catalog_add_dense(&c, F32("w", .ndim = 2, .shape = {25, 10}), 0, 4, &err), PD_OK);
     expect(&c, "a.bin: tensor w begins at byte 4 and ends beyond the file's 1000 bytes");
@@ -251,7 +251,8 @@ Test(catalog, lists_end_somewhere)
     start(&c, 1000);
     cr_assert_eq(pd_catalog_add_text(&c, "", "", 0, &err), PD_CORRUPT);
     cr_assert_eq(pd_catalog_add_text(&c, "config.json", "", PD_CATALOG_TEXT_MAX + 1, &err), PD_CORRUPT);
-    cr_assert_not_null(strstr(err.message, "config.json has 67108865 bytes; perdure reads at most 67108864"), "%s", err.message);
+    cr_assert_not_null(strstr(err.message, "config.json has 67108865 bytes; perdure reads at most 67108864"), "%s",
+                       err.message);
     for (int i = 0; !st && i < 5000; i++)
         st = pd_catalog_add_text(&c, "text", "", 0, &err);
     cr_assert(st == PD_CORRUPT && strstr(err.message, "more than 4096 texts"), "%s", err.message);
@@ -260,7 +261,8 @@ Test(catalog, lists_end_somewhere)
     cr_assert(st == PD_CORRUPT && strstr(err.message, "more than 1048576 files"), "%s", err.message);
     for (st = PD_OK; !st && c.unmapped_count <= 1u << 20;)
         st = pd_catalog_add_unmapped(&c, "a", &err);
-    cr_assert(st == PD_CORRUPT && strstr(err.message, "more than 1048576 entries that a checkpoint has no place for"), "%s", err.message);
+    cr_assert(st == PD_CORRUPT && strstr(err.message, "more than 1048576 entries that a checkpoint has no place for"), "%s",
+              err.message);
     for (st = PD_OK; !st && c.tensor_count <= PD_CATALOG_TENSORS_MAX;)
         st = pd_catalog_add_tensor(&c, F32("w", .ndim = 0), NULL, &err);
     cr_assert(st == PD_CORRUPT && strstr(err.message, "more than 1048576 tensors"), "%s", err.message);

@@ -362,8 +362,8 @@ Test(config, what_is_no_yaml_says_where)
     refused("- a\n- b\n", NULL, "run.yaml:1:1: the file is a list");
     refused("hello", NULL, "is this the configuration?");
     refused(MINIMAL "---\nrun: {}\n", NULL, "a second document begins");
-    refused("run: {dir: r, dir: s}\n", NULL, "run.yaml:1:20: run.dir is there already, in line 1; keep one of them");
-    refused("run: {dir: r}\nrun: {seed: 1}\n", NULL, "run.yaml:2:6: run is there already, in line 1");
+    refused("run: {dir: r, dir: s}\n", NULL, "run.yaml:1:20: run.dir is already set in line 1; keep one of them");
+    refused("run: {dir: r}\nrun: {seed: 1}\n", NULL, "run.yaml:2:6: run is already set in line 1");
     refused("run: &a {b: *a}\n", NULL, "nested too deep");
     refused("run: {dir: [r]}\n", NULL, "run.dir: expected one value, found a list");
     refused("run: {dir: {r: 1}}\n", NULL, "run.dir: expected a value, found a section");
@@ -428,10 +428,11 @@ Test(config, layouts_that_nothing_admits)
     refused(MINIMAL "numerics: {virtual_sp: 8}\n", "layout.sp=5", "use layout.sp=4 or layout.sp=8");
     refused(MINIMAL, "layout.dp=9",
             "layout.dp is 9, but a step has only 8 micro-batches (batch.sequences 32 / batch.micro_batch 4); set it "
-            "to at most 8, or take a smaller batch.micro_batch, which gives other bits");
+            "to at most 8, or take a smaller batch.micro_batch with numerics.lanes=9, which gives other bits");
     refused(MINIMAL, "layout.ranks=9",
             "layout: dp 9 of 9 ranks is more than the 8 micro-batches of a step (batch.sequences 32 / "
-            "batch.micro_batch 4); 9 ranks fit as dp=3 pp=3; or take a smaller batch.micro_batch, which gives other bits");
+            "batch.micro_batch 4); 9 ranks fit as dp=3 pp=3; or take a smaller batch.micro_batch with numerics.lanes=9, "
+            "which gives other bits");
     refused(MINIMAL, "layout.pp=5",
             "is 5 pipeline stages, but the model has 4 blocks; use layout.pp=4 at most, with layout.interleave=1");
     refused(MINIMAL "layout: {interleave: 3}\n", "layout.pp=2",
@@ -543,6 +544,7 @@ Test(config, print_loads_back)
             uint32_t n = (round * 7919 + k * 104729) % 2147483u;
             const char *value = some_value(&pd_keys[k], n, text, sizeof text);
             bool is_bound = strcmp(pd_keys[k].name, "optimizer.min_lr") == 0 ||
+                            strcmp(pd_keys[k].name, "model.qk_norm") == 0 ||
                             strcmp(pd_keys[k].name, "numerics.loss_scale") == 0; /* to other keys */
             if (value && !is_bound) cr_assert_eq(pd_key_set(&c, pd_keys[k].name, value, &err), PD_OK, "%s", err.message);
         }

@@ -49,8 +49,10 @@ Test(resume, table)
         {"data.train[0].path=elsewhere.txt", PD_RESUME_FREE, 0},
         {"model.context=512", PD_RESUME_NEW_LINEAGE, 2}, /* batch.context follows it */
         {"optimizer.beta2=0.99", PD_RESUME_NEW_LINEAGE, 1},
-        {"batch.sequences=64", PD_RESUME_NEW_LINEAGE, 2},
-        {"batch.micro_batch=2", PD_RESUME_NEW_LINEAGE, 2}, /* and lanes, of which there are as many */
+        {"batch.sequences=64", PD_RESUME_NEW_LINEAGE, 2},  /* and the micro-batch, which follows it */
+        {"elastic.max=4", PD_RESUME_NEW_LINEAGE, 2},       /* and lanes, unless they are given */
+        {"batch.micro_batch=2", PD_RESUME_NEW_LINEAGE, 1}, /* 16 micro-batches, and still 8 lanes */
+        {"batch.micro_batch=8", PD_RESUME_NEW_LINEAGE, 2}, /* and lanes: 4 micro-batches */
         {"numerics.lanes=2", PD_RESUME_NEW_LINEAGE, 1},
         {"layout.exchange=lane", PD_RESUME_FREE, 1},
         {"numerics.precision=fp32", PD_RESUME_NEW_LINEAGE, 1},
@@ -75,7 +77,7 @@ Test(resume, table)
 Test(resume, worst_first_and_texts)
 {
     struct pd_config before = parse(MINIMAL, NULL);
-    const char *const overrides[] = {"optimizer.clip_norm=2", "batch.micro_batch=2", "model.layers=7", NULL};
+    const char *const overrides[] = {"optimizer.clip_norm=2", "batch.micro_batch=8", "model.layers=7", NULL};
     struct pd_config now = parse(MINIMAL, overrides);
     struct pd_resume_difference d[4];
     cr_assert_eq(pd_config_compare(&before, &now, d, 4), 4);

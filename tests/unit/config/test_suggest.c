@@ -223,7 +223,7 @@ static const char *const explained[] = {"epochs",
                                         "lr_scheduler_type",
                                         "epohcs",
                                         "train.max_tokens",
-                                        "model.experts",
+                                        "expert_model_parallel_size",
                                         "model.activation"};
 
 Test(suggest, the_right_key_or_none)

@@ -301,3 +301,51 @@ Test(compare, reports_count_what_is_not_finite)
     pd_catalog_deinit(&c);
     state_deinit(&s);
 }
+
+/* Numbers that are one in fp32. */
+static void make_wide(struct state *s, const char *path, const int64_t *values, uint64_t rows, struct pd_catalog *ret)
+{
+    struct pd_file *file = NULL;
+    const struct pd_foreign_tensor wide = {
+        .name = "wide", .element = PD_ELEMENT_I64, .ndim = 2, .shape = {rows, 2, 1, 1, 1, 1, 1, 1}};
+    OK(pd_file_open(s->vfs, path, PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    OK(pd_file_write(file, 0, values, rows * 16, err));
+    OK(pd_file_close(file, err));
+    pd_catalog_init(ret, "test");
+    OK(pd_catalog_add_file(ret, path, rows * 16, NULL, err));
+    OK(pd_catalog_add_dense(ret, &wide, 0, 0, err));
+    OK(pd_catalog_finish(ret, err));
+}
+
+Test(compare, integers_that_fp32_does_not_hold)
+{
+    enum { ROWS = 300000 }; /* of two numbers: more than are read at once */
+    struct state s;
+    struct pd_catalog sides[2];
+    struct pd_diff diff;
+    int64_t *values = malloc(ROWS * 2 * sizeof *values);
+    void *buffers = aligned_alloc(PD_VFS_ALIGN, PD_COMPARE_BUFFER_BYTES);
+    state_init(&s, 8);
+    for (uint64_t i = 0; i < ROWS * 2; i++)
+        values[i] = (INT64_C(1) << 60) + (int64_t)i;
+    make_wide(&s, "/left", values, ROWS, &sides[0]);
+    values[7]++;
+    values[ROWS * 2 - 1]--;
+    make_wide(&s, "/right", values, ROWS, &sides[1]);
+    struct pd_compare_request request = {
+        .left = {.catalog = &sides[0]}, .right = {.catalog = &sides[1]}, .buffers = buffers};
+    OK(pd_compare(s.vfs, &request, &diff, err));
+    cr_assert_eq(diff.rows[0].difference, PD_DIFFERENT);
+    cr_assert_eq(diff.rows[0].differing, 2);
+    cr_assert_eq(diff.rows[0].first, 7);
+    pd_diff_deinit(&diff);
+    request.right.catalog = &sides[0];
+    OK(pd_compare(s.vfs, &request, &diff, err));
+    cr_assert_eq(diff.different_count, 0);
+    pd_diff_deinit(&diff);
+    pd_catalog_deinit(&sides[0]);
+    pd_catalog_deinit(&sides[1]);
+    state_deinit(&s);
+    free(buffers);
+    free(values);
+}

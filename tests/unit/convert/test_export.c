@@ -82,8 +82,9 @@ static void teardown(struct exported *x)
 
 static uint64_t questions_left = UINT64_MAX; /* until the answer is yes */
 
-static bool should_stop(void)
+static bool should_stop(void *context)
 {
+    (void)context;
     return questions_left-- == 0;
 }
 
@@ -102,7 +103,7 @@ static pd_status export_it(struct exported *x, uint64_t shard_bytes, struct pd_e
                                               .links = &x->links,
                                               .source_links = x->source_links.count ? &x->source_links : NULL,
                                               .buffers = x->buffers,
-                                              .should_stop = should_stop,
+                                              .should_stop = {.ask = should_stop},
                                               .progress = look_at_threads,
                                               .context = &threads};
     const pd_status st = pd_export_run(export, &request, report, err);
@@ -298,7 +299,7 @@ Test(export, what_cannot_be_is_refused_by_name)
     setup(&x, 4, false, false, PD_ELEMENT_F32);
     OK(pd_vfs_mkdir(x.s.vfs, "/out", err));
     cr_assert_eq(export_it(&x, 0, NULL, &x.error), PD_USAGE);
-    cr_assert_not_null(strstr(x.error.message, "/out is there already"), "%s", x.error.message);
+    cr_assert_not_null(strstr(x.error.message, "/out exists already"), "%s", x.error.message);
     teardown(&x);
 }
 
@@ -393,7 +394,7 @@ Test(export, destinations_that_cannot_be_are_refused)
     refuse_destination(&x, path, PD_INVALID, "is not a path to export to");
     refuse_destination(&x, "/nowhere/out", PD_NOT_FOUND, "the directory above /nowhere/out does not exist");
     OK(pd_simulated_symlink(x.s.vfs, "/nothing", "/link"));
-    refuse_destination(&x, "/link", PD_USAGE, "/link is there already");
+    refuse_destination(&x, "/link", PD_USAGE, "/link exists already");
     size_t length = (size_t)snprintf(path, sizeof path, "/out.exporting");
     for (int depth = 0; depth < 6; depth++) { /* deeper than any format goes: not what an export left */
         OK(pd_vfs_mkdir(x.s.vfs, path, err));

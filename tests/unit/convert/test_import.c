@@ -260,8 +260,9 @@ Test(import, a_source_that_fails_leaves_no_checkpoint)
 
 static uint64_t questions_left; /* until the answer is yes */
 
-static bool should_stop(void)
+static bool should_stop(void *context)
 {
+    (void)context;
     return questions_left-- == 0;
 }
 
@@ -280,7 +281,7 @@ static bool stop_import(struct state *s, struct foreign *f, void *buffers, uint6
     pd_group_init_single(&group);
     OK(pd_store_open(s->vfs, "/target", &options, &group, &store, err));
     struct pd_import_request request = request_of(s, f, &layout, &run, store, buffers);
-    request.should_stop = should_stop;
+    request.should_stop.ask = should_stop;
     questions_left = nth;
     const pd_status st = pd_import(s->vfs, &request, NULL, &error);
     cr_assert(st == PD_OK || st == PD_STOPPED, "%s", error.message);

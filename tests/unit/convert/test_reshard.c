@@ -230,8 +230,8 @@ Test(reshard, room_is_asked_for_as_far_as_it_is_known)
     state_deinit(&s);
 }
 
-/* Every element of every tensor lies in one stretch, at the places where the two layouts have it. */
-Test(reshard, stretches_cover_everything_once)
+/* Every element of every tensor lies in one range, at the places where the two layouts have it. */
+Test(reshard, ranges_cover_everything_once)
 {
     for (uint64_t seed = 100; seed < 160; seed++) {
         struct state s;
@@ -245,13 +245,13 @@ Test(reshard, stretches_cover_everything_once)
                                                .target = &target,
                                                .shard_begin = half ? middle : 0,
                                                .shard_end = half ? shards : middle};
-            struct pd_stretch stretch;
-            while (pd_chunk_stream_next(&c, &stretch)) {
-                cr_assert(stretch.target.shard >= c.shard_begin && stretch.target.shard < c.shard_end);
-                cr_assert_leq(stretch.target.offset + stretch.bytes, stretch.target.box_bytes);
-                cr_assert_leq(stretch.source.offset + stretch.bytes, stretch.source.box_bytes);
-                cr_assert_gt(stretch.bytes, 0);
-                bytes += stretch.bytes;
+            struct pd_chunk_range range;
+            while (pd_chunk_stream_next(&c, &range)) {
+                cr_assert(range.target.shard >= c.shard_begin && range.target.shard < c.shard_end);
+                cr_assert_leq(range.target.offset + range.bytes, range.target.box_bytes);
+                cr_assert_leq(range.source.offset + range.bytes, range.source.box_bytes);
+                cr_assert_gt(range.bytes, 0);
+                bytes += range.bytes;
             }
         }
         for (uint32_t t = 0; t < STATE_TENSORS; t++)

@@ -185,7 +185,7 @@ Test(pack, what_cannot_be_is_refused_and_leaves_nothing)
     options = good, options.output = test_path("no/such/dir.bin");
     refused(&options, PD_NOT_FOUND, "no/such");
     pack_ok(&good);
-    refused(&good, PD_EXISTS, "out.bin is there already");
+    refused(&good, PD_EXISTS, "out.bin exists already");
     options = good, options.overwrite = true, options.inputs = none;
     refused(&options, PD_NOT_FOUND, "none");
     check_tokens(good.output, "text", -1); /* the old one stands */

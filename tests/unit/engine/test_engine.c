@@ -55,6 +55,21 @@ static void check_worlds(const char *family, const char *precision)
 
 TestSuite(engine, .fini = remove_data);
 
+/* The same with one rank as with many: it is the configuration that admits several. */
+Test(engine, products_leave_multiprocessors_to_nccl)
+{
+    struct pd_config c;
+    configure(&c, "llama", "bf16", "none");
+    cr_expect_eq(pd_engine_multiprocessors(&c, 132), 132 - 16, "seven lanes may be on seven ranks");
+    cr_expect_eq(pd_engine_multiprocessors(&c, 20), 20 - 2);
+    cr_expect_eq(pd_engine_multiprocessors(&c, 0), 0, "not known");
+    c.numerics.lanes = 1;
+    cr_expect_eq(pd_engine_multiprocessors(&c, 132), 0, "one data rank");
+    c.numerics.virtual_tp = 2;
+    cr_expect_eq(pd_engine_multiprocessors(&c, 132), 132 - 16);
+    pd_config_deinit(&c);
+}
+
 Test(engine, llama_fp32_same_bits)
 {
     check_worlds("llama", "fp32");

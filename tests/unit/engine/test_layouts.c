@@ -214,13 +214,24 @@ Test(layouts, moments_in_bf16)
 /* Steps are computed again with a coarser quantum, once and more often, and end with the bits of every other layout. */
 Test(layouts, large_gradients)
 {
-    check_numerics(
-        &(struct numerics){"llama fp32 tp sp, large", LLAMA, "fp32", 2, 2, "optimizer.lr=30", 1, 0});
+    check_numerics(&(struct numerics){"llama fp32 tp sp, large", LLAMA, "fp32", 2, 2, "optimizer.lr=30", 1, 0});
 }
 
 Test(layouts, large_gradients_tied)
 {
     check_numerics(&(struct numerics){"gpt2 bf16 tp, large", GPT2, "bf16", 2, 1, "optimizer.lr=100", 0, 3});
+}
+
+/* Every kind of tensor has a quantum of its own, which follows its gradients; a tied table is on two stages. */
+Test(layouts, narrow_terms)
+{
+    check_numerics(&(struct numerics){"llama bf16 tp sp, 32-bit terms", LLAMA ", qkv_bias: true", "bf16", 4, 2,
+                                      "numerics.terms=32", 2, 0});
+}
+
+Test(layouts, narrow_terms_tied)
+{
+    check_numerics(&(struct numerics){"gpt2 bf16 tp, 32-bit terms, 3 lanes", GPT2, "bf16", 2, 1, "numerics.terms=32", 1, 3});
 }
 
 /* Micro-batches that are added up before they are terms, in lanes of unequal length; and all of them in one. */

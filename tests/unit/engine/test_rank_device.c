@@ -181,3 +181,28 @@ Test(rank_device, a_lost_device_has_a_next_command)
     cr_expect_eq(err.message[sizeof err.message - 2], 'x');
     pd_rank_device_close(&d);
 }
+
+/* Numbers of one value would cost a GPU less power. A last part is shorter than what is copied at once. */
+Test(rank_device, numbers_of_either_sign_and_many_values)
+{
+    enum { COUNT = (3 << 19) + 77 };
+    static uint16_t halves[COUNT];
+    static bool is_there[1 << 16];
+    struct pd_rank_device d = {.dev = NULL};
+    uint32_t values = 0, negative = 0;
+    cr_assert_eq(pd_dev_open_cpu(&d.dev, NULL), PD_OK);
+    cr_assert_eq(pd_dev_stream_new(d.dev, &d.compute, NULL), PD_OK);
+    cr_assert_eq(pd_rank_device_randomize(&d, (struct pd_span){halves, sizeof halves, false}, PD_BF16, NULL), PD_OK);
+    for (uint32_t i = 0; i < COUNT; i++) {
+        const uint32_t bits = (uint32_t)halves[i] << 16;
+        float x;
+        memcpy(&x, &bits, sizeof x);
+        cr_assert((x >= 0.5f && x < 1) || (x <= -0.5f && x > -1), "number %u is %g", i, (double)x);
+        values += !is_there[halves[i]];
+        is_there[halves[i]] = true;
+        negative += x < 0;
+    }
+    cr_expect_eq(values, 256);
+    cr_expect(negative > COUNT / 3 && negative < 2 * (COUNT / 3));
+    pd_rank_device_close(&d);
+}

@@ -308,7 +308,7 @@ Test(gguf, a_list_of_equal_numbers_is_one_and_another_is_said_on)
     } lists[] = {{{4, 4}, 2, NULL},
                  {{4, 8}, 2, "differs from layer to layer"},
                  {{4, 4, 4}, 3, "has 3 entries, and block_count is 2"},
-                 {{0}, 0, "is a list and no number"}};
+                 {{0}, 0, "is a list, not a number"}};
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
         struct pd_catalog c;
         read_list(lists[i].heads, lists[i].count, &c);

@@ -189,11 +189,10 @@ static const char *const any[] = {
     "groups of buckets and",
     " is not a bucket",
     "the shape of ",
-    "stands there twice",
+    "occurs twice",
     "ranks of model parallelism; make a universal checkpoint of it first",
     "reads flat fp32",
     "needs the optimizer's states of each",
-    "there twice",
 };
 
 struct refusal {
@@ -314,4 +313,4 @@ SWEEP(deepspeed_1, "deepspeed/zero1", "deepspeed", 1, 5, DEEPSPEED_SAYS)
 SWEEP(deepspeed_3, "deepspeed/zero3", "deepspeed", 1, 5, DEEPSPEED_SAYS)
 SWEEP(universal, "deepspeed/universal3", "universal", 1, 5, SAYS("of the pickle: "))
 SWEEP(torch, "plain.pt", "torch", 1, 1,
-      SAYS("is not a dictionary of tensors; what is read is torch.save(model.state_dict(), "))
+      SAYS("is not a dictionary of tensors; perdure reads torch.save(model.state_dict(), "))

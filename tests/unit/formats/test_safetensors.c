@@ -96,7 +96,7 @@ Test(safetensors, what_is_wrong_is_named)
         {"{\"a\":" T("[0,80]") "}", "80 bytes where its shape takes 8"},
         {"{\"a\":" T("[0,8]") ",\"a\":" T("[8,16]") "}", "duplicate"},
         {"{\"a\":{\"dtype\":\"F8_E4M3\",\"shape\":[16],\"data_offsets\":[0,16]}}", NULL},
-        {"{\"a\":{\"dtype\":\"C64\",\"shape\":[2],\"data_offsets\":[0,16]}}", NULL}, /* listed */
+        {"{\"a\":{\"dtype\":\"F8_E8M0\",\"shape\":[16],\"data_offsets\":[0,16]}}", NULL}, /* listed */
         {"{\"a\":{\"shape\":[4],\"data_offsets\":[0,16]}}", "has no dtype"},
         {"{\"a\":{\"dtype\":\"F32\",\"shape\":[2,1,1,1,1,1,1,1,2],\"data_offsets\":[0,16]}}",
          "no shape, or one of more than"},
@@ -111,8 +111,8 @@ Test(safetensors, what_is_wrong_is_named)
         put_tensors("x.safetensors", cases[i].header, 16);
         const pd_status st = read_catalog(at("x.safetensors"), &c);
         cr_assert_eq(st == PD_OK, !cases[i].message, "%s: %s", cases[i].header, err.message);
-        if (strstr(cases[i].header, "C64"))
-            cr_assert(!c.tensor_count && strcmp(c.unmapped[0], "tensor a: type C64 is not read") == 0);
+        if (strstr(cases[i].header, "F8_E8M0"))
+            cr_assert(!c.tensor_count && strcmp(c.unmapped[0], "tensor a: type F8_E8M0 is not read") == 0);
         if (st) cr_assert_not_null(strstr(err.message, cases[i].message), "%s", err.message);
         if (st) cr_assert_not_null(strstr(err.message, "x.safetensors"), "%s", err.message);
         pd_catalog_deinit(&c);

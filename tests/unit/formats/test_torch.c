@@ -108,5 +108,5 @@ Test(torch, what_is_no_dictionary_of_tensors_is_refused_by_name)
                   "as torch saved before 1.6; save it again: python3 -c 'import torch;");
     check_refused("printf 'PK\\003\\004%%100s' x > '%s/%s'", PD_CORRUPT, "no torch.save archive ends at byte 104");
     check_refused("cp " PERDURE_SOURCE_DIR "/tests/golden/formats/deepspeed/expected-1.pt '%s/%s'", PD_INVALID,
-                  "is not a dictionary of tensors; what is read is torch.save(model.state_dict(), ");
+                  "is not a dictionary of tensors; perdure reads torch.save(model.state_dict(), ");
 }

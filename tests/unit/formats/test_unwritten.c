@@ -78,8 +78,8 @@ static const struct row rows[] = {
      NULL,
      {{"wte", PD_PARAM, PD_ELEMENT_F32, 3}, {"wpe", PD_PARAM, PD_ELEMENT_F32, 2}, {"ln1w", PD_PARAM, PD_ELEMENT_F32, 2}},
      "llm.c's models have another shape of wte than this one"},
-    {"deepspeed", NULL, NULL, MATRIX, "deepspeed is only read"},
-    {"torch", NULL, NULL, MATRIX, "torch is only read"},
+    {"deepspeed", NULL, NULL, MATRIX, "perdure reads deepspeed but does not write it"},
+    {"torch", NULL, NULL, MATRIX, "perdure reads torch but does not write it"},
 };
 
 static void fill(const struct row *row, struct pd_catalog *wanted)

@@ -101,7 +101,8 @@ static inline void checkpoint_write(struct fixture *f, const char *name, const s
     cr_assert_eq(mkdir(ret_directory, 0777), 0);
     struct pd_commit commit = {.shard_count = cut->shards};
     commit.shards = calloc(cut->shards, sizeof *commit.shards);
-    commit.state = (struct pd_run_state){.identity = f->identity, .fence = 1, .loss_scale = 1, .tensor_count = f->tensors.count};
+    commit.state =
+        (struct pd_run_state){.identity = f->identity, .fence = 1, .loss_scale = 1, .tensor_count = f->tensors.count};
     commit.state.layout = (struct pd_layout){.dp = cut->shards,
                                              .tp = 1,
                                              .pp = 1,

@@ -8,7 +8,7 @@ static uint32_t count_damage(struct fixture *f, const char *directory, struct pd
     struct pd_inspect *in = NULL;
     struct pd_damage_list list = {0};
     OK(pd_inspect_open(f->vfs, directory, &in, err));
-    OK(pd_inspect_verify(in, NULL, NULL, &list, err));
+    OK(pd_inspect_verify(in, NULL, NULL, (pd_should_stop){0}, &list, err));
     uint32_t count = list.count;
     if (count) *ret_first = list.items[0];
     pd_damage_list_deinit(&list);

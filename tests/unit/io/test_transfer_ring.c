@@ -16,7 +16,7 @@
 #define SLOTS 4u
 #define SLOT_BYTES 8192u
 
-struct room {
+struct fixture {
     struct pd_vfs *vfs;
     struct pd_file *file;
     struct pd_queue *queue;
@@ -26,7 +26,7 @@ struct room {
     char path[64];
 };
 
-static void open_room(struct room *r)
+static void open_fixture(struct fixture *r)
 {
     memset(r, 0, sizeof *r);
     snprintf(r->path, sizeof r->path, "/tmp/perdure-ring-%d", (int)getpid());
@@ -35,13 +35,13 @@ static void open_room(struct room *r)
     OK(pd_file_open(r->vfs, r->path, PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_TRUNCATE, &r->file, err));
 }
 
-static void open_ring(struct room *r)
+static void open_ring(struct fixture *r)
 {
     OK(pd_queue_open(r->vfs, r->buffers, SLOTS * SLOT_BYTES, &r->queue, err));
     pd_transfer_ring_init(&r->ring, r->queue, r->slots, SLOTS, r->buffers, SLOT_BYTES);
 }
 
-static void close_room(struct room *r)
+static void close_fixture(struct fixture *r)
 {
     pd_queue_close(r->queue); /* ends the process when anything is in flight */
     OK(pd_file_close(r->file, err));
@@ -53,16 +53,16 @@ static void close_room(struct room *r)
 /* A ring that forgets a transfer waits for good, or ends with the pool's threads still waiting for it. */
 TestSuite(transfer_ring, .timeout = 120);
 
-static struct pd_transfer piece(const struct room *r, uint64_t i, bool is_write)
+static struct pd_transfer piece(const struct fixture *r, uint64_t i, bool is_write)
 {
     return (struct pd_transfer){.file = r->file, .offset = i * SLOT_BYTES, .bytes = SLOT_BYTES, .is_write = is_write};
 }
 
 Test(transfer_ring, many_pieces_through_few_slots)
 {
-    struct room r;
+    struct fixture r;
     const uint64_t pieces = 37;
-    open_room(&r);
+    open_fixture(&r);
     open_ring(&r);
     for (uint64_t i = 0; i < pieces; i++) {
         struct pd_transfer_slot *slot = NULL;
@@ -91,15 +91,15 @@ Test(transfer_ring, many_pieces_through_few_slots)
     struct pd_transfer_slot *none = &r.slots[0];
     OK(pd_transfer_ring_next(&r.ring, &none, err));
     cr_assert_null(none);
-    close_room(&r);
+    close_fixture(&r);
 }
 
 /* One that came while another was waited for is not lost, and its failure neither. */
 Test(transfer_ring, what_came_meanwhile_is_kept)
 {
-    struct room r;
+    struct fixture r;
     struct pd_error error = {0};
-    open_room(&r);
+    open_fixture(&r);
     open_ring(&r);
     struct pd_transfer_slot *first = pd_transfer_ring_take(&r.ring), *second = pd_transfer_ring_take(&r.ring), *came = NULL;
     const struct pd_transfer behind = piece(&r, 100, false), write = piece(&r, 0, true);
@@ -111,16 +111,16 @@ Test(transfer_ring, what_came_meanwhile_is_kept)
     cr_assert(first->state == PD_SLOT_FREE && second->state == PD_SLOT_FREE);
     OK(pd_transfer_ring_next(&r.ring, &came, err));
     cr_assert_null(came);
-    close_room(&r);
+    close_fixture(&r);
 }
 
 /* The hazard: submitting fails, and the transfer is on its way all the same. */
 Test(transfer_ring, a_submit_that_fails_leaves_a_slot_in_flight)
 {
-    struct room r;
+    struct fixture r;
     struct failing_submit failing;
     struct pd_error error = {0};
-    open_room(&r);
+    open_fixture(&r);
     failing_submit_begin(&failing, r.vfs);
     open_ring(&r);
     for (uint64_t nth = 1; nth <= 3; nth++) {
@@ -137,13 +137,13 @@ Test(transfer_ring, a_submit_that_fails_leaves_a_slot_in_flight)
         cr_assert_eq(r.queue->in_flight, 0);
     }
     failing_submit_end(&failing);
-    close_room(&r);
+    close_fixture(&r);
 }
 
 Test(transfer_ring, a_slot_in_flight_is_nobodys_to_release, .signal = SIGABRT)
 {
-    struct room r;
-    open_room(&r);
+    struct fixture r;
+    open_fixture(&r);
     open_ring(&r);
     struct pd_transfer_slot *slot = pd_transfer_ring_take(&r.ring);
     const struct pd_transfer transfer = piece(&r, 0, true);

@@ -48,6 +48,31 @@ Test(launch_layout, restarts_keep_what_divides_and_come_back)
     pd_config_deinit(&c);
 }
 
+/* ep is what divides both the given ep and the ranks that are left; ranks accept it. */
+Test(launch_layout, experts_spread_over_what_is_left)
+{
+    struct pd_config c = parse_all("model: {preset: mixtral-1m}\nlayout: {ep: 4}\n");
+    struct pd_launch_chooser chooser;
+    struct pd_error err;
+    cr_assert_eq(pd_launch_chooser_init(&c, &chooser, &err), PD_OK, "%s", err.message);
+    const struct {
+        uint32_t ranks;
+        const char *summary;
+    } starts[] = {{4, "dp=4 ep=4"}, {3, "dp=3"}, {2, "dp=2 ep=2"}, {6, "dp=6 ep=2"}, {1, "dp=1"}, {4, "dp=4 ep=4"}};
+    for (size_t i = 0; i < sizeof starts / sizeof *starts; i++) {
+        struct pd_config on_rank = parse_all("model: {preset: mixtral-1m}\nlayout: {ep: 4}\n");
+        struct pd_launch_layout layout;
+        struct pd_laid_out laid_out;
+        expect(&chooser, starts[i].ranks, i > 0, starts[i].summary);
+        cr_assert_eq(pd_launch_choose(&chooser, starts[i].ranks, i > 0, &layout, &err), PD_OK, "%s", err.message);
+        cr_assert_eq(pd_launch_layout_apply(&on_rank, layout.settings, layout.ranks, &err), PD_OK, "%s", err.message);
+        cr_assert_eq(pd_lay_out(&on_rank, chooser.model, layout.ranks, &laid_out, &err), PD_OK, "%s", err.message);
+        pd_config_deinit(&on_rank);
+    }
+    pd_launch_chooser_deinit(&chooser);
+    pd_config_deinit(&c);
+}
+
 /* What ranks make of the settings is what the launcher chose. */
 Test(launch_layout, ranks_get_what_was_chosen)
 {

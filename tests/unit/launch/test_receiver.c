@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -339,6 +340,10 @@ Test(receiver, what_is_hostile_is_not_listened_to, .init = set_up, .fini = tear_
 Test(receiver, strangers_keep_nobody_away, .init = set_up, .fini = tear_down)
 {
     int strangers[1100];
+    struct rlimit files; /* users may raise it from 1,024 */
+    cr_assert(!getrlimit(RLIMIT_NOFILE, &files));
+    files.rlim_cur = files.rlim_max;
+    cr_assert(!setrlimit(RLIMIT_NOFILE, &files));
     for (int i = 0; i < 1100; i++) {
         strangers[i] = dial();
         pd_launch_receiver_look(receiver);

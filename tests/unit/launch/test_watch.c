@@ -399,3 +399,75 @@ Test(watch, before_the_second_step_and_by_a_tests_fault_nobody_hangs)
     cr_assert_not(pd_launch_watch_look(watch, now, &hang));
     pd_launch_watch_free(watch);
 }
+
+/* ---- operations between GPUs, which run on while the host does something else ---- */
+
+static void fly(uint32_t rank, uint64_t communicator, uint64_t reached, uint64_t ended)
+{
+    as(rank);
+    pd_heartbeat_flight(communicator, "gradients", reached, ended);
+}
+
+/* The GPUs of ranks 0 and 1 wait in communicator 7 for the GPU of rank 2. */
+Test(watch, whose_gpu_has_not_come_to_an_operation_is_named)
+{
+    set_up_with(RANKS);
+    fly(0, 7, 4, 3);
+    fly(1, 7, 4, 3);
+    fly(2, 7, 3, 3);
+    now += S;
+    cr_assert_not(pd_launch_watch_look(watch, now, &hang));
+    expect_hang(
+        2, "block 0, computing; its GPU has not come to operation 4 (gradients) of ranks 0 1 2, in which the GPU of rank 0 "
+           "waits");
+    pd_launch_watch_free(watch);
+}
+
+/* Rank 0 waits for rank 2, whose GPU waits in another communicator for the GPU of rank 1. */
+Test(watch, a_chain_goes_through_two_communicators)
+{
+    set_up_with(RANKS);
+    fly(0, 7, 4, 3);
+    fly(2, 7, 3, 3);
+    fly(2, 9, 12, 11);
+    fly(1, 9, 11, 11);
+    now += S;
+    cr_assert_not(pd_launch_watch_look(watch, now, &hang));
+    expect_hang(1, "its GPU has not come to operation 12 (gradients) of ranks 1 2, in which the GPU of rank 2 waits");
+    pd_launch_watch_free(watch);
+}
+
+Test(watch, operations_that_end_are_progress)
+{
+    set_up_with(RANKS);
+    for (uint64_t i = 1; i < 40; i++) {
+        fly(1, 7, i, i - 1);
+        cr_assert_not(pd_launch_watch_look(watch, now += 20 * S, &hang), "%s", hang.text);
+    }
+    pd_launch_watch_free(watch);
+}
+
+/* All are in the same operation: its host spins, and is not given ten times as long. */
+Test(watch, a_host_that_waits_for_its_gpu_is_not_busy)
+{
+    struct pd_remote_heartbeat others[2];
+    set_up_with(1);
+    fly(0, 7, 4, 3);
+    for (int i = 0; i < 2; i++) {
+        others[i] = (struct pd_remote_heartbeat){.heartbeat = {.step = 12}, .process = 70 + i};
+        others[i].heartbeat.flights[3] = (struct pd_heartbeat_flights){.communicator = 7, .reached = 4, .ended = 3};
+    }
+    others[0].heartbeat.flights[3].reached = 3; /* it came to it in communicator 9 */
+    others[0].heartbeat.flights[0] = (struct pd_heartbeat_flights){.communicator = 9, .reached = 2, .ended = 1};
+    bool is_named = false;
+    for (int i = 0; i < 20 && !is_named; i++) {
+        others[0].busy_ms += 2000;
+        say(1, &others[0]);
+        say(2, &others[1]);
+        is_named = pd_launch_watch_look(watch, now += 2 * S, &hang);
+    }
+    cr_assert(is_named, "it spins, and is taken for one that computes");
+    cr_expect_eq(hang.rank, 1, "%s", hang.text);
+    cr_expect(strstr(hang.text, "its GPU has not come to operation 4"), "%s", hang.text);
+    pd_launch_watch_free(watch);
+}

@@ -172,6 +172,47 @@ static void run_attention_of_one_head(struct scene *s)
     attend(s, 1, 130, 7, 1, 16, false);
 }
 
+static void run_experts(struct scene *s)
+{
+    enum { ROWS = 83, EXPERTS = 21, CHOSEN = 3, COLUMNS = 75, SLOTS = ROWS * CHOSEN };
+    struct pd_route r = {.rows = ROWS,
+                         .experts = EXPERTS,
+                         .per_token = CHOSEN,
+                         .groups = 1,
+                         .groups_kept = 1,
+                         .renormalise = true,
+                         .scale = 1.5f,
+                         .logits = take(s, PD_F32, ROWS * EXPERTS, 2),
+                         .scores = take(s, PD_F32, ROWS * EXPERTS, 0),
+                         .choice = take(s, PD_F32, SLOTS, 0),
+                         .weights = take(s, PD_F32, SLOTS, 0),
+                         .lse = take(s, PD_F32, ROWS, 0),
+                         .dweights = take(s, PD_F32, SLOTS, 1),
+                         .balance = take(s, PD_F32, EXPERTS, 1),
+                         .z = 0.1f,
+                         .dlogits = take(s, PD_F32, ROWS * EXPERTS, 0)};
+    const int32_t *slots = take_indices(s, SLOTS, 0, ROWS);
+    struct pd_weighted_swiglu w = {.rows = SLOTS,
+                                   .columns = COLUMNS,
+                                   .dtype = s->dtype,
+                                   .gate_up = take(s, s->dtype, 2 * SLOTS * COLUMNS, 1),
+                                   .weights = r.weights,
+                                   .out = take(s, s->dtype, SLOTS * COLUMNS, 0),
+                                   .dout = take(s, s->dtype, SLOTS * COLUMNS, 1),
+                                   .dgate_up = take(s, s->dtype, 2 * SLOTS * COLUMNS, 0),
+                                   .chunks = 4,
+                                   .chunk = 19,
+                                   .dweights = take(s, PD_F32, 4 * SLOTS, 0)};
+    const float *parts = take(s, PD_F32, ROWS * COLUMNS, 1);
+    struct pd_combine c = {ROWS, COLUMNS, CHOSEN, parts, slots, take(s, PD_F32, ROWS * COLUMNS, 0), PD_F32};
+    MUST(pd_route_forward(s->math, &r, &err));
+    MUST(pd_route_backward(s->math, &r, &err));
+    MUST(pd_gather_rows(s->math, SLOTS, COLUMNS * sizeof(float), slots, parts, take(s, PD_F32, SLOTS * COLUMNS, 0), &err));
+    MUST(pd_combine(s->math, &c, &err));
+    MUST(pd_weighted_swiglu_forward(s->math, &w, &err));
+    MUST(pd_weighted_swiglu_backward(s->math, &w, &err));
+}
+
 static void run_swiglu(struct scene *s)
 {
     uint64_t rows = 19, columns = 203;
@@ -344,6 +385,7 @@ static const struct {
     {"attention", run_attention},
     {"attention of one head", run_attention_of_one_head},
     {"swiglu", run_swiglu},
+    {"experts", run_experts},
     {"gelu", run_gelu},
     {"embedding", run_embedding},
     {"cross-entropy", run_loss},

@@ -52,6 +52,8 @@ Test(empty, nothing_is_read_or_written)
     MUST(pd_row_squares(f.math, 0, 5, NULL, NULL, &err));
     MUST(pd_copy_rows(f.math, 0, 5, NULL, 0, NULL, 0, &err));
     MUST(pd_copy_rows(f.math, 5, 0, NULL, 0, NULL, 0, &err));
+    MUST(pd_copy_pieces(f.math, &(struct pd_copies){.count = 0}, &err));
+    MUST(pd_copy_pieces(f.math, &(struct pd_copies){.count = 3}, &err));
     fixture_free(&f);
 }
 

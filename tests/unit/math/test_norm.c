@@ -229,7 +229,7 @@ static void check_turned(struct fixture *f, enum pd_dtype dtype, uint32_t tokens
                             .weight = weight[0].data,
                             .rstd = rstd[apart].data,
                             .out = x[apart].data};
-        struct pd_rope rope = {tokens, heads, columns, dtype, x[apart].data, ld, positions, angles.data, false, NULL, 0};
+        struct pd_rope rope = {tokens, heads, columns, dtype, x[apart].data, ld, positions, angles.data, false, NULL, 0, 0};
         if (apart) n.heads = first, n.rows = (uint64_t)tokens * first;
         MUST(pd_norm_forward(f->math, &n, &err));
         if (apart) {
@@ -272,5 +272,43 @@ Test(norm, rotated_heads_have_the_bits_of_both)
         check_turned(&f, all_dtypes[d], 33, 5, 2, 128);
         check_turned(&f, all_dtypes[d], 9, 1, 4, 256);
     }
+    fixture_free(&f);
+}
+
+/* Half of a head is rotated as a head of half the size is; the other half stays. */
+Test(rope, of_a_part_of_a_head)
+{
+    enum { TOKENS = 5, HEADS = 3, SIZE = 24, PART = 12 };
+    struct fixture f = fixture_new(PD_ISA_AUTO, 1);
+    float whole[TOKENS * HEADS * SIZE], before[TOKENS * HEADS * SIZE], part[TOKENS * HEADS * PART], angles[TOKENS * PART];
+    int32_t positions[TOKENS];
+    uint64_t seed = 3;
+    for (int i = 0; i < TOKENS * PART; i++)
+        angles[i] = (float)random_normal(&seed);
+    for (int i = 0; i < TOKENS * HEADS * SIZE; i++) {
+        before[i] = whole[i] = (float)random_normal(&seed);
+        if (i % SIZE < PART) part[i / SIZE * PART + i % SIZE] = whole[i];
+    }
+    for (int i = 0; i < TOKENS; i++)
+        positions[i] = TOKENS - 1 - i;
+    const struct pd_rope small = {.rows = TOKENS,
+                                  .heads = HEADS,
+                                  .head_size = PART,
+                                  .x = part,
+                                  .ld = HEADS * PART,
+                                  .positions = positions,
+                                  .cos_sin = angles},
+                         large = {.rows = TOKENS,
+                                  .heads = HEADS,
+                                  .head_size = SIZE,
+                                  .x = whole,
+                                  .ld = HEADS * SIZE,
+                                  .positions = positions,
+                                  .cos_sin = angles,
+                                  .rotated = PART};
+    MUST(pd_rope(f.math, &small, &err));
+    MUST(pd_rope(f.math, &large, &err));
+    for (int i = 0; i < TOKENS * HEADS * SIZE; i++)
+        cr_assert_eq(whole[i], i % SIZE < PART ? part[i / SIZE * PART + i % SIZE] : before[i], "%d", i);
     fixture_free(&f);
 }

@@ -60,9 +60,9 @@ static void add_terms(struct pd_math *math, const float *x, int64_t *to, int64_t
                       uint32_t *flags)
 {
     const uint32_t cut = 16401; /* runs that share a check, at odd places */
-    const struct pd_term_run runs[] = {{x, to, cut, adds, check, !adds, flags},
-                                       {x + cut, to + cut, N - cut, adds, check, false, flags}};
-    const struct pd_terms t = {runs, 2, PD_TERM_F32, q.scale, q.limit, 9};
+    const struct pd_term_run runs[] = {{x, to, cut, adds, !adds, q.scale, check, flags},
+                                       {x + cut, to + cut, N - cut, adds, false, q.scale, check, flags}};
+    const struct pd_terms t = {runs, 2, PD_TERM_F32, q.limit, 9, false};
     struct pd_error err;
     cr_assert_eq(pd_terms(math, &t, &err), PD_OK);
 }
@@ -86,14 +86,14 @@ static void against_rationals(enum pd_isa isa, unsigned threads)
     cr_assert(!flags[0] && !flags[1]);
     for (uint32_t i = 0; i < N; i++)
         cr_assert_eq((wide)sums[i], exact[i], "element %u is off by %lld", i, (long long)((wide)sums[i] - exact[i]));
-    const struct pd_term_sums apart = {N, sums, out, q.quantum, &sums[N], &damaged, 3};
+    const struct pd_term_sums apart = {N, sums, out, q.quantum, &sums[N], &damaged, 3, false, NULL};
     cr_assert_eq(pd_term_sums(f.math, &apart, &err), PD_OK);
     cr_assert_eq(damaged, 0);
     for (uint32_t i = 0; i < N; i++) {
         const float want = nearest_float(exact[i], 38);
         cr_assert_eq(memcmp(&out[i], &want, 4), 0, "element %u is %a, not %a", i, (double)out[i], (double)want);
     }
-    const struct pd_term_sums in_place = {N, sums, (float *)sums, q.quantum, NULL, NULL, 0};
+    const struct pd_term_sums in_place = {N, sums, (float *)sums, q.quantum, NULL, NULL, 0, false, NULL};
     cr_assert_eq(pd_term_sums(f.math, &in_place, &err), PD_OK);
     cr_assert_eq(memcmp(sums, out, N * sizeof *out), 0, "in place there are other sums");
     free(x), free(out), free(exact), free(sums);
@@ -125,7 +125,7 @@ Test(terms, out_of_range_is_flagged)
 {
     struct fixture f = fixture_new(PD_ISA_AUTO, 1);
     const struct pd_quantum q = pd_quantum_of(TOKENS, 4, 0);
-    const float largest = (float)(q.limit / q.scale), below = nextafterf(largest, 0);
+    const float largest = (float)(q.limit / (double)q.scale), below = nextafterf(largest, 0);
     const float bad[] = {largest, -largest, 0x1p127f, INFINITY, -INFINITY, NAN}, good[] = {below, -below, 0, -0.0f};
     struct pd_error err;
     for (uint32_t i = 0; i < 10; i++) {
@@ -133,18 +133,19 @@ Test(terms, out_of_range_is_flagged)
         int64_t to[100], check;
         uint32_t flags[2] = {1, 1}, flags_alone[2] = {1, 1};
         x[77] = i < 6 ? bad[i] : good[i - 6];
-        const struct pd_term_run run = {x, to, 100, false, &check, true, flags};
-        const struct pd_terms t = {&run, 1, PD_TERM_F32, q.scale, q.limit, 5};
+        const struct pd_term_run run = {x, to, 100, false, true, q.scale, &check, flags};
+        const struct pd_terms t = {&run, 1, PD_TERM_F32, q.limit, 5, false};
         cr_assert_eq(pd_terms(f.math, &t, &err), PD_OK);
         cr_assert(flags[0] == (i < 3 ? 5 : 1) && flags[1] == (i >= 3 && i < 6 ? 5 : 1), "%g", (double)x[77]);
-        cr_assert_eq(to[77], i < 6 ? 0 : (int64_t)((double)x[77] * q.scale), "%g became %lld", (double)x[77],
+        cr_assert_eq(to[77], i < 6 ? 0 : (int64_t)((double)x[77] * (double)q.scale), "%g became %lld", (double)x[77],
                      (long long)to[77]);
         cr_assert_eq(check, to[77]);
         int64_t counted = 11;
-        const struct pd_term_run alone = {.from = x, .n = 100, .check = &counted, .flags = flags_alone};
-        const struct pd_terms kept_nowhere = {&alone, 1, PD_TERM_F32, q.scale, q.limit, 5};
+        const struct pd_term_run alone = {.from = x, .n = 100, .scale = q.scale, .check = &counted, .flags = flags_alone};
+        const struct pd_terms kept_nowhere = {&alone, 1, PD_TERM_F32, q.limit, 5, false};
         cr_assert_eq(pd_terms(f.math, &kept_nowhere, &err), PD_OK);
-        cr_assert(counted == 11 + check && !memcmp(flags_alone, flags, sizeof flags), "terms that are kept nowhere are others");
+        cr_assert(counted == 11 + check && !memcmp(flags_alone, flags, sizeof flags),
+                  "terms that are kept nowhere are others");
     }
     fixture_free(&f);
 }
@@ -160,27 +161,120 @@ Test(terms, of_other_sources)
     for (int i = 0; i < 200; i++)
         quarters[i] = (float)(i - 60) * 0.25f, more[i] = 1000 - i, sum[i] = -1;
     sum[200] = 77;
-    const struct pd_term_run of_quarters = {quarters, sum, 200, false, &sum[200], true, NULL},
-                             of_more = {more, sum, 200, true, &sum[200], false, NULL};
-    const struct pd_terms terms[] = {{&of_quarters, 1, PD_TERM_F32, 4, 0x1p60, 0}, {&of_more, 1, PD_TERM_INTEGER, 0, 0, 0}};
+    const struct pd_term_run of_quarters = {quarters, sum, 200, false, true, 4, &sum[200], NULL},
+                             of_more = {more, sum, 200, true, false, 0, &sum[200], NULL};
+    const struct pd_terms terms[] = {{&of_quarters, 1, PD_TERM_F32, 0x1p60, 0, false},
+                                     {&of_more, 1, PD_TERM_INTEGER, 0, 0, false}};
     cr_assert_eq(pd_terms(f.math, &terms[0], &err), PD_OK);
     cr_assert_eq(pd_terms(f.math, &terms[1], &err), PD_OK);
     int64_t check = 0;
     for (int i = 0; i < 200; check += sum[i], i++)
         cr_assert_eq(sum[i], i - 60 + 1000 - i);
     cr_assert_eq(sum[200], check);
-    const struct pd_term_run nothing = {NULL, sum, 200, false, &sum[200], true, NULL};
-    const struct pd_terms zeros = {&nothing, 1, PD_TERM_F32, 4, 0x1p60, 0};
+    const struct pd_term_run nothing = {NULL, sum, 200, false, true, 0, &sum[200], NULL};
+    const struct pd_terms zeros = {&nothing, 1, PD_TERM_F32, 0x1p60, 0, false};
     cr_assert_eq(pd_terms(f.math, &zeros, &err), PD_OK);
     for (int i = 0; i <= 200; i++)
         cr_assert_eq(sum[i], 0);
-    const struct pd_term_run up = {&one, far, 1, true, NULL, false, NULL}, down = {&back, far, 1, true, NULL, false, NULL};
-    const struct pd_terms around[] = {{&up, 1, PD_TERM_INTEGER, 0, 0, 0}, {&down, 1, PD_TERM_INTEGER, 0, 0, 0}};
+    const struct pd_term_run up = {&one, far, 1, true, false, 0, NULL, NULL},
+                             down = {&back, far, 1, true, false, 0, NULL, NULL};
+    const struct pd_terms around[] = {{&up, 1, PD_TERM_INTEGER, 0, 0, false}, {&down, 1, PD_TERM_INTEGER, 0, 0, false}};
     cr_assert_eq(pd_terms(f.math, &around[0], &err), PD_OK);
     cr_assert_eq(far[0], INT64_MIN);
     cr_assert_eq(pd_terms(f.math, &around[1], &err), PD_OK);
     cr_assert_eq(far[0], INT64_MAX - 1);
     fixture_free(&f);
+}
+
+/* 32 bits: sums of a few terms of all sizes, at odd places, and the largest of them. */
+static void narrow_against_rationals(enum pd_isa isa, unsigned threads)
+{
+    struct fixture f = fixture_new(isa, threads);
+    const int size = -3, grain = 31 - 8 - 15 - size; /* 24576 tokens: 2^15 */
+    const struct pd_quantum q = pd_quantum32_of(TOKENS, TERMS, size, 0);
+    float *x = malloc(N * sizeof *x), largest = 0, want_largest = 0;
+    wide *exact = calloc(N, sizeof *exact);
+    int32_t *sums = malloc((N + 1) * sizeof *sums);
+    uint64_t state = 9;
+    uint32_t flags[2] = {0}, damaged = 0;
+    struct pd_error err;
+    cr_assert_eq(q.quantum, (float)ldexp(1, -grain));
+    for (uint32_t term = 0; term < TERMS; term++) {
+        for (uint32_t i = 0; i < N; i++) {
+            const uint64_t h = random_u64(&state);
+            x[i] = (float)(ldexp(1 + (double)(h & 0x7fffff) * 0x1p-23, (int)(h >> 40) % 40 - 13) * (double)q.quantum);
+            if (h >> 63) x[i] = -x[i];
+            exact[i] += nearest_whole(x[i], grain);
+        }
+        const bool adds = term > 0;
+        const struct pd_term_run runs[] = {{x, sums, 16401, adds, !adds, q.scale, &sums[N], flags},
+                                           {x + 16401, sums + 16401, N - 16401, adds, false, q.scale, &sums[N], flags}};
+        const struct pd_terms t = {runs, 2, PD_TERM_F32, q.limit, 9, true};
+        cr_assert_eq(pd_terms(f.math, &t, &err), PD_OK);
+    }
+    cr_assert(!flags[0] && !flags[1]);
+    for (uint32_t i = 0; i < N; i++)
+        cr_assert_eq((wide)sums[i], exact[i], "element %u", i);
+    const struct pd_term_sums first = {999, sums, (float *)sums, q.quantum, &sums[N], NULL, 3, true, &largest},
+                              rest = {N - 999, sums + 999, (float *)sums + 999, q.quantum, &sums[N], &damaged, 3,
+                                      true,    &largest};
+    cr_assert_eq(pd_term_sums(f.math, &first, &err), PD_OK);
+    cr_assert_eq(pd_term_sums(f.math, &rest, &err), PD_OK);
+    cr_assert_eq(damaged, 0);
+    for (uint32_t i = 0; i < N; i++) {
+        const float want = nearest_float(exact[i], grain);
+        cr_assert_eq(memcmp(&sums[i], &want, 4), 0, "element %u is not %a", i, (double)want);
+        want_largest = fmaxf(want_largest, fabsf(want));
+    }
+    cr_assert_eq(largest, want_largest);
+    free(x), free(exact), free(sums);
+    fixture_free(&f);
+}
+
+Test(terms, narrow_sums_are_those_of_exact_arithmetic)
+{
+    for (int isa = PD_ISA_PORTABLE; isa < PD_ISA_COUNT; isa++)
+        for (unsigned threads = 1; threads <= 3 && pd_isa_available((enum pd_isa)isa); threads += 2)
+            narrow_against_rationals((enum pd_isa)isa, threads);
+}
+
+/* Twelve orders of magnitude in one tensor: of those within a millionth of the largest every one keeps three digits, those a
+ * grain or more below it are zero, and one beyond the room is flagged. */
+Test(terms, narrow_terms_keep_what_is_near_the_largest)
+{
+    struct fixture f = fixture_new(PD_ISA_AUTO, 1);
+    const struct pd_quantum q = pd_quantum32_of(1, 8, 0, 0); /* the largest is expected to be 1 */
+    struct pd_error err;
+    float x[13];
+    int32_t term[13];
+    uint32_t flags[2] = {0};
+    for (int i = 0; i < 13; i++)
+        x[i] = (float)(0.987654 * pow(10, -i));
+    const struct pd_term_run run = {x, term, 13, false, false, q.scale, NULL, flags};
+    const struct pd_terms t = {&run, 1, PD_TERM_F32, q.limit, 2, true};
+    cr_assert_eq(pd_terms(f.math, &t, &err), PD_OK);
+    for (int i = 0; i < 13; i++) {
+        const double kept = (double)term[i] * (double)q.quantum, off = fabs(kept / (double)x[i] - 1);
+        cr_assert(off <= 0x1.04p-24 * pow(10, i) || off == 1, "10^-%d is off by %g", i, off);
+        cr_assert_eq(term[i] == 0, i > 7, "10^-%d became %d", i, term[i]);
+    }
+    cr_assert_eq(flags[0], 0);
+    x[3] = 33; /* 2^8 shared by 8 terms */
+    cr_assert_eq(pd_terms(f.math, &t, &err), PD_OK);
+    cr_assert(flags[0] == 2 && term[3] == 0);
+    const struct pd_quantum coarser = pd_quantum32_of(1, 8, 0, 1);
+    cr_assert(coarser.quantum == 256 * q.quantum && coarser.limit == q.limit);
+    fixture_free(&f);
+}
+
+Test(terms, sizes_rise_at_once_and_fall_by_one)
+{
+    cr_assert_eq(pd_gradient_size_next(-8, 3.0f, 1), 2); /* 3 is below 2^2 */
+    cr_assert_eq(pd_gradient_size_next(-8, 3.0f, 1024), -8);
+    cr_assert_eq(pd_gradient_size_next(5, 3.0f, 1), 4);
+    cr_assert_eq(pd_gradient_size_next(5, 0.0f, 1), 4);
+    cr_assert_eq(pd_gradient_size_next(PD_GRADIENT_SIZE_MIN, 0.0f, 1), PD_GRADIENT_SIZE_MIN);
+    cr_assert_eq(pd_gradient_size_next(0, 0x1p100f, 1), PD_GRADIENT_SIZE_MAX);
 }
 
 /* Any bit of a sum, and any of its check. */
@@ -197,9 +291,9 @@ Test(terms, damage_is_noticed)
         for (int place = 0; place <= 301; place += 43) {
             int64_t sums[301];
             uint32_t damaged = 0;
-            const struct pd_term_run run = {x, sums, 300, false, &sums[300], true, NULL};
-            const struct pd_terms t = {&run, 1, PD_TERM_F32, q.scale, q.limit, 1};
-            const struct pd_term_sums s = {300, sums, out, q.quantum, &sums[300], &damaged, 21};
+            const struct pd_term_run run = {x, sums, 300, false, true, q.scale, &sums[300], NULL};
+            const struct pd_terms t = {&run, 1, PD_TERM_F32, q.limit, 1, false};
+            const struct pd_term_sums s = {300, sums, out, q.quantum, &sums[300], &damaged, 21, false, NULL};
             cr_assert_eq(pd_terms(f.math, &t, &err), PD_OK);
             if (place <= 300) sums[place] ^= (int64_t)(UINT64_C(1) << bit);
             cr_assert_eq(pd_term_sums(f.math, &s, &err), PD_OK);

@@ -37,3 +37,56 @@ Test(math_cuda, a_process_without_a_gpu_does_not_pay_for_cublas)
         cr_assert(!strstr(line, "libcublas"), "%s", line);
     fclose(maps);
 }
+
+/* ---- every kernel is loaded before anybody computes: what is asked of CUDA comes here ---- */
+
+enum { MEMORY = 2, NO_SUCH_FUNCTION = 98, KERNELS = 4096 };
+static const void *asked[KERNELS];
+static uint32_t count;
+static int answer; /* of every second kernel */
+
+int __wrap_cudaFuncGetAttributes(void *attributes, const void *kernel);
+int __wrap_cudaFuncGetAttributes(void *attributes, const void *kernel)
+{
+    (void)attributes;
+    for (uint32_t i = 0; i < count; i++)
+        cr_assert_neq(asked[i], kernel, "twice");
+    asked[count++] = kernel;
+    return count % 2 ? 0 : answer;
+}
+
+/* By the table of what kernels may have: a line for each and its architecture, the lines of one kernel together. */
+static uint32_t kernels_of_table(bool with_wgmma)
+{
+    char line[512], last[512] = "";
+    uint32_t kernels = 0;
+    FILE *table = fopen(PERDURE_SOURCE_DIR "/tests/gpu/resources.tsv", "re");
+    cr_assert(table);
+    while (fgets(line, sizeof line, table)) {
+        const size_t length = strcspn(line, "\t") + 1;
+        if (line[0] == '#' || (!with_wgmma && !strncmp(line, "attention_wgmma", 15))) continue;
+        line[length + strcspn(line + length, "\t")] = '\0';
+        kernels += strcmp(line, last) != 0;
+        snprintf(last, sizeof last, "%s", line);
+    }
+    fclose(table);
+    return kernels;
+}
+
+Test(math_cuda, every_kernel_is_asked_for_once)
+{
+    struct pd_error err;
+    if (!pd_math_cuda_kernel_count()) cr_skip_test("a build without CUDA");
+    cr_expect_eq(pd_math_cuda_load(&err), PD_OK, "%s", err.message);
+    cr_expect_eq(count, pd_math_cuda_kernel_count());
+    cr_expect(count == kernels_of_table(true) || count == kernels_of_table(false), "%u kernels, and the table has %u", count,
+              kernels_of_table(true));
+    count = 0;
+    answer = NO_SUCH_FUNCTION; /* code for another architecture */
+    cr_expect_eq(pd_math_cuda_load(&err), PD_OK, "%s", err.message);
+    cr_expect_eq(count, pd_math_cuda_kernel_count());
+    count = 0;
+    answer = MEMORY;
+    cr_expect_eq(pd_math_cuda_load(&err), PD_NO_MEMORY);
+    cr_expect_eq(count, 2);
+}

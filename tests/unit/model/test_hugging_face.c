@@ -46,6 +46,44 @@ static struct pd_model_config read(const char *text, struct pd_special_tokens *r
     return c;
 }
 
+static const char qwen3_moe_30b[] =
+    "{\"architectures\":[\"Qwen3MoeForCausalLM\"],\"attention_bias\":false,\"attention_dropout\":0.0,\"bos_token_id\":"
+    "151643,"
+    "\"decoder_sparse_step\":1,\"eos_token_id\":151645,\"head_dim\":128,\"hidden_act\":\"silu\",\"hidden_size\":2048,"
+    "\"initializer_range\":0.02,\"intermediate_size\":6144,\"max_position_embeddings\":40960,\"max_window_layers\":48,"
+    "\"mlp_only_layers\":[],\"model_type\":\"qwen3_moe\",\"moe_intermediate_size\":768,\"norm_topk_prob\":true,"
+    "\"num_attention_heads\":32,\"num_experts\":128,\"num_experts_per_tok\":8,\"num_hidden_layers\":48,"
+    "\"num_key_value_heads\":4,\"output_router_logits\":false,\"rms_norm_eps\":1e-06,\"rope_scaling\":null,"
+    "\"rope_theta\":1000000.0,\"router_aux_loss_coef\":0.001,\"sliding_window\":null,\"tie_word_embeddings\":false,"
+    "\"torch_dtype\":\"bfloat16\",\"transformers_version\":\"4.51.0\",\"use_cache\":true,\"use_sliding_window\":false,"
+    "\"vocab_size\":151936}";
+static const char glm45_air[] =
+    "{\"architectures\":[\"Glm4MoeForCausalLM\"],\"attention_bias\":true,\"attention_dropout\":0.0,\"pad_token_id\":151329,"
+    "\"eos_token_id\":[151329,151336,151338],\"head_dim\":128,\"hidden_act\":\"silu\",\"hidden_size\":4096,"
+    "\"partial_rotary_factor\":0.5,\"initializer_range\":0.02,\"intermediate_size\":10944,"
+    "\"max_position_embeddings\":131072,\"model_type\":\"glm4_moe\",\"moe_intermediate_size\":1408,"
+    "\"norm_topk_prob\":true,\"num_attention_heads\":96,\"n_group\":1,\"topk_group\":1,\"n_routed_experts\":128,"
+    "\"n_shared_experts\":1,\"routed_scaling_factor\":1.0,\"num_experts_per_tok\":8,\"first_k_dense_replace\":1,"
+    "\"num_hidden_layers\":46,\"num_key_value_heads\":8,\"num_nextn_predict_layers\":1,\"rms_norm_eps\":1e-05,"
+    "\"rope_scaling\":null,\"rope_theta\":1000000,\"tie_word_embeddings\":false,\"torch_dtype\":\"bfloat16\","
+    "\"use_cache\":true,\"use_qk_norm\":false,\"vocab_size\":151552}";
+
+Test(hugging_face, experts_that_are_missing_something)
+{
+    static const char *const cases[][3] = {
+        {"DeepseekV3ForCausalLM", "deepseek_v3", "has latent attention (kv_lora_rank), which perdure does not compute"},
+        {"GptOssForCausalLM", "gpt_oss", "has attention sinks, biased experts and clamped SwiGLU"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct pd_model_config config;
+        struct pd_error err;
+        char text[128];
+        const int bytes =
+            snprintf(text, sizeof text, "{\"architectures\":[\"%s\"],\"model_type\":\"%s\"}", cases[i][0], cases[i][1]);
+        cr_assert_eq(pd_hugging_face_read("config.json", text, (size_t)bytes, &config, NULL, &err), PD_UNSUPPORTED);
+        cr_expect(strstr(err.message, cases[i][0]) && strstr(err.message, cases[i][2]), "%s", err.message);
+    }
+}
+
 static void expect_same(const struct pd_model_config *a, const struct pd_model_config *b, const char *what)
 {
 #define SAME(member) cr_expect(a->member == b->member, "%s: %s %g %g", what, #member, (double)a->member, (double)b->member)
@@ -68,6 +106,18 @@ static void expect_same(const struct pd_model_config *a, const struct pd_model_c
     SAME(rope_high_frequency_factor);
     SAME(rope_original_context);
     SAME(init_std);
+    SAME(qk_norm);
+    SAME(rotated);
+    SAME(experts);
+    SAME(experts_per_token);
+    SAME(expert_ffn);
+    SAME(shared_experts);
+    SAME(dense_blocks);
+    SAME(router_groups);
+    SAME(router_groups_kept);
+    SAME(renormalise);
+    SAME(routed_scale);
+    SAME(balance_loss);
 #undef SAME
 }
 
@@ -75,11 +125,9 @@ Test(hugging_face, published_files_are_the_presets)
 {
     static const struct {
         const char *preset, *text;
-    } cases[] = {{"llama3.2-1b", llama32_1b},
-                 {"gpt2-124m", gpt2},
-                 {"mistral-7b", mistral_7b},
-                 {"qwen2.5-7b", qwen25_7b},
-                 {"qwen3-0.6b", qwen3_06b}};
+    } cases[] = {{"llama3.2-1b", llama32_1b}, {"gpt2-124m", gpt2},       {"mistral-7b", mistral_7b},
+                 {"qwen2.5-7b", qwen25_7b},   {"qwen3-0.6b", qwen3_06b}, {"qwen3-moe-30b", qwen3_moe_30b},
+                 {"glm4-moe-106b", glm45_air}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct pd_model_config preset, got = read(cases[i].text, NULL);
         cr_assert_eq(pd_model_preset(cases[i].preset, &preset, NULL), PD_OK);
@@ -264,4 +312,20 @@ Test(hugging_face, damaged_files)
                    "layer_types has sliding_attention, and attention sees");
     expect_refused("[1]", "1", "2", PD_CORRUPT, "not a JSON object");
     expect_refused("{\"a\": 1}", "1", "2", PD_CORRUPT, "neither architectures nor model_type");
+}
+
+/* Every part of a head, through both directions: transformers rounds down, so a part may not be a little too small. */
+Test(hugging_face, parts_of_a_head)
+{
+    struct pd_model_config c;
+    struct pd_error err;
+    cr_assert_eq(pd_model_preset("glm4-moe-1m", &c, NULL), PD_OK);
+    for (c.head_size = 2; c.head_size <= 256; c.head_size += 2)
+        for (c.rotated = 2; c.rotated < c.head_size; c.rotated += 2) {
+            char *config = NULL, *generation = NULL;
+            cr_assert_eq(pd_hugging_face_write(&c, PD_BF16, NULL, &config, &generation, &err), PD_OK, "%s", err.message);
+            cr_assert_eq(read(config, NULL).rotated, c.rotated, "%u of %u", c.rotated, c.head_size);
+            free(config);
+            free(generation);
+        }
 }

@@ -31,7 +31,8 @@ Test(presets, parameter_counts)
         {"qwen2.5-1.5b", 1543714304},  {"qwen2.5-3b", 3085938688},      {"qwen2.5-7b", 7615616512},
         {"qwen2.5-14b", 14770033664},  {"qwen2.5-32b", 32763876352},    {"qwen2.5-72b", 72706203648},
         {"qwen3-0.6b", 596049920},     {"qwen3-1.7b", 1720574976},      {"qwen3-4b", 4022468096},
-        {"qwen3-8b", 8190735360},
+        {"qwen3-8b", 8190735360},      {"mixtral-8x7b", 46702792704},   {"qwen3-moe-30b", 30532122624},
+        {"olmoe-7b", 6919161856},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         struct pd_model *model = model_of(cases[i].preset);
@@ -44,6 +45,7 @@ Test(presets, parameter_counts)
 Test(presets, names_tell_the_size)
 {
     for (const char *const *name = pd_model_preset_names(); *name; name++) {
+        if (strchr(strrchr(*name, '-'), 'x')) continue; /* mixtral-8x7b: experts share the attention */
         double size = strtod(strrchr(*name, '-') + 1, NULL);
         size *= strrchr(*name, '-')[strlen(strrchr(*name, '-')) - 1] == 'b' ? 1e9 : 1e6;
         struct pd_model *model = model_of(*name);
@@ -267,7 +269,9 @@ Test(family, places_of_a_block)
     } cases[] = {{"byte-1m", false, {0, 1, -1, 4, 5, 6, 7, 8}, {-1, -1, -1, -1, -1, -1, -1, -1}},
                  {"byte-1m", true, {0, 1, -1, 7, 8, 9, 10, 11}, {-1, 4, -1, -1, -1, -1, -1, -1}},
                  {"qwen3-0.6b", false, {0, 1, 4, 6, 7, 8, 9, 10}, {-1, -1, -1, -1, -1, -1, -1, -1}},
-                 {"gpt2-124m", true, {0, 2, -1, 8, 10, -1, 12, 14}, {1, 5, -1, 9, 11, -1, 13, 15}}};
+                 {"gpt2-124m", true, {0, 2, -1, 8, 10, -1, 12, 14}, {1, 5, -1, 9, 11, -1, 13, 15}},
+                 {"mixtral-1m", false, {0, 1, -1, 4, 5, -1, -1, -1}, {-1, -1, -1, -1, -1, -1, -1, -1}},
+                 {"glm4-moe-1m", true, {0, 1, 7, 9, 10, 11, 12, 13}, {-1, 4, -1, -1, -1, -1, -1, -1}}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct pd_model_config c;
         struct pd_model *model;
@@ -279,5 +283,69 @@ Test(family, places_of_a_block)
             cr_expect_eq(model->places[roles[r]][1], cases[i].biases[r], "%s %zu", cases[i].preset, r);
         }
         pd_model_free(model);
+    }
+}
+
+/* A block with experts: router, selection bias, the experts one after the other, shared experts. */
+Test(family, tensors_of_experts)
+{
+    static const char *const of_glm[] = {"mlp.gate.weight", "mlp.gate.e_score_correction_bias",
+                                         "mlp.experts.0.gate_proj.weight", "mlp.experts.0.up_proj.weight",
+                                         "mlp.experts.0.down_proj.weight"};
+    struct pd_model *model = model_of("glm4-moe-1m");
+    const struct pd_tensor *tensors = model->tensors.tensors;
+    const uint32_t second = model->unit_first[2], router = second + (uint32_t)model->places[PD_ROLE_ROUTER][0];
+    for (uint32_t i = 0; i < 5; i++)
+        cr_expect_str_eq(tensors[router + i].name + strlen("model.layers.1."), of_glm[i]);
+    cr_expect_eq(model->places[PD_ROLE_EXPERT_GATE][0], (int)(router + 2 - second));
+    cr_expect_str_eq(tensors[router + 2 + 3 * 7 + 2].name, "model.layers.1.mlp.experts.7.down_proj.weight");
+    cr_expect_str_eq(tensors[second + (uint32_t)model->places[PD_ROLE_SHARED_GATE][0]].name,
+                     "model.layers.1.mlp.shared_experts.gate_proj.weight");
+    cr_expect(tensors[router + 1].by_sign && !tensors[router + 1].decay && tensors[router + 1].sign_step == 0.001f);
+    cr_expect_str_eq(tensors[model->unit_first[1] + (uint32_t)model->places[PD_ROLE_DOWN][0]].name,
+                     "model.layers.0.mlp.down_proj.weight");
+    cr_expect_eq(model->places[PD_ROLE_DOWN][0], 13, "the first block is dense");
+    pd_model_free(model);
+    model = model_of("mixtral-8x7b");
+    cr_expect_eq(model->active_count, 12879925248, "%lu", model->active_count);
+    pd_model_free(model);
+}
+
+#define CHANGE(name, ...)                       \
+    static void name(struct pd_model_config *c) \
+    {                                           \
+        __VA_ARGS__;                            \
+    }
+CHANGE(many_experts, c->experts = 8)
+CHANGE(many_chosen, c->experts_per_token = 9)
+CHANGE(shared, c->shared_experts = 1)
+CHANGE(three_groups, c->router_groups = 3)
+CHANGE(narrow, c->router_groups = 4, c->router_groups_kept = 1, c->experts_per_token = 3)
+CHANGE(odd, c->rotated = 7)
+CHANGE(half_rotated, c->rotated = 2)
+
+Test(family, experts_refused)
+{
+    static const struct {
+        const char *preset;
+        void (*change)(struct pd_model_config *);
+        const char *says;
+    } cases[] = {
+        {"byte-1m", many_experts, "family llama has no model.experts"},
+        {"mixtral-1m", many_chosen, "model.experts_per_token is 9"},
+        {"mixtral-1m", shared, "family mixtral has no model.shared_experts"},
+        {"glm4-moe-1m", three_groups, "model.router_groups 3 does not divide model.experts 8; the nearest that does is 2"},
+        {"glm4-moe-1m", narrow, "leaves a token 2 experts, and model.experts_per_token is 3"},
+        {"glm4-moe-1m", odd, "model.rotated is 7; it must be even"},
+        {"mixtral-1m", half_rotated, "model.rotated is 2, but family mixtral rotates whole heads"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct pd_model_config c;
+        struct pd_model *model;
+        struct pd_error err;
+        cr_assert_eq(pd_model_preset(cases[i].preset, &c, NULL), PD_OK);
+        cases[i].change(&c);
+        cr_assert_eq(pd_model_new(&c, &model, &err), PD_INVALID, "%zu", i);
+        cr_expect(strstr(err.message, cases[i].says), "%zu: %s", i, err.message);
     }
 }

@@ -12,8 +12,9 @@ static pd_status parse(const char *text, const char *profile, bool is_config, st
 
 Test(credentials, profiles)
 {
-    static const char text[] = "# mine\n[default]\naws_access_key_id = A\naws_secret_access_key=S=1\n\n[profile other]\nregion=eu-west-3\n"
-                               "s3 =\n  endpoint_url = http://nested\n[ second ]\r\naws_access_key_id=B\r\nrole_arn = r\r\n";
+    static const char text[] =
+        "# mine\n[default]\naws_access_key_id = A\naws_secret_access_key=S=1\n\n[profile other]\nregion=eu-west-3\n"
+        "s3 =\n  endpoint_url = http://nested\n[ second ]\r\naws_access_key_id=B\r\nrole_arn = r\r\n";
     struct pd_profile profile;
     cr_assert_eq(parse(text, "default", false, &profile), PD_OK);
     cr_assert(profile.is_there);
@@ -36,11 +37,17 @@ Test(credentials, profiles)
 
 Test(credentials, answers)
 {
-    static const char json[] = "{\"Code\":\"Success\",\"AccessKeyId\":\"A\",\"SecretAccessKey\":\"S\",\"Token\":\"T\",\"Expiration\":\"2026-11-29T12:00:00Z\"}";
-    static const char xml[] = "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials><AccessKeyId>A</AccessKeyId>"
-                              "<SecretAccessKey>S</SecretAccessKey><SessionToken>T</SessionToken><Expiration>2026-11-29T12:00:00Z</Expiration>"
-                              "</Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>";
-    static const char *const bad[] = {"", "[]", "{}", "{\"AccessKeyId\":\"A\"}", "{\"AccessKeyId\":\"A\\nB\",\"SecretAccessKey\":\"S\"}",
+    static const char json[] = "{\"Code\":\"Success\",\"AccessKeyId\":\"A\",\"SecretAccessKey\":\"S\",\"Token\":\"T\","
+                               "\"Expiration\":\"2026-11-29T12:00:00Z\"}";
+    static const char xml[] =
+        "<AssumeRoleWithWebIdentityResponse><AssumeRoleWithWebIdentityResult><Credentials><AccessKeyId>A</AccessKeyId>"
+        "<SecretAccessKey>S</SecretAccessKey><SessionToken>T</SessionToken><Expiration>2026-11-29T12:00:00Z</Expiration>"
+        "</Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>";
+    static const char *const bad[] = {"",
+                                      "[]",
+                                      "{}",
+                                      "{\"AccessKeyId\":\"A\"}",
+                                      "{\"AccessKeyId\":\"A\\nB\",\"SecretAccessKey\":\"S\"}",
                                       "{\"AccessKeyId\":\"A\",\"SecretAccessKey\":\"S\",\"Expiration\":\"soon\"}"};
     struct pd_credentials got;
     struct pd_error err = {0};

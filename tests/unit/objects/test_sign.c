@@ -43,8 +43,8 @@ Test(sign, the_documentation_agrees)
 
 Test(sign, urls)
 {
-    static const char *const bad[] = {"", "s3:/bucket", "s3://", "s3://b", "s3://Bucket/x", "s3://bucket/a/../b", "s3://bucket/.",
-                                      "s3://a%2/x", "/tmp"};
+    static const char *const bad[] = {
+        "", "s3:/bucket", "s3://", "s3://b", "s3://Bucket/x", "s3://bucket/a/../b", "s3://bucket/.", "s3://a%2/x", "/tmp"};
     struct pd_object_url url;
     struct pd_error err = {0};
     cr_assert_eq(pd_object_url_parse("s3://my.bucket-1//a//b c/", &url, &err), PD_OK, "%s", err.message);

@@ -19,6 +19,8 @@
 enum { WORLD_MAX = 8, LAYERS = 4, MICRO_BATCHES = 9, TOKENS_LOG = 12 };
 #define LOSS_SCALE 8.0
 
+#define TENSORS_MAX 64 /* of a bucket */
+
 struct job {
     struct pd_layout layout;
     struct pd_zero_options options;
@@ -75,6 +77,17 @@ static void watch(struct pd_grid *grid)
 
 /* ---- what everything should be ---- */
 
+/* ---- copies that are not made together ---- */
+
+static _Thread_local uint32_t single_copies;
+static _Thread_local pd_status (*copy_of_cpu)(struct pd_math *, void *, const void *, uint64_t, struct pd_error *);
+
+static pd_status count_copy(struct pd_math *math, void *dst, const void *src, uint64_t bytes, struct pd_error *err)
+{
+    single_copies++;
+    return copy_of_cpu(math, dst, src, bytes, err);
+}
+
 static uint64_t mix(uint64_t x)
 {
     x ^= x >> 31;
@@ -128,21 +141,34 @@ static bool is_chain(const struct job *job)
     return job->options.lanes == 1 && job->layout.virtual_tp == 1 && job->layout.virtual_sp == 1;
 }
 
-/* To nearest, to even, as the test's own arithmetic has it. */
-static int64_t term_of(float x)
+/* Narrow terms: sizes that are not the same for neighbours in a bucket, and have room for the largest sum. */
+static int size_of(uint32_t class)
 {
-    return llrint(ldexp((double)x / LOSS_SCALE, 53 - TOKENS_LOG));
+    return 8 + (int)(class % 5);
 }
 
-static int64_t terms_of_set(const struct job *job, bool is_head, uint32_t tensor, uint64_t element)
+static int grain_of(const struct job *job, uint32_t tensor)
+{
+    if (!job->options.narrow_terms) return 53 - TOKENS_LOG;
+    return 31 - 8 - TOKENS_LOG - size_of(pd_gradient_class(job->model, tensor));
+}
+
+/* To nearest, to even, as the test's own arithmetic has it. */
+static int64_t term_of(const struct job *job, uint32_t tensor, float x)
+{
+    return llrint(ldexp((double)x / LOSS_SCALE, grain_of(job, tensor)));
+}
+
+static int64_t terms_of_bucket(const struct job *job, bool is_head, uint32_t tensor, uint64_t element)
 {
     const struct pd_zero_options *o = &job->options;
     int64_t sum = 0;
     for (uint32_t m = 0; m < o->micro_batches && pieces_of(job) > 1; m++)
         for (uint32_t piece = 0; piece < pieces_of(job); piece++)
-            sum += term_of(part_of(m, piece, is_head, tensor, element));
+            sum += term_of(job, tensor, part_of(m, piece, is_head, tensor, element));
     for (uint64_t lane = 0; lane < o->lanes && pieces_of(job) == 1; lane++)
         sum += term_of(
+            job, tensor,
             lane_of(lane * o->micro_batches / o->lanes, (lane + 1) * o->micro_batches / o->lanes, is_head, tensor, element));
     return sum;
 }
@@ -155,8 +181,9 @@ static float sum_of(const struct job *job, uint32_t tensor, uint64_t element)
         if (is_tied) sum += lane_of(0, job->options.micro_batches, true, tensor, element);
         return sum;
     }
-    const int64_t sum = terms_of_set(job, false, tensor, element) + (is_tied ? terms_of_set(job, true, tensor, element) : 0);
-    return ldexpf((float)sum, TOKENS_LOG - 53);
+    const int64_t sum =
+        terms_of_bucket(job, false, tensor, element) + (is_tied ? terms_of_bucket(job, true, tensor, element) : 0);
+    return ldexpf((float)sum, -grain_of(job, tensor));
 }
 
 static uint64_t global_element(const struct pd_tensor *tensor, const struct pd_box *box, uint64_t i)
@@ -181,18 +208,18 @@ static void close_memory(const struct rank *r)
     if (r->far) far_close(r->far);
 }
 
-static bool has_set(const struct rank *r, uint32_t set)
+static bool has_bucket(const struct rank *r, uint32_t bucket)
 {
-    return pd_layout_unit_pp(&r->grid.layout, set) == r->grid.place.pp;
+    return pd_layout_unit_pp(&r->grid.layout, bucket) == r->grid.place.pp;
 }
 
-static uint32_t set_tensors(const struct rank *r, uint32_t set, uint32_t *ret_tensors)
+static uint32_t set_tensors(const struct rank *r, uint32_t bucket, uint32_t *ret_tensors)
 {
     const struct pd_model *model = r->job->model;
     uint32_t count = 0;
-    for (uint32_t t = model->unit_first[set]; t < model->unit_first[set + 1]; t++)
+    for (uint32_t t = model->unit_first[bucket]; t < model->unit_first[bucket + 1]; t++)
         ret_tensors[count++] = t;
-    if (set + 1 == model->unit_count && model->config.tie_embeddings) ret_tensors[count++] = 0;
+    if (bucket + 1 == model->unit_count && model->config.tie_embeddings) ret_tensors[count++] = 0;
     return count;
 }
 
@@ -271,12 +298,12 @@ static pd_status check_weights(const struct rank *r, uint32_t tensor, const void
 }
 
 /* As backward does: where there are sums it adds to them. */
-static void fill_gradient(const struct rank *r, uint32_t micro_batch, uint32_t piece, uint32_t set, uint32_t tensor,
+static void fill_gradient(const struct rank *r, uint32_t micro_batch, uint32_t piece, uint32_t bucket, uint32_t tensor,
                           bool adds, float *gradient)
 {
     struct pd_box boxes[PD_LAYOUT_CHUNKS_MAX];
     const uint32_t count = pd_partition_computed(r->job->model, &r->grid.partition, tensor, boxes, PD_LAYOUT_CHUNKS_MAX);
-    const bool is_head = set + 1 == r->job->model->unit_count;
+    const bool is_head = bucket + 1 == r->job->model->unit_count;
     for (uint32_t i = 0; i < count; i++)
         for (uint64_t e = 0; e < pd_box_elements(&boxes[i]); e++, gradient++) {
             const float part = part_of(micro_batch, piece, is_head && tensor == 0, tensor,
@@ -285,13 +312,16 @@ static void fill_gradient(const struct rank *r, uint32_t micro_batch, uint32_t p
         }
 }
 
-static pd_status visit(struct rank *r, uint32_t set, struct pd_error *err)
+static pd_status visit(struct rank *r, uint32_t bucket, struct pd_error *err)
 {
-    uint32_t tensors[PD_ZERO_SET_TENSORS_MAX];
+    uint32_t tensors[TENSORS_MAX];
     void *const *weights;
-    if (!has_set(r, set)) return PD_OK;
-    PD_TRY(pd_zero_acquire(r->zero, set, &weights, err));
-    const uint32_t count = set_tensors(r, set, tensors);
+    if (!has_bucket(r, bucket)) return PD_OK;
+    const uint32_t before = single_copies;
+    PD_TRY(pd_zero_acquire(r->zero, bucket, &weights, err));
+    if (single_copies > before + 1) /* of a tied table */
+        PD_FAIL(err, PD_BUG, "a gather makes %u copies one by one", single_copies - before);
+    const uint32_t count = set_tensors(r, bucket, tensors);
     pd_status st = PD_OK;
     open_memory(r);
     for (uint32_t e = 0; e < count && !st; e++)
@@ -316,7 +346,7 @@ static uint64_t computed_elements(const struct rank *r, uint32_t tensor)
 }
 
 /* A piece's gradients of some tensors are taken together, of others by halves, as a model makes them. */
-static pd_status take_pieces(struct rank *r, uint32_t set, uint32_t micro_batch, float *const *gradients,
+static pd_status take_pieces(struct rank *r, uint32_t bucket, uint32_t micro_batch, float *const *gradients,
                              const uint32_t *tensors, uint32_t count, struct pd_error *err)
 {
     for (uint32_t e = 0; e < count; e++) {
@@ -325,7 +355,7 @@ static pd_status take_pieces(struct rank *r, uint32_t set, uint32_t micro_batch,
             for (uint32_t place = 0; place < pd_partition_piece_count(&r->grid.partition); place++) {
                 const uint32_t piece = pd_partition_piece_at(&r->grid.partition, place);
                 open_memory(r);
-                fill_gradient(r, micro_batch, piece, set, tensors[e], false, gradients[e]);
+                fill_gradient(r, micro_batch, piece, bucket, tensors[e], false, gradients[e]);
                 close_memory(r);
                 PD_TRY(pd_zero_take_piece(r->zero, gradients[e] + begin, end - begin, err));
             }
@@ -333,23 +363,23 @@ static pd_status take_pieces(struct rank *r, uint32_t set, uint32_t micro_batch,
     return PD_OK;
 }
 
-static pd_status learn(struct rank *r, uint32_t set, uint32_t slot, struct pd_error *err)
+static pd_status learn(struct rank *r, uint32_t bucket, uint32_t slot, struct pd_error *err)
 {
-    uint32_t tensors[PD_ZERO_SET_TENSORS_MAX];
+    uint32_t tensors[TENSORS_MAX];
     float *const *gradients;
     bool adds;
     const struct pd_lanes lanes = lanes_of(r);
     const uint32_t micro_batch = pd_lanes_first(&lanes, r->grid.place.dp) + slot;
-    if (!has_set(r, set)) return PD_OK;
-    PD_TRY(pd_zero_micro_batch_gradients(r->zero, set, slot, &gradients, &adds, err));
-    const uint32_t count = set_tensors(r, set, tensors);
+    if (!has_bucket(r, bucket)) return PD_OK;
+    PD_TRY(pd_zero_micro_batch_gradients(r->zero, bucket, slot, &gradients, &adds, err));
+    const uint32_t count = set_tensors(r, bucket, tensors);
     const bool padding = pd_lanes_is_padding(&lanes, r->grid.place.dp, slot);
-    if (!padding && pieces_of(r->job) > 1) PD_TRY(take_pieces(r, set, micro_batch, gradients, tensors, count, err));
+    if (!padding && pieces_of(r->job) > 1) PD_TRY(take_pieces(r, bucket, micro_batch, gradients, tensors, count, err));
     open_memory(r);
     for (uint32_t e = 0; e < count && !padding && pieces_of(r->job) == 1; e++)
-        fill_gradient(r, micro_batch, 0, set, tensors[e], adds, gradients[e]);
+        fill_gradient(r, micro_batch, 0, bucket, tensors[e], adds, gradients[e]);
     close_memory(r);
-    return pd_zero_push_gradients(r->zero, set, slot, err);
+    return pd_zero_push_gradients(r->zero, bucket, slot, err);
 }
 
 static pd_status check_sums(struct rank *r, struct pd_error *err)
@@ -376,32 +406,36 @@ static pd_status in_memory(struct rank *r, pd_status (*call)(struct rank *, stru
     return st;
 }
 
-/* Forward twice (the second time nothing may have changed), backward with the next set on its way. */
+/* Forward twice (the second time nothing may have changed), backward with the next bucket on its way. */
 static pd_status step(struct rank *r, struct pd_error *err)
 {
     const struct pd_lanes lanes = lanes_of(r);
-    const uint32_t sets = pd_zero_held(r->zero)->set_count, slots = pd_lanes_slots(&lanes);
+    const uint32_t buckets = pd_zero_held(r->zero)->bucket_count, slots = pd_lanes_slots(&lanes);
     PD_TRY(in_memory(r, fill_state, err));
     PD_TRY(pd_zero_share_state(r->zero, err));
     PD_TRY(in_memory(r, check_state, err));
     PD_TRY(pd_zero_refresh_compute(r->zero, err));
-    pd_zero_begin_step(r->zero, LOSS_SCALE, 0);
+    struct pd_gradient_sizes sizes;
+    for (uint32_t i = 0; i < PD_GRADIENT_CLASSES; i++)
+        sizes.log2[i] = (int8_t)size_of(i);
+    PD_TRY(pd_zero_begin_step(r->zero, LOSS_SCALE, &sizes, 0, err));
     const uint32_t passes = r->job->options.by_layers ? 1 : slots, together = slots / passes;
     for (uint32_t pass = 0; pass < passes; pass++) {
-        for (uint32_t set = 0; set < sets; set++)
-            PD_TRY(visit(r, set, err));
-        for (uint32_t set = sets; set-- > 0;) {
-            PD_TRY(visit(r, set, err));
-            if (set > 1 && set + 1 < sets && has_set(r, set - 1)) PD_TRY(pd_zero_prefetch(r->zero, set - 1, err));
+        for (uint32_t bucket = 0; bucket < buckets; bucket++)
+            PD_TRY(visit(r, bucket, err));
+        for (uint32_t bucket = buckets; bucket-- > 0;) {
+            PD_TRY(visit(r, bucket, err));
+            if (bucket > 1 && bucket + 1 < buckets && has_bucket(r, bucket - 1))
+                PD_TRY(pd_zero_prefetch(r->zero, bucket - 1, err));
             for (uint32_t slot = 0; slot < together; slot++)
-                PD_TRY(learn(r, set, pass + slot, err));
+                PD_TRY(learn(r, bucket, pass + slot, err));
         }
     }
     PD_TRY(pd_zero_finish_gradients(r->zero, err));
     PD_TRY(pd_zero_read_marks(r->zero, err));
     if (pd_zero_out_of_range(r->zero) != UINT32_MAX || pd_zero_not_finite(r->zero) != UINT32_MAX)
         PD_FAIL(err, PD_BUG, "a tensor overflows");
-    if (pd_zero_damage(r->zero) != UINT32_MAX) PD_FAIL(err, PD_BUG, "set %u is damaged", pd_zero_damage(r->zero));
+    if (pd_zero_damage(r->zero) != UINT32_MAX) PD_FAIL(err, PD_BUG, "bucket %u is damaged", pd_zero_damage(r->zero));
     return in_memory(r, check_sums, err);
 }
 
@@ -433,6 +467,10 @@ static pd_status run_rank(struct pd_comm *comm, void *context, struct pd_error *
     PD_TRY(plan_of(&r, &plan, err));
     PD_TRY(r.far ? pd_arena_new_on(&plan, &source, &arena, err) : pd_arena_new(&plan, &arena, err));
     PD_TRY(far_near_new(&workspace, &near, err));
+    struct pd_math_ops counting = *near->ops;
+    copy_of_cpu = counting.copy;
+    counting.copy = count_copy;
+    near->ops = &counting;
     r.math = r.far ? device_math_init(&r.device_math, near, r.far) : near;
     pd_status st = pd_zero_new(r.job->model, &r.job->options, &r.grid, r.math, arena, &r.zero, err);
     pd_arena_usage(arena, &usage);
@@ -495,6 +533,7 @@ static void try(struct pd_layout layout, uint32_t turn)
                       {.micro_batches = micro_batches,
                        .lanes = lanes,
                        .tokens = 1u << TOKENS_LOG,
+                       .narrow_terms = turn / 3 % 2,
                        .by_lane = turn % 4 < 2,
                        .by_layers = layout.pp == 1 && turn % 6 == 0,
                        .compute = turn / 2 % 2 ? PD_BF16 : PD_F32,

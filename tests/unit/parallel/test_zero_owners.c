@@ -1,6 +1,6 @@
 /* Who has ZeRO's buffers when: a caller that reads or writes them out of turn is caught. Two or four data ranks, as threads. */
 #include "tests/helpers/families.h"
-#include "trainer/parallel/zero.h"
+#include "trainer/parallel/zero_internal.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
@@ -80,9 +80,9 @@ static pd_status run(uint32_t ranks, uint32_t stage, pd_status (*calls)(struct p
 static pd_status one_ahead(struct pd_zero *zero, struct pd_error *err)
 {
     void *const *weights;
-    for (uint32_t set = 1; set < LAYERS; set++) {
-        PD_TRY(pd_zero_acquire(zero, set, &weights, err));
-        PD_TRY(pd_zero_prefetch(zero, set + 1, err));
+    for (uint32_t bucket = 1; bucket < LAYERS; bucket++) {
+        PD_TRY(pd_zero_acquire(zero, bucket, &weights, err));
+        PD_TRY(pd_zero_prefetch(zero, bucket + 1, err));
     }
     return PD_OK;
 }
@@ -90,6 +90,27 @@ static pd_status one_ahead(struct pd_zero *zero, struct pd_error *err)
 Test(zero_owners, one_block_ahead_is_in_turn)
 {
     cr_assert_eq(run(2, 3, one_ahead), PD_OK);
+}
+
+/* Where a rank's part began at 8 bytes, NCCL would move elements one by one. */
+static pd_status parts_are_aligned(struct pd_zero *zero, struct pd_error *err)
+{
+    const uint64_t copies = zero->grid->layout.dp * zero->grid->layout.sp / zero->parts;
+    for (uint32_t b = 0; b < zero->has.bucket_count; b++) {
+        const struct pd_zero_side *s = &zero->buckets[b].sides[PD_ZERO_COMMON];
+        if (s->part * pd_dtype_bytes(zero->options.compute) % 16 || s->stride * 8 % 16 || s->buffer * 8 / copies % 16 ||
+            s->buffer % copies || s->buffer < s->stride)
+            PD_FAIL(err, PD_BUG, "bucket %u: part %llu, stride %llu, buffer %llu", b, (unsigned long long)s->part,
+                    (unsigned long long)s->stride, (unsigned long long)s->buffer);
+    }
+    return PD_OK;
+}
+
+Test(zero_owners, every_ranks_part_is_aligned)
+{
+    cr_assert_eq(run(2, 3, parts_are_aligned), PD_OK);
+    cr_assert_eq(run(4, 1, parts_are_aligned), PD_OK);
+    cr_assert_eq(run(4, 2, parts_are_aligned), PD_OK);
 }
 
 /* The second block ahead would be packed where the first arrives. */
@@ -142,9 +163,11 @@ static pd_status out_of_range(struct pd_zero *zero, struct pd_error *err)
     enum { TENSOR = 3 };
     float *const *gradients;
     bool adds;
+    struct pd_gradient_sizes sizes;
+    pd_gradient_sizes_init(&sizes);
     for (int turn = 0; turn < 4; turn++) {
         static const float values[] = {INFINITY, 1.0f, -0x1p60f, -0x1p60f};
-        pd_zero_begin_step(zero, 1.0, turn == 3 ? 4 : 0);
+        PD_TRY(pd_zero_begin_step(zero, 1.0, &sizes, turn == 3 ? 4 : 0, err));
         PD_TRY(pd_zero_micro_batch_gradients(zero, 1, 0, &gradients, &adds, err));
         gradients[TENSOR][5] = values[turn];
         PD_TRY(pd_zero_push_gradients(zero, 1, 0, err));

@@ -120,8 +120,9 @@ static struct pd_step_cost cost_of(const char *text, uint32_t world)
     return cost_on(&machine, text, world);
 }
 
-#define SMALL \
-    "model: {preset: gpt2-124m}\nbatch: {sequences: 64, micro_batch: 1}\nnumerics: {virtual_tp: 4, virtual_sp: 4}\n"
+#define SMALL                                                                                                               \
+    "model: {preset: gpt2-124m}\nbatch: {sequences: 64, micro_batch: 1}\nnumerics: {lanes: 64, virtual_tp: 4, virtual_sp: " \
+    "4}\n"
 
 /* Against figures by hand. */
 Test(cost, one_rank_is_operations_over_rate)
@@ -146,8 +147,8 @@ static struct pd_step_cost cost_in(const char *name, const char *numerics)
     char text[300];
     struct pd_machine machine;
     struct pd_error err;
-    snprintf(text, sizeof text, "model: {preset: gpt2-124m}\nbatch: {sequences: 64, micro_batch: 1}\nnumerics: {%s}\n",
-             numerics);
+    snprintf(text, sizeof text,
+             "model: {preset: gpt2-124m}\nbatch: {sequences: 64, micro_batch: 1}\nnumerics: {lanes: 64, %s}\n", numerics);
     cr_assert_eq(pd_machine_preset(name, &machine, &err), PD_OK);
     return cost_on(&machine, text, 1);
 }
@@ -201,7 +202,8 @@ Test(cost, bytes_and_padding)
 /* 50 GiB of terms of a rank travel as lanes end, but breadth first, where two blocks' are there at a time, once a step. */
 Test(cost, terms_of_a_large_model_travel_once_where_it_costs_nothing)
 {
-    static const char large[] = "model: {preset: llama2-7b}\nbatch: {sequences: 512, micro_batch: 1}\n";
+    static const char large[] =
+        "model: {preset: llama2-7b}\nbatch: {sequences: 512, micro_batch: 1}\nnumerics: {lanes: 512}\n";
     char text[200];
     snprintf(text, sizeof text, "%slayout: {dp: 64, zero_stage: 1}\n", large);
     struct pd_step_cost cost = cost_of(text, 64);
@@ -269,9 +271,10 @@ Test(cost, an_optimizer_on_the_host)
     struct pd_step_cost c = cost_of(SMALL "offload: {optimizer: cpu}\n", 1);
     cr_expect_float_eq(c.optimizer_seconds, (24 + 2 * 6) * n / host, 1e-6, "%g", c.optimizer_seconds);
     cr_expect_float_eq(c.step_seconds - device.step_seconds, c.optimizer_seconds - device.optimizer_seconds, 1e-6);
-    c = cost_of("model: {preset: gpt2-124m}\nbatch: {sequences: 64, micro_batch: 1}\nnumerics: {precision: fp32}\n"
-                "offload: {optimizer: cpu}\n",
-                1);
+    c = cost_of(
+        "model: {preset: gpt2-124m}\nbatch: {sequences: 64, micro_batch: 1}\nnumerics: {lanes: 64, precision: fp32}\n"
+        "offload: {optimizer: cpu}\n",
+        1);
     cr_expect_float_eq(c.optimizer_seconds, 40 * n / host, 1e-6, "%g", c.optimizer_seconds);
     const struct pd_step_cost few = cost_of(SMALL "offload: {optimizer: cpu}\nlayout: {tp: 4}\n", 4),
                               many = cost_of(SMALL "offload: {optimizer: cpu}\nlayout: {dp: 16, zero_stage: 1}\n", 16),
@@ -541,9 +544,10 @@ static void expect_less(const char *text, uint32_t world, bool places, bool stat
 /* Nothing is advised that is so already, or that nothing admits. */
 Test(choose, advice_is_what_can_be_done)
 {
-    expect_less(TINY "batch: {sequences: 8, micro_batch: 2, context: 16}\n", 1, false, false,
-                "take more ranks, layout.recompute=full, a smaller batch.micro_batch (other bits) or a shorter "
-                "batch.context (other bits)");
+    expect_less(
+        TINY "batch: {sequences: 8, micro_batch: 2, context: 16}\n", 1, false, false,
+        "take numerics.lanes=1 (other bits), more ranks, layout.recompute=full, a smaller batch.micro_batch (other bits) or "
+        "a shorter batch.context (other bits)");
     expect_less(
         TINY "batch: {sequences: 8, micro_batch: 1, context: 16}\n", 8, false, false,
         "take layout.recompute=full, a larger numerics.virtual_tp (other bits) or a shorter batch.context (other bits)");
@@ -585,9 +589,9 @@ Test(choose, advice_sets_free_what_was_given)
 Test(choose, advice_about_state_is_about_state)
 {
     expect_less(TINY "batch: {sequences: 8, micro_batch: 2, context: 16}\n", 1, true, true,
-                "take more GPUs or offload.optimizer=cpu");
+                "take numerics.lanes=1 (other bits), more GPUs or offload.optimizer=cpu");
     expect_less(TINY "batch: {sequences: 8, micro_batch: 2, context: 16}\noffload: {optimizer: cpu}\n", 1, true, true,
-                "take more GPUs");
+                "take numerics.lanes=1 (other bits) or more GPUs");
     expect_less(TINY "batch: {sequences: 1, micro_batch: 1, context: 16}\noffload: {optimizer: cpu}\n", 1, true, true,
                 "take a smaller model");
 }
@@ -641,9 +645,9 @@ Test(choose, what_fits_is_not_refused)
 /* Breadth first the activations of all micro-batches are there at once; depth first those of one. */
 Test(choose, another_order_that_fits_is_named)
 {
-    const char *text =
-        "model: {preset: gpt2-124m}\nbatch: {sequences: 64, micro_batch: 1}\nlayout: {auto: true, order: %s}\n"
-        "offload: {optimizer: nvme, parameters: nvme}\n";
+    const char *text = "model: {preset: gpt2-124m}\nbatch: {sequences: 64, micro_batch: 1}\nnumerics: {lanes: 64}\nlayout: "
+                       "{auto: true, order: %s}\n"
+                       "offload: {optimizer: nvme, parameters: nvme}\n";
     char micro_batches[300], itself[300];
     snprintf(micro_batches, sizeof micro_batches, text, "depth_first");
     snprintf(itself, sizeof itself, text, "auto");
@@ -678,9 +682,9 @@ Test(choose, what_does_not_fit_is_told_what_can_be_done)
     cr_assert_eq(pd_machine_preset("a100-40g", &machine, &err), PD_OK);
     machine.device_bytes = 1 << 20;
     cr_assert_eq(pd_choose_layouts(&c, model, 1, 1, &machine, 1, &best, &count, &err), PD_INVALID);
-    cr_expect_str_eq(
-        err.message,
-        "layout: no layout of 1 rank fits 1.00 MiB a rank; the smallest needs more than 1.85 GiB: take more ranks");
+    cr_expect_str_eq(err.message,
+                     "layout: no layout of 1 rank fits 1.00 MiB a rank; the smallest needs more than 1.85 GiB: take "
+                     "numerics.lanes=1 (other bits) or more ranks");
     pd_model_free(model);
     pd_config_deinit(&c);
 }

@@ -1,5 +1,6 @@
 /* Groups of ranks with equal memory, found by arithmetic, against the engine's recipe run for every rank. That a rank takes
  * exactly what its recipe says is checked wherever engines run (engine_run.h). */
+#include "ckpt/objects/vfs.h"
 #include "trainer/plan/auto_layout.h"
 #include "trainer/plan/memory_plan.h"
 
@@ -22,7 +23,9 @@ static struct pd_config parse(const char *model, const char *overrides_text)
     struct pd_config c;
     struct pd_error err;
     snprintf(yaml, sizeof yaml,
-             "run: {dir: r}\ndata: {train: a}\nmodel: {%s}\nbatch: {sequences: 22, micro_batch: 2, context: 62}\n", model);
+             "run: {dir: r}\ndata: {train: a}\nmodel: {%s}\nbatch: {sequences: 22, micro_batch: 2, context: 62}\nnumerics: "
+             "{lanes: 11}\n",
+             model);
     snprintf(words, sizeof words, "%s", overrides_text);
     for (char *rest = words, *word; (word = strtok_r(rest, " ", &rest));)
         overrides[count++] = word;
@@ -79,6 +82,30 @@ static uint32_t check(const char *model_text, const char *overrides)
     return recipes;
 }
 
+/* A host's ranks share the memory that uploads send from, and how many there are the launcher may know alone. */
+Test(memory_plan, uploads_share_the_memory_of_their_host)
+{
+    pd_vfs_register_remote("s3://", pd_vfs_new_objects);
+    struct pd_config c = parse(
+        MODEL_ODD,
+        "layout.dp=8 checkpoint.tiers=[{\"dir\":\"/dev/shm/r\"},{\"dir\":\"s3://bucket/r\",\"upload_memory\":\"8G\"}]");
+    struct pd_model *model;
+    struct pd_error err;
+    cr_assert_eq(pd_model_new(&c.model, &model, &err), PD_OK);
+    uint64_t bytes[9] = {0};
+    for (uint32_t here = 0; here <= 8; here += 4) {
+        struct pd_memory_plan plan = {0};
+        const struct pd_engine_options options = {
+            .config = &c, .model = model, .world = 8, .threads = 2, .ranks_here = here};
+        cr_assert_eq(pd_engine_plan_of(&options, &plan, &err), PD_OK, "%s", err.message);
+        bytes[here] = pd_memory_plan_total(&plan);
+    }
+    cr_expect_eq(bytes[0], bytes[8], "unknown: one host");
+    cr_expect_eq(bytes[4] - bytes[8], UINT64_C(1) << 30);
+    pd_model_free(model);
+    pd_config_deinit(&c);
+}
+
 Test(memory_plan, data_parallel)
 {
     static const char *const models[] = {MODEL_ODD, MODEL_TIED, MODEL_LARGE};
@@ -121,6 +148,23 @@ Test(memory_plan, other_layouts)
 }
 
 /* Heap of what streams is a part of every plan. */
+/* Two sizes, so that experts are cut and whole; in glm4_moe the first block is dense. */
+Test(memory_plan, spread_experts)
+{
+    static const char *const overrides[] = {
+        "layout.dp=4 layout.ep=2 layout.zero_stage=0",
+        "layout.dp=10 layout.ep=2 layout.zero_stage=1",
+        "layout.dp=8 layout.ep=2 layout.zero_shard=4 layout.zero_stage=2 layout.exchange=lane",
+        "layout.dp=4 layout.ep=2 layout.pp=2 layout.recompute=full",
+        "layout.dp=4 layout.ep=4 layout.tp=2 numerics.virtual_tp=4 layout.recompute=selective",
+        "layout.dp=4 layout.ep=2 offload.optimizer=nvme offload.parameters=nvme offload.gradients=nvme "
+        "offload.activations=nvme"};
+    for (size_t i = 0; i < sizeof overrides / sizeof *overrides; i++) {
+        check("preset: mixtral-1m, layers: 4", overrides[i]);
+        check("preset: glm4-moe-1m, layers: 4, hidden: 256, expert_ffn: 300", overrides[i]);
+    }
+}
+
 Test(memory_plan, offloaded)
 {
     static const char *const overrides[] = {
@@ -237,7 +281,7 @@ Test(memory_plan, what_a_device_must_hold)
 /* What makes plans of large worlds cheap. */
 Test(memory_plan, many_ranks_take_few_recipes)
 {
-    cr_expect_leq(check(MODEL_LARGE, "batch.sequences=512 layout.dp=256"), 64);
+    cr_expect_leq(check(MODEL_LARGE, "batch.sequences=512 numerics.lanes=256 layout.dp=256"), 64);
 }
 
 /* One rank in fp32: 4 bytes of parameters, 8 of moments and 4 of summed gradients for each parameter, and no copy. */

@@ -63,7 +63,7 @@ static inline void state_tensors(struct state *s)
         if (tensor->tp_dim >= 0) tensor->shape[tensor->tp_dim] = tensor->tp_unit * (1 + state_random(s, 150));
         snprintf(tensor->name, sizeof tensor->name, "layers.%u.weight", t);
     }
-    s->table = (struct pd_tensor_table){s->tensors, STATE_TENSORS};
+    s->table = (struct pd_tensor_table){.tensors = s->tensors, .count = STATE_TENSORS};
 }
 
 /* Boxes of many chunks: of whole blocks and of others, rows longer than a chunk, ends that are filled up. */
@@ -80,9 +80,10 @@ static inline void state_enlarge(struct state *s)
     }
 }
 
-static inline void state_init(struct state *s, uint64_t seed)
+/*   lacks  what the disk cannot do, enum pd_disk_lack */
+static inline void state_init_lacking(struct state *s, uint64_t seed, unsigned lacks)
 {
-    const struct pd_disk_options options = {.seed = seed};
+    const struct pd_disk_options options = {.seed = seed, .mounts = {{.path = "/", .lacks = lacks}}};
     *s = (struct state){.identity = {{seed, 22}, 1, 7}, .random = seed * 77 + 5};
     OK(pd_log_configure("error", err));
     OK(pd_simulated_disk_new(&options, &s->disk, err));
@@ -90,6 +91,11 @@ static inline void state_init(struct state *s, uint64_t seed)
     s->buffers = aligned_alloc(PD_VFS_ALIGN, STATE_BUFFER_BYTES);
     cr_assert_not_null(s->buffers);
     state_tensors(s);
+}
+
+static inline void state_init(struct state *s, uint64_t seed)
+{
+    state_init_lacking(s, seed, 0);
 }
 
 /* How moments are kept from here on. */

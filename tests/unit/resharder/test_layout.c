@@ -25,6 +25,7 @@ static struct pd_tensor random_tensor(uint32_t units)
     if (t.ndim == 2) t.shape[1] = 1 + random_below(70);
     t.tp_dim = (int32_t)random_below(t.ndim + 1) - 1;
     if (t.tp_dim >= 0) t.shape[t.tp_dim] = t.tp_unit * (1 + random_below(20));
+    if (random_below(2)) t.expert = 1 + (uint32_t)random_below(9);
     snprintf(t.name, sizeof t.name, "t");
     return t;
 }
@@ -38,6 +39,9 @@ static struct pd_layout random_layout(uint32_t units)
     l.virtual_sp = 1u << random_below(3);
     l.sp = 1u << random_below(1 + (uint64_t)__builtin_ctz(l.virtual_sp));
     l.zero_shard = 1 + (uint32_t)random_below(l.dp * l.sp);
+    do
+        l.ep = 1 + (uint32_t)random_below(l.zero_shard);
+    while (l.zero_shard % l.ep);
     l.small_bytes = random_below(2) ? 0 : 4096;
     l.interleave = 1 + (uint32_t)random_below(2);
     l.pp = 1 + (uint32_t)random_below(3);
@@ -60,6 +64,8 @@ Test(layout, covers_every_element_once)
             struct pd_box boxes[64];
             uint32_t count = pd_layout_owned_boxes(&l, &t, index, r, boxes, 64);
             cr_assert_leq(count, 64u);
+            const struct pd_rank_place place = pd_layout_place(&l, r);
+            if (count && t.expert) cr_assert_eq((place.dp * l.sp + place.sp) % l.ep, (t.expert - 1) % l.ep);
             for (uint32_t b = 0; b < count; b++)
                 for (uint64_t i = 0; i < boxes[b].count[0]; i++)
                     for (uint64_t j = 0; j < boxes[b].count[1]; j++)

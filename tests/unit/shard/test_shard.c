@@ -259,7 +259,7 @@ Test(shard, newer_version_is_refused_and_said_so)
     trailer->self_digest = pd_digest64(trailer, sizeof *trailer - 8, 0);
     store_file(path, data, bytes);
     cr_assert_eq(load_all(&f, path, &f.identity, &summary, &error), PD_UNSUPPORTED);
-    cr_assert_not_null(strstr(error.message, "version 5"), "%s", error.message);
+    cr_assert_not_null(strstr(error.message, "version 7"), "%s", error.message);
     free(data);
     fixture_deinit(&f);
 }

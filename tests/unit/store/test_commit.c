@@ -30,6 +30,7 @@ static struct pd_commit example(uint32_t shards)
                                         .tp = 1,
                                         .pp = 1,
                                         .sp = 1,
+                                        .ep = 2 - shards % 2,
                                         .virtual_tp = 1,
                                         .virtual_sp = 1,
                                         .zero_shard = shards,

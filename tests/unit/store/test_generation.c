@@ -1,7 +1,7 @@
 /* Generations on an honest disk: who may write which file when, what a checkpoint keeps, what a next launch takes over. The
  * campaigns are in tests/crash/store. */
 #include "ckpt/base/log.h"
-#include "tests/helpers/generation_room.h"
+#include "tests/helpers/generation_cluster.h"
 #include "tests/helpers/store_expect.h"
 
 #include <errno.h>
@@ -9,14 +9,14 @@
 
 TestSuite(store_generation, .init = set_up);
 
-static struct room room_that_lacks(uint32_t ranks, uint32_t hosts, bool shared, unsigned lacks)
+static struct cluster cluster_that_lacks(uint32_t ranks, uint32_t hosts, bool shared, unsigned lacks)
 {
     struct pd_disk_options options = {.seed = 1, .host_count = hosts};
     options.mounts[0] = (struct pd_disk_mount){.path = "/", .lacks = lacks, .shared = shared};
-    struct room room = {.ranks = ranks, .hosts = hosts, .shared = shared};
+    struct cluster cluster = {.ranks = ranks, .hosts = hosts, .shared = shared};
     struct pd_error err = {0};
-    expect(pd_simulated_disk_new(&options, &room.disk, &err), PD_OK, &err);
-    return room;
+    expect(pd_simulated_disk_new(&options, &cluster.disk, &err), PD_OK, &err);
+    return cluster;
 }
 
 struct body {
@@ -24,7 +24,7 @@ struct body {
     void *context;
 };
 
-static pd_status run_body(struct room_rank *rank, struct pd_error *err)
+static pd_status run_body(struct cluster_rank *rank, struct pd_error *err)
 {
     const struct body *body = rank->context;
     struct generation *g = calloc(1, sizeof *g);
@@ -36,12 +36,12 @@ static pd_status run_body(struct room_rank *rank, struct pd_error *err)
     return st;
 }
 
-static void launch(struct room *room, pd_status (*run)(struct generation *, void *, struct pd_error *), void *context)
+static void launch(struct cluster *cluster, pd_status (*run)(struct generation *, void *, struct pd_error *), void *context)
 {
     struct pd_store_options options = generation_options();
     struct body body = {run, context};
     struct pd_error err = {0};
-    expect(room_launch_with(room, &options, run_body, &body, &err), PD_OK, &err);
+    expect(cluster_launch_with(cluster, &options, run_body, &body, &err), PD_OK, &err);
 }
 
 static uint64_t inode_of(struct pd_vfs *vfs, const char *path)
@@ -56,9 +56,9 @@ static uint32_t links_of(struct pd_vfs *vfs, const char *path)
     return pd_vfs_stat(vfs, path, &stat, NULL) == PD_OK ? (uint32_t)stat.link_count : 0;
 }
 
-static void shard_path(const struct room_rank *rank, uint64_t step, char ret_path[128])
+static void shard_path(const struct cluster_rank *rank, uint64_t step, char ret_path[128])
 {
-    snprintf(ret_path, 128, ROOM_ROOT "/step-%012llu-%llu/shard-%05u.h5", (unsigned long long)step,
+    snprintf(ret_path, 128, CLUSTER_ROOT "/step-%012llu-%llu/shard-%05u.h5", (unsigned long long)step,
              (unsigned long long)pd_store_fence(rank->store), rank->group->rank);
 }
 
@@ -73,7 +73,7 @@ static pd_status take_and_release(struct generation *g, void *context, struct pd
     char path_a[4096], path_b[4096], path_c[4096];
     PD_TRY(pd_store_generation_take(store, &a, path_a, err));
     PD_TRY(pd_store_generation_take(store, &b, path_b, err));
-    if (a != 0 || b != 1 || strcmp(path_a, ROOM_ROOT "/pool-1/generation-00000-0.h5") != 0)
+    if (a != 0 || b != 1 || strcmp(path_a, CLUSTER_ROOT "/pool-1/generation-00000-0.h5") != 0)
         PD_FAIL(err, PD_BUG, "slots %u and %u, %s", a, b, path_a);
     uint64_t inode_a = inode_of(vfs, path_a), inode_b = inode_of(vfs, path_b);
     if (!inode_a || !inode_b || inode_a == inode_b) PD_FAIL(err, PD_BUG, "a slot has no file of its own");
@@ -89,26 +89,26 @@ static pd_status take_and_release(struct generation *g, void *context, struct pd
 
 Test(store_generation, a_file_is_held_waits_or_is_gone)
 {
-    struct room room = room_that_lacks(1, 1, false, 0);
-    launch(&room, take_and_release, NULL);
-    room_free(&room);
+    struct cluster cluster = cluster_that_lacks(1, 1, false, 0);
+    launch(&cluster, take_and_release, NULL);
+    cluster_free(&cluster);
 }
 
 static pd_status lose_the_root_while_saving(struct generation *g, struct pd_error *err)
 {
-    const struct pd_identity identity = room_identity(0, g->step);
-    struct room_rank *rank = g->rank;
+    const struct pd_identity identity = cluster_identity(0, g->step);
+    struct cluster_rank *rank = g->rank;
     struct pd_run_state state;
-    PD_TRY(pd_store_begin_generation(rank->store, &identity, g->slot, rank->buffers, ROOM_BUFFER_BYTES, err));
-    PD_TRY(pd_vfs_rename(rank->vfs, ROOM_ROOT, "/away", err));
-    room_state(rank, &state, 0, g->step);
+    PD_TRY(pd_store_begin_generation(rank->store, &identity, g->slot, rank->buffers, CLUSTER_BUFFER_BYTES, err));
+    PD_TRY(pd_vfs_rename(rank->vfs, CLUSTER_ROOT, "/away", err));
+    cluster_state(rank, &state, 0, g->step);
     return pd_store_commit(rank->store, PD_OK, &g->summary, &state, err);
 }
 
 /* The file system of the store is unmounted: a storage error that says so, of a step and of a save. */
 static pd_status lose_the_root(struct generation *g, void *context, struct pd_error *err)
 {
-    static const char words[] = ROOM_ROOT " no longer holds fence-1 of this launch: is its file system mounted?";
+    static const char words[] = CLUSTER_ROOT " no longer holds fence-1 of this launch: is its file system mounted?";
     const bool leaves_mount_point = *(const bool *)context;
     struct pd_vfs *vfs = g->rank->vfs;
     struct pd_error why = {0};
@@ -117,22 +117,22 @@ static pd_status lose_the_root(struct generation *g, void *context, struct pd_er
     PD_TRY(generation_finish(g, err));
     pd_status st = lose_the_root_while_saving(g, &why);
     if (st != PD_IO || !strstr(why.message, words)) PD_FAIL(err, PD_BUG, "a save under way: %s", why.message);
-    if (leaves_mount_point) PD_TRY(pd_vfs_mkdir(vfs, ROOM_ROOT, err));
+    if (leaves_mount_point) PD_TRY(pd_vfs_mkdir(vfs, CLUSTER_ROOT, err));
     st = generation_write(g, 3, &why);
     if (st != PD_IO || !strstr(why.message, words)) PD_FAIL(err, PD_BUG, "a step: %s", why.message);
     st = generation_save(g, &why);
     if (st != PD_IO || !strstr(why.message, words)) PD_FAIL(err, PD_BUG, "a save: %s", why.message);
-    if (leaves_mount_point) PD_TRY(pd_vfs_rmdir(vfs, ROOM_ROOT, err));
-    PD_TRY(pd_vfs_rename(vfs, "/away", ROOM_ROOT, err));
+    if (leaves_mount_point) PD_TRY(pd_vfs_rmdir(vfs, CLUSTER_ROOT, err));
+    PD_TRY(pd_vfs_rename(vfs, "/away", CLUSTER_ROOT, err));
     return generation_step(g, 3, err);
 }
 
 Test(store_generation, a_store_whose_file_system_is_gone_for_a_while)
 {
     for (unsigned leaves_mount_point = 0; leaves_mount_point < 2; leaves_mount_point++) {
-        struct room room = room_that_lacks(1, 1, false, 0);
-        launch(&room, lose_the_root, &(bool){leaves_mount_point});
-        room_free(&room);
+        struct cluster cluster = cluster_that_lacks(1, 1, false, 0);
+        launch(&cluster, lose_the_root, &(bool){leaves_mount_point});
+        cluster_free(&cluster);
     }
 }
 
@@ -143,8 +143,8 @@ static pd_status meet_a_stranger(struct generation *g, void *context, struct pd_
     struct pd_file *file = NULL;
     char path[4096], found[8] = {0};
     uint32_t slot;
-    PD_TRY(
-        pd_file_open(g->rank->vfs, ROOM_ROOT "/pool-1/generation-00000-0.h5", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, err));
+    PD_TRY(pd_file_open(g->rank->vfs, CLUSTER_ROOT "/pool-1/generation-00000-0.h5", PD_OPEN_WRITE | PD_OPEN_CREATE, &file,
+                        err));
     PD_TRY(pd_file_write(file, 0, "mine", 4, err));
     PD_TRY(pd_file_close(file, err));
     PD_TRY(pd_store_generation_take(g->rank->store, &slot, path, err));
@@ -152,7 +152,7 @@ static pd_status meet_a_stranger(struct generation *g, void *context, struct pd_
     pd_store_generation_release(g->rank->store, slot, false);
     PD_TRY(pd_store_generation_take(g->rank->store, &slot, path, err));
     if (slot != 1) PD_FAIL(err, PD_BUG, "slot %u", slot);
-    PD_TRY(pd_file_open(g->rank->vfs, ROOM_ROOT "/pool-1/generation-00000-0.h5", PD_OPEN_READ, &file, err));
+    PD_TRY(pd_file_open(g->rank->vfs, CLUSTER_ROOT "/pool-1/generation-00000-0.h5", PD_OPEN_READ, &file, err));
     pd_status st = pd_file_read(file, 0, found, 4, err);
     pd_file_close_readonly(file);
     if (st == PD_OK && strcmp(found, "mine") != 0) PD_FAIL(err, PD_BUG, "it was overwritten");
@@ -161,9 +161,9 @@ static pd_status meet_a_stranger(struct generation *g, void *context, struct pd_
 
 Test(store_generation, a_strangers_file_is_not_taken)
 {
-    struct room room = room_that_lacks(1, 1, false, 0);
-    launch(&room, meet_a_stranger, NULL);
-    room_free(&room);
+    struct cluster cluster = cluster_that_lacks(1, 1, false, 0);
+    launch(&cluster, meet_a_stranger, NULL);
+    cluster_free(&cluster);
 }
 
 /* ---- what a checkpoint keeps ---- */
@@ -171,7 +171,7 @@ Test(store_generation, a_strangers_file_is_not_taken)
 static pd_status link_and_retire(struct generation *g, void *context, struct pd_error *err)
 {
     (void)context;
-    struct room_rank *rank = g->rank;
+    struct cluster_rank *rank = g->rank;
     char shard[128], in_use[4096];
     PD_TRY(generation_step(g, 1, err));
     memcpy(in_use, g->path, sizeof in_use);
@@ -191,16 +191,16 @@ static pd_status link_and_retire(struct generation *g, void *context, struct pd_
 Test(store_generation, a_checkpoint_is_a_link_and_its_file_comes_back)
 {
     for (unsigned shared = 0; shared < 2; shared++) {
-        struct room room = room_that_lacks(4, 2, shared, 0);
-        launch(&room, link_and_retire, NULL);
-        room_free(&room);
+        struct cluster cluster = cluster_that_lacks(4, 2, shared, 0);
+        launch(&cluster, link_and_retire, NULL);
+        cluster_free(&cluster);
     }
 }
 
 /* cp -l of a checkpoint, and a quarantine: both keep their bytes. */
 static pd_status pin_by_links(struct generation *g, void *context, struct pd_error *err)
 {
-    struct room_rank *rank = g->rank;
+    struct cluster_rank *rank = g->rank;
     const bool *quarantines = context;
     char shard[128];
     PD_TRY(generation_step(g, 1, err));
@@ -221,9 +221,9 @@ static pd_status pin_by_links(struct generation *g, void *context, struct pd_err
 Test(store_generation, backups_and_quarantines_keep_their_bytes)
 {
     for (unsigned quarantines = 0; quarantines < 2; quarantines++) {
-        struct room room = room_that_lacks(1, 1, false, 0);
-        launch(&room, pin_by_links, &(bool){quarantines});
-        room_free(&room);
+        struct cluster cluster = cluster_that_lacks(1, 1, false, 0);
+        launch(&cluster, pin_by_links, &(bool){quarantines});
+        cluster_free(&cluster);
     }
 }
 
@@ -253,7 +253,7 @@ static pd_status thousand_steps(struct generation *g, void *context, struct pd_e
 
 Test(store_generation, a_thousand_saves_need_four_files)
 {
-    struct room room = room_that_lacks(2, 1, false, 0);
+    struct cluster cluster = cluster_that_lacks(2, 1, false, 0);
     struct inodes inodes = {0};
     struct pd_store_options options = generation_options();
     cr_assert_eq(pd_store_generations_needed(&options, true), 4u);
@@ -265,41 +265,41 @@ Test(store_generation, a_thousand_saves_need_four_files)
     cr_assert_eq(pd_store_generations_needed(&options, true), 3u);
     options.keep_last = UINT32_MAX;
     cr_assert_eq(pd_store_generations_needed(&options, true), PD_STORE_GENERATIONS_MAX);
-    launch(&room, thousand_steps, &inodes);
+    launch(&cluster, thousand_steps, &inodes);
     cr_assert_leq(inodes.count, 4u);
     struct pd_vfs *vfs;
     struct pd_error err = {0};
-    expect(pd_simulated_disk_vfs(room.disk, 0, &vfs, &err), PD_OK, &err);
-    cr_assert_eq(inode_of(vfs, ROOM_ROOT "/pool-1"), 0u, "the pool stays after an orderly end");
+    expect(pd_simulated_disk_vfs(cluster.disk, 0, &vfs, &err), PD_OK, &err);
+    cr_assert_eq(inode_of(vfs, CLUSTER_ROOT "/pool-1"), 0u, "the pool stays after an orderly end");
     pd_vfs_free(vfs);
-    room_free(&room);
+    cluster_free(&cluster);
 }
 
 /* Counts without ever striking. */
 static pd_status count_flushes(struct generation *g, void *context, struct pd_error *err)
 {
     (void)context;
-    struct room_rank *rank = g->rank;
+    struct cluster_rank *rank = g->rank;
     struct pd_disk_fault never = {.kind = PD_DISK_FAULT_ERROR,
                                   .nth = UINT64_MAX,
                                   .operations = PD_DISK_MASK(PD_DISK_SYNC) | PD_DISK_MASK(PD_DISK_SYNC_DIR)};
     for (uint64_t step = 1; step <= 3; step++)
         PD_TRY(generation_step(g, step, err));
-    if (rank->group->rank == 0) pd_simulated_disk_set_fault(rank->room->disk, &never);
+    if (rank->group->rank == 0) pd_simulated_disk_set_fault(rank->cluster->disk, &never);
     PD_TRY(pd_group_barrier(rank->group, err));
     for (uint64_t step = 4; step <= 13; step++)
         PD_TRY(generation_step(g, step, err));
     PD_TRY(pd_group_barrier(rank->group, err));
-    uint64_t flushes = pd_simulated_disk_count(rank->room->disk);
+    uint64_t flushes = pd_simulated_disk_count(rank->cluster->disk);
     if (flushes > 10 * (rank->group->size + 5ull)) PD_FAIL(err, PD_BUG, "%llu flushes", (unsigned long long)flushes);
     return PD_OK;
 }
 
 Test(store_generation, a_save_costs_a_flush_a_shard_and_five_more)
 {
-    struct room room = room_that_lacks(4, 1, false, 0);
-    launch(&room, count_flushes, NULL);
-    room_free(&room);
+    struct cluster cluster = cluster_that_lacks(4, 1, false, 0);
+    launch(&cluster, count_flushes, NULL);
+    cluster_free(&cluster);
 }
 
 /* ---- without links ---- */
@@ -334,7 +334,7 @@ static pd_status save_copies(struct generation *g, void *context, struct pd_erro
         PD_TRY(pd_group_agree(g->rank->group, st, err));
         PD_TRY(generation_read(g, err));
         for (uint32_t i = 0; i < pd_store_count(g->rank->store); i++)
-            PD_TRY(room_load(g->rank, pd_store_entry_at(g->rank->store, i), err));
+            PD_TRY(cluster_load(g->rank, pd_store_entry_at(g->rank->store, i), err));
     }
     return PD_OK;
 }
@@ -343,20 +343,20 @@ static void count_refusals(void *context, const char *line, size_t bytes)
 {
     char text[1024];
     snprintf(text, sizeof text, "%.*s", (int)bytes, line);
-    if (strstr(text, ROOM_ROOT " refuses hard links (") && strstr(text, "MiB a rank")) ++*(unsigned *)context;
+    if (strstr(text, CLUSTER_ROOT " refuses hard links (") && strstr(text, "MiB a rank")) ++*(unsigned *)context;
 }
 
 /* One line a host says so. */
 Test(store_generation, refused_links_are_said_once)
 {
-    struct room room = room_that_lacks(4, 2, false, PD_DISK_NO_LINKS);
+    struct cluster cluster = cluster_that_lacks(4, 2, false, PD_DISK_NO_LINKS);
     unsigned refusals = 0;
     cr_assert_eq(pd_log_configure("warn", NULL), PD_OK);
     pd_log_set_sink(count_refusals, &refusals);
-    launch(&room, save_copies, NULL);
+    launch(&cluster, save_copies, NULL);
     pd_log_set_sink(NULL, NULL);
     cr_assert_eq(refusals, 2u);
-    room_free(&room);
+    cluster_free(&cluster);
 }
 
 Test(store_generation, refused_links_are_copied)
@@ -364,16 +364,16 @@ Test(store_generation, refused_links_are_copied)
     static const unsigned lacks[] = {PD_DISK_NO_LINKS, PD_DISK_NO_LINKS | PD_DISK_NO_DIRECT_OPEN,
                                      PD_DISK_NO_LINKS | PD_DISK_NO_DIRECT_TRANSFER | PD_DISK_NO_PREALLOCATE};
     for (size_t i = 0; i < sizeof lacks / sizeof *lacks; i++) {
-        struct room room = room_that_lacks(4, 2, i == 1, lacks[i]);
-        launch(&room, save_copies, NULL);
-        room_free(&room);
+        struct cluster cluster = cluster_that_lacks(4, 2, i == 1, lacks[i]);
+        launch(&cluster, save_copies, NULL);
+        cluster_free(&cluster);
     }
 }
 
 static pd_status link_fails(struct generation *g, void *context, struct pd_error *err)
 {
     const int *number = context;
-    struct room_rank *rank = g->rank;
+    struct cluster_rank *rank = g->rank;
     struct pd_disk_fault fault = {.kind = PD_DISK_FAULT_ERROR,
                                   .sys_errno = *number,
                                   .nth = 1,
@@ -381,57 +381,57 @@ static pd_status link_fails(struct generation *g, void *context, struct pd_error
                                   .vfs = rank->vfs};
     if (!pd_store_links_generations(rank->store)) PD_FAIL(err, PD_BUG, "rank %u does not know of links", rank->group->rank);
     PD_TRY(generation_step(g, 1, err));
-    if (rank->group->rank == rank->group->size - 1) pd_simulated_disk_set_fault(rank->room->disk, &fault);
+    if (rank->group->rank == rank->group->size - 1) pd_simulated_disk_set_fault(rank->cluster->disk, &fault);
     PD_TRY(pd_group_barrier(rank->group, err));
     pd_status st = generation_step(g, 2, err);
-    if (*number == EMLINK) return st == PD_OK ? room_load(rank, pd_store_entry_at(rank->store, 0), err) : st;
+    if (*number == EMLINK) return st == PD_OK ? cluster_load(rank, pd_store_entry_at(rank->store, 0), err) : st;
     if (st != PD_NO_SPACE) PD_FAIL(err, PD_BUG, "rank %u gets %s", rank->group->rank, pd_status_name(st));
     if (!strstr(err->message, "checkpoint step-000000000002-1: rank 3: link /ckpt/pool-1/generation-00003-1.h5 as"))
         PD_FAIL(err, PD_BUG, "unclear: %s", err->message);
     PD_TRY(generation_read(g, err));
     PD_TRY(generation_step(g, 3, err));
     if (pd_store_count(rank->store) != 2) PD_FAIL(err, PD_BUG, "%u checkpoints", pd_store_count(rank->store));
-    return room_load(rank, pd_store_entry_at(rank->store, 0), err);
+    return cluster_load(rank, pd_store_entry_at(rank->store, 0), err);
 }
 
 Test(store_generation, a_link_that_fails_is_agreed_or_copied)
 {
     static const int numbers[] = {EDQUOT, EMLINK};
     for (unsigned i = 0; i < 2; i++) {
-        struct room room = room_that_lacks(4, 2, true, 0);
-        launch(&room, link_fails, (void *)(uintptr_t)&numbers[i]);
-        room_free(&room);
+        struct cluster cluster = cluster_that_lacks(4, 2, true, 0);
+        launch(&cluster, link_fails, (void *)(uintptr_t)&numbers[i]);
+        cluster_free(&cluster);
     }
 }
 
 /* A save fails, and the disk is too sick to take it back: later that is made up for, or its files would stay linked. */
 static pd_status fail_without_clearing(struct generation *g, void *context, struct pd_error *err)
 {
-    struct room_rank *rank = g->rank;
+    struct cluster_rank *rank = g->rank;
     const unsigned operations = *(const unsigned *)context;
     struct pd_disk_fault fault = {.kind = PD_DISK_FAULT_ERROR, .nth = 1, .persistent = true, .operations = operations};
     PD_TRY(generation_step(g, 1, err));
     for (uint64_t step = 2; step < 20; step++) {
         PD_TRY(pd_group_agree(rank->group, generation_write(g, step, err), err));
-        if (rank->group->rank == 0) pd_simulated_disk_set_fault(rank->room->disk, step % 3 ? &fault : NULL);
+        if (rank->group->rank == 0) pd_simulated_disk_set_fault(rank->cluster->disk, step % 3 ? &fault : NULL);
         PD_TRY(pd_group_barrier(rank->group, err));
         pd_status st = generation_save(g, err);
         if ((st != PD_OK) != (step % 3 != 0))
             PD_FAIL(err, PD_BUG, "step %llu gets %s", (unsigned long long)step, pd_status_name(st));
         PD_TRY(pd_group_barrier(rank->group, err));
-        if (rank->group->rank == 0) pd_simulated_disk_set_fault(rank->room->disk, NULL);
+        if (rank->group->rank == 0) pd_simulated_disk_set_fault(rank->cluster->disk, NULL);
         PD_TRY(pd_group_barrier(rank->group, err));
         if (st == PD_OK) PD_TRY(pd_store_prune(rank->store, err));
     }
     PD_TRY(pd_store_prune(rank->store, err));
     struct pd_listing listing = {0};
-    PD_TRY(pd_vfs_list(rank->vfs, ROOM_ROOT, &listing, err));
+    PD_TRY(pd_vfs_list(rank->vfs, CLUSTER_ROOT, &listing, err));
     pd_status st = PD_OK;
     for (uint32_t i = 0; i < listing.count; i++)
         if (strstr(listing.names[i], ".tmp")) st = pd_error_set(err, PD_BUG, PD_WHERE, 0, "%s stays", listing.names[i]);
     pd_listing_deinit(&listing);
     if (pd_store_count(rank->store) != 2) PD_FAIL(err, PD_BUG, "%u checkpoints", pd_store_count(rank->store));
-    if (st == PD_OK) st = room_load(rank, pd_store_entry_at(rank->store, 0), err);
+    if (st == PD_OK) st = cluster_load(rank, pd_store_entry_at(rank->store, 0), err);
     return pd_group_agree(rank->group, st, err);
 }
 
@@ -440,9 +440,9 @@ Test(store_generation, what_a_failed_save_leaves_goes_with_a_later_one)
     static const unsigned sick[] = {PD_DISK_MASK(PD_DISK_LINK) | PD_DISK_MASK(PD_DISK_UNLINK),
                                     PD_DISK_MASK(PD_DISK_SYNC_DIR) | PD_DISK_MASK(PD_DISK_RENAME)};
     for (unsigned i = 0; i < 4; i++) {
-        struct room room = room_that_lacks(4, 2, i / 2, 0);
-        launch(&room, fail_without_clearing, (void *)(uintptr_t)&sick[i % 2]);
-        room_free(&room);
+        struct cluster cluster = cluster_that_lacks(4, 2, i / 2, 0);
+        launch(&cluster, fail_without_clearing, (void *)(uintptr_t)&sick[i % 2]);
+        cluster_free(&cluster);
     }
 }
 
@@ -463,7 +463,7 @@ static pd_status die_in_a_step(struct generation *g, void *context, struct pd_er
     left->idle[r] = inode_of(g->rank->vfs, g->path);
     PD_TRY(generation_write(g, 3, err));
     left->in_use[r] = inode_of(g->rank->vfs, g->path);
-    snprintf(path, sizeof path, ROOM_ROOT "/pool-1/recycle-%05u-0", r);
+    snprintf(path, sizeof path, CLUSTER_ROOT "/pool-1/recycle-%05u-0", r);
     if (inode_of(g->rank->vfs, path) != left->idle[r]) PD_FAIL(err, PD_BUG, "%s is not free", path);
     return generation_kill_all(g->rank, err);
 }
@@ -472,49 +472,49 @@ static pd_status come_back(struct generation *g, void *context, struct pd_error 
 {
     const struct left *left = context;
     uint32_t r = g->rank->group->rank;
-    PD_TRY(room_load(g->rank, pd_store_entry_at(g->rank->store, 0), err));
+    PD_TRY(cluster_load(g->rank, pd_store_entry_at(g->rank->store, 0), err));
     PD_TRY(generation_write(g, 2, err));
     if (inode_of(g->rank->vfs, g->path) != left->idle[r]) PD_FAIL(err, PD_BUG, "what was free is not taken over");
     PD_TRY(generation_write(g, 3, err));
     if (inode_of(g->rank->vfs, g->path) == left->in_use[r]) PD_FAIL(err, PD_BUG, "what was in use is taken over");
-    if (inode_of(g->rank->vfs, ROOM_ROOT "/pool-1")) PD_FAIL(err, PD_BUG, "the pool of the dead launch stays");
+    if (inode_of(g->rank->vfs, CLUSTER_ROOT "/pool-1")) PD_FAIL(err, PD_BUG, "the pool of the dead launch stays");
     return PD_OK;
 }
 
 Test(store_generation, what_waited_is_taken_over_and_what_was_held_is_not)
 {
-    struct room room = room_that_lacks(4, 2, false, 0);
+    struct cluster cluster = cluster_that_lacks(4, 2, false, 0);
     struct left left = {0};
-    launch(&room, die_in_a_step, &left);
-    launch(&room, come_back, &left);
-    room_free(&room);
+    launch(&cluster, die_in_a_step, &left);
+    launch(&cluster, come_back, &left);
+    cluster_free(&cluster);
 }
 
-static pd_status come_back_with_state_in_memory(struct room_rank *rank, struct pd_error *err)
+static pd_status come_back_with_state_in_memory(struct cluster_rank *rank, struct pd_error *err)
 {
     const struct left *left = rank->context;
     char path[128];
-    PD_TRY(room_save(rank, 2, err));
+    PD_TRY(cluster_save(rank, 2, err));
     shard_path(rank, 2, path);
     if (inode_of(rank->vfs, path) != left->idle[rank->group->rank]) PD_FAIL(err, PD_BUG, "what was free is not used");
-    return room_load(rank, pd_store_entry_at(rank->store, 1), err);
+    return cluster_load(rank, pd_store_entry_at(rank->store, 1), err);
 }
 
 Test(store_generation, a_launch_without_generations_uses_what_they_left)
 {
-    struct room room = room_that_lacks(4, 2, false, 0);
+    struct cluster cluster = cluster_that_lacks(4, 2, false, 0);
     struct left left = {0};
     struct pd_error err = {0};
-    launch(&room, die_in_a_step, &left);
-    expect(room_launch(&room, come_back_with_state_in_memory, &left, &err), PD_OK, &err);
-    room_free(&room);
+    launch(&cluster, die_in_a_step, &left);
+    expect(cluster_launch(&cluster, come_back_with_state_in_memory, &left, &err), PD_OK, &err);
+    cluster_free(&cluster);
 }
 
 /* Ranks 2 and 3 have moved to another host's disk: files of theirs here are nobody's. */
-static pd_status count_free(struct room_rank *rank, struct pd_error *err)
+static pd_status count_free(struct cluster_rank *rank, struct pd_error *err)
 {
     struct pd_listing listing = {0};
-    PD_TRY(pd_vfs_list(rank->vfs, ROOM_ROOT "/pool-2", &listing, err));
+    PD_TRY(pd_vfs_list(rank->vfs, CLUSTER_ROOT "/pool-2", &listing, err));
     uint32_t count = 0;
     for (uint32_t i = 0; i < listing.count; i++)
         count += strncmp(listing.names[i], "recycle-", 8) == 0;
@@ -526,44 +526,45 @@ static pd_status count_free(struct room_rank *rank, struct pd_error *err)
 
 Test(store_generation, files_of_ranks_that_moved_away_go)
 {
-    struct room room = room_that_lacks(4, 1, false, 0), moved;
+    struct cluster cluster = cluster_that_lacks(4, 1, false, 0), moved;
     struct pd_disk_options disk = {.seed = 1, .host_count = 2};
     struct left left = {0};
     struct pd_error err = {0};
-    room_free(&room);
-    expect(pd_simulated_disk_new(&disk, &room.disk, &err), PD_OK, &err);
-    launch(&room, die_in_a_step, &left);
-    moved = room;
+    cluster_free(&cluster);
+    expect(pd_simulated_disk_new(&disk, &cluster.disk, &err), PD_OK, &err);
+    launch(&cluster, die_in_a_step, &left);
+    moved = cluster;
     moved.hosts = 2;
-    expect(room_launch(&moved, count_free, NULL, &err), PD_OK, &err);
-    room_free(&room);
+    expect(cluster_launch(&moved, count_free, NULL, &err), PD_OK, &err);
+    cluster_free(&cluster);
 }
 
 Test(store_generation, foreign_names_in_a_dead_pool_stay)
 {
-    struct room room = room_that_lacks(4, 1, false, 0);
+    struct cluster cluster = cluster_that_lacks(4, 1, false, 0);
     struct left left = {0};
     struct pd_vfs *vfs;
     struct pd_file *file;
     struct pd_error err = {0};
-    launch(&room, die_in_a_step, &left);
-    expect(pd_simulated_disk_vfs(room.disk, 0, &vfs, &err), PD_OK, &err);
-    expect(pd_file_open(vfs, ROOM_ROOT "/pool-1/generation-7.h5", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, &err), PD_OK, &err);
+    launch(&cluster, die_in_a_step, &left);
+    expect(pd_simulated_disk_vfs(cluster.disk, 0, &vfs, &err), PD_OK, &err);
+    expect(pd_file_open(vfs, CLUSTER_ROOT "/pool-1/generation-7.h5", PD_OPEN_WRITE | PD_OPEN_CREATE, &file, &err), PD_OK,
+           &err);
     expect(pd_file_close(file, &err), PD_OK, &err);
-    expect(room_launch(&room, come_back_with_state_in_memory, &left, &err), PD_OK, &err);
-    cr_assert_neq(inode_of(vfs, ROOM_ROOT "/pool-1/generation-7.h5"), 0u);
-    cr_assert_eq(inode_of(vfs, ROOM_ROOT "/pool-1/generation-00000-0.h5"), 0u);
+    expect(cluster_launch(&cluster, come_back_with_state_in_memory, &left, &err), PD_OK, &err);
+    cr_assert_neq(inode_of(vfs, CLUSTER_ROOT "/pool-1/generation-7.h5"), 0u);
+    cr_assert_eq(inode_of(vfs, CLUSTER_ROOT "/pool-1/generation-00000-0.h5"), 0u);
     pd_vfs_free(vfs);
-    room_free(&room);
+    cluster_free(&cluster);
 }
 
 /* ---- space ---- */
 
-static pd_status check_room(struct generation *g, void *context, struct pd_error *err)
+static pd_status check_cluster(struct generation *g, void *context, struct pd_error *err)
 {
     const uint64_t files = *(const uint64_t *)context; /* that must be free, of four */
     struct pd_space space;
-    PD_TRY(pd_vfs_space(g->rank->vfs, ROOM_ROOT, &space, err));
+    PD_TRY(pd_vfs_space(g->rank->vfs, CLUSTER_ROOT, &space, err));
     uint64_t fits = space.available_bytes / files;
     PD_TRY(pd_store_check_space(g->rank->store, fits, 1, err));
     pd_status st = pd_store_check_space(g->rank->store, fits + 8192, 1, err);
@@ -578,11 +579,11 @@ Test(store_generation, space_for_all_generations_is_asked_for)
     for (unsigned i = 0; i < 2; i++) {
         struct pd_disk_options options = {.seed = 1, .host_count = 1};
         options.mounts[0] = (struct pd_disk_mount){.path = "/", .capacity_bytes = 64 << 20, .lacks = lacks[i]};
-        struct room room = {.ranks = 1, .hosts = 1};
+        struct cluster cluster = {.ranks = 1, .hosts = 1};
         struct pd_error err = {0};
-        expect(pd_simulated_disk_new(&options, &room.disk, &err), PD_OK, &err);
-        launch(&room, check_room, &(uint64_t){4 + i});
-        room_free(&room);
+        expect(pd_simulated_disk_new(&options, &cluster.disk, &err), PD_OK, &err);
+        launch(&cluster, check_cluster, &(uint64_t){4 + i});
+        cluster_free(&cluster);
     }
 }
 
@@ -590,14 +591,14 @@ Test(store_generation, space_for_all_generations_is_asked_for)
 static pd_status check_what_is_there(struct generation *g, void *context, struct pd_error *err)
 {
     (void)context;
-    struct room_rank *rank = g->rank;
+    struct cluster_rank *rank = g->rank;
     for (uint64_t step = 1; step <= 3; step++)
         PD_TRY(generation_step(g, step, err));
     PD_TRY(generation_write(g, 4, err));
     struct pd_stat stat;
     struct pd_space space;
     PD_TRY(pd_vfs_stat(rank->vfs, g->path, &stat, err));
-    PD_TRY(pd_vfs_space(rank->vfs, ROOM_ROOT, &space, err));
+    PD_TRY(pd_vfs_space(rank->vfs, CLUSTER_ROOT, &space, err));
     struct pd_file *ballast = NULL;
     PD_TRY(pd_file_open(rank->vfs, "/ballast", PD_OPEN_WRITE | PD_OPEN_CREATE, &ballast, err));
     pd_status st = pd_file_truncate(ballast, space.available_bytes - stat.bytes - 4096, err);
@@ -612,23 +613,23 @@ Test(store_generation, what_waits_counts_as_space)
 {
     struct pd_disk_options options = {.seed = 1, .host_count = 1};
     options.mounts[0] = (struct pd_disk_mount){.path = "/", .capacity_bytes = 4 << 20};
-    struct room room = {.ranks = 1, .hosts = 1};
+    struct cluster cluster = {.ranks = 1, .hosts = 1};
     struct pd_error err = {0};
-    expect(pd_simulated_disk_new(&options, &room.disk, &err), PD_OK, &err);
-    launch(&room, check_what_is_there, NULL);
-    room_free(&room);
+    expect(pd_simulated_disk_new(&options, &cluster.disk, &err), PD_OK, &err);
+    launch(&cluster, check_what_is_there, NULL);
+    cluster_free(&cluster);
 }
 
 /* One checkpoint more than are kept: it goes only after two new files were written. */
 static pd_status check_before_pruning(struct generation *g, void *context, struct pd_error *err)
 {
     (void)context;
-    struct room_rank *rank = g->rank;
+    struct cluster_rank *rank = g->rank;
     struct pd_space space;
     struct pd_file *ballast = NULL;
     uint64_t bytes = pd_shard_writer_file_bytes(g->writers[0]);
     if (pd_store_count(rank->store) != 3) PD_FAIL(err, PD_BUG, "%u checkpoints", pd_store_count(rank->store));
-    PD_TRY(pd_vfs_space(rank->vfs, ROOM_ROOT, &space, err));
+    PD_TRY(pd_vfs_space(rank->vfs, CLUSTER_ROOT, &space, err));
     PD_TRY(pd_file_open(rank->vfs, "/ballast", PD_OPEN_WRITE | PD_OPEN_CREATE, &ballast, err));
     for (unsigned halves = 5; halves > 1; halves--) {
         pd_status st = pd_file_truncate(ballast, space.available_bytes - halves * bytes / 2, err);
@@ -638,10 +639,10 @@ static pd_status check_before_pruning(struct generation *g, void *context, struc
     return pd_file_close(ballast, err);
 }
 
-static pd_status three_steps(struct room_rank *rank, struct pd_error *err)
+static pd_status three_steps(struct cluster_rank *rank, struct pd_error *err)
 {
     for (uint64_t step = 1; step <= 3; step++)
-        PD_TRY(room_save(rank, step, err));
+        PD_TRY(cluster_save(rank, step, err));
     return PD_OK;
 }
 
@@ -649,24 +650,24 @@ Test(store_generation, room_for_two_is_asked_for_beside_what_stays)
 {
     struct pd_disk_options options = {.seed = 1, .host_count = 1};
     options.mounts[0] = (struct pd_disk_mount){.path = "/", .capacity_bytes = 4 << 20};
-    struct room room = {.ranks = 1, .hosts = 1};
+    struct cluster cluster = {.ranks = 1, .hosts = 1};
     struct pd_error err = {0};
-    expect(pd_simulated_disk_new(&options, &room.disk, &err), PD_OK, &err);
-    expect(room_launch(&room, three_steps, NULL, &err), PD_OK, &err);
-    launch(&room, check_before_pruning, NULL);
-    room_free(&room);
+    expect(pd_simulated_disk_new(&options, &cluster.disk, &err), PD_OK, &err);
+    expect(cluster_launch(&cluster, three_steps, NULL, &err), PD_OK, &err);
+    launch(&cluster, check_before_pruning, NULL);
+    cluster_free(&cluster);
 }
 
 /* At the first start four files, later only what committed checkpoints and those in the pool do not make up for. */
 static pd_status reserve(struct generation *g, void *context, struct pd_error *err)
 {
     const uint64_t expected = *(const uint64_t *)context; /* pages that it takes, of files of 25 */
-    struct room_rank *rank = g->rank;
+    struct cluster_rank *rank = g->rank;
     struct pd_space before, after;
-    PD_TRY(pd_vfs_space(rank->vfs, ROOM_ROOT, &before, err));
+    PD_TRY(pd_vfs_space(rank->vfs, CLUSTER_ROOT, &before, err));
     for (unsigned again = 0; again < 2; again++)
         PD_TRY(pd_store_generations_reserve(rank->store, 100 << 10, err));
-    PD_TRY(pd_vfs_space(rank->vfs, ROOM_ROOT, &after, err));
+    PD_TRY(pd_vfs_space(rank->vfs, CLUSTER_ROOT, &after, err));
     uint64_t taken = (before.available_bytes - after.available_bytes) / 4096;
     if (taken != expected) PD_FAIL(err, PD_BUG, "%llu pages are taken", (unsigned long long)taken);
     for (uint64_t step = 101; step < 110; step++)
@@ -683,12 +684,12 @@ Test(store_generation, files_are_reserved_at_the_start)
     for (unsigned i = 0; i < sizeof table / sizeof *table; i++) {
         struct pd_disk_options options = {.seed = 1, .host_count = 1};
         options.mounts[0] = (struct pd_disk_mount){.path = "/", .capacity_bytes = 4 << 20, .lacks = table[i].lacks};
-        struct room room = {.ranks = 1, .hosts = 1};
+        struct cluster cluster = {.ranks = 1, .hosts = 1};
         struct pd_error err = {0};
-        expect(pd_simulated_disk_new(&options, &room.disk, &err), PD_OK, &err);
-        launch(&room, reserve, &(uint64_t){table[i].first});
-        launch(&room, reserve, &(uint64_t){table[i].second});
-        room_free(&room);
+        expect(pd_simulated_disk_new(&options, &cluster.disk, &err), PD_OK, &err);
+        launch(&cluster, reserve, &(uint64_t){table[i].first});
+        launch(&cluster, reserve, &(uint64_t){table[i].second});
+        cluster_free(&cluster);
     }
 }
 
@@ -696,11 +697,11 @@ static pd_status reserve_too_much(struct generation *g, void *context, struct pd
 {
     (void)context;
     struct pd_space before, after;
-    PD_TRY(pd_vfs_space(g->rank->vfs, ROOM_ROOT, &before, err));
+    PD_TRY(pd_vfs_space(g->rank->vfs, CLUSTER_ROOT, &before, err));
     pd_status st = pd_store_generations_reserve(g->rank->store, before.available_bytes / 3, err);
     if (st != PD_NO_SPACE) PD_FAIL(err, PD_BUG, "a full disk gives %s", pd_status_name(st));
-    if (!strstr(err->message, "MiB of state")) PD_FAIL(err, PD_BUG, "unclear: %s", err->message);
-    PD_TRY(pd_vfs_space(g->rank->vfs, ROOM_ROOT, &after, err));
+    if (!strstr(err->message, "files of 1.3 MiB for the state")) PD_FAIL(err, PD_BUG, "unclear: %s", err->message);
+    PD_TRY(pd_vfs_space(g->rank->vfs, CLUSTER_ROOT, &after, err));
     if (after.available_bytes + 3 * (before.available_bytes / 3) + 4096 < before.available_bytes)
         PD_FAIL(err, PD_BUG, "what did not fit stays");
     return PD_OK;
@@ -710,11 +711,11 @@ Test(store_generation, a_disk_that_is_too_small_shows_at_the_start)
 {
     struct pd_disk_options options = {.seed = 1, .host_count = 1};
     options.mounts[0] = (struct pd_disk_mount){.path = "/", .capacity_bytes = 4 << 20};
-    struct room room = {.ranks = 1, .hosts = 1};
+    struct cluster cluster = {.ranks = 1, .hosts = 1};
     struct pd_error err = {0};
-    expect(pd_simulated_disk_new(&options, &room.disk, &err), PD_OK, &err);
-    launch(&room, reserve_too_much, NULL);
-    room_free(&room);
+    expect(pd_simulated_disk_new(&options, &cluster.disk, &err), PD_OK, &err);
+    launch(&cluster, reserve_too_much, NULL);
+    cluster_free(&cluster);
 }
 
 /* ---- two threads ---- */
@@ -739,16 +740,16 @@ static void *commit_and_prune(void *argument)
 static pd_status commit_behind(struct generation *g, void *context, struct pd_error *err)
 {
     (void)context;
-    struct room_rank *rank = g->rank;
+    struct cluster_rank *rank = g->rank;
     for (uint64_t step = 1; step <= 300; step += 3) {
-        struct pd_identity identity = room_identity(0, step);
+        struct pd_identity identity = cluster_identity(0, step);
         struct committer c = {.g = g};
         pthread_t thread;
         PD_TRY(generation_write(g, step, err));
         PD_TRY(generation_finish(g, err));
-        PD_TRY(pd_store_begin_generation(rank->store, &identity, g->slot, rank->buffers, ROOM_BUFFER_BYTES, err));
+        PD_TRY(pd_store_begin_generation(rank->store, &identity, g->slot, rank->buffers, CLUSTER_BUFFER_BYTES, err));
         c.summary = g->summary;
-        room_state(rank, &c.state, 0, step);
+        cluster_state(rank, &c.state, 0, step);
         if (pthread_create(&thread, NULL, commit_and_prune, &c) != 0) PD_FAIL(err, PD_NO_MEMORY, "no thread");
         pd_status st = generation_write(g, step + 1, err);
         if (st == PD_OK) st = generation_write(g, step + 2, err);
@@ -758,14 +759,14 @@ static pd_status commit_behind(struct generation *g, void *context, struct pd_er
         PD_TRY(c.st);
         PD_TRY(generation_read(g, err));
         for (uint32_t i = 0; i < pd_store_count(rank->store); i++)
-            PD_TRY(room_load(rank, pd_store_entry_at(rank->store, i), err));
+            PD_TRY(cluster_load(rank, pd_store_entry_at(rank->store, i), err));
     }
     return PD_OK;
 }
 
 Test(store_generation, steps_go_on_while_a_save_ends)
 {
-    struct room room = room_that_lacks(1, 1, false, 0);
-    launch(&room, commit_behind, NULL);
-    room_free(&room);
+    struct cluster cluster = cluster_that_lacks(1, 1, false, 0);
+    launch(&cluster, commit_behind, NULL);
+    cluster_free(&cluster);
 }

@@ -111,7 +111,7 @@ Test(index, a_missing_shard_reads_as_nan)
 Test(index, thousands_of_tensors_in_seconds)
 {
     const uint32_t tensors = 1000, shards = 16;
-    struct pd_tensor_table table = {calloc(tensors, sizeof(struct pd_tensor)), tensors};
+    struct pd_tensor_table table = {.tensors = calloc(tensors, sizeof(struct pd_tensor)), .count = tensors};
     struct pd_index_source *sources = calloc(shards, sizeof *sources);
     char(*names)[32] = calloc(shards, sizeof *names);
     for (uint32_t t = 0; t < tensors; t++) {

@@ -1,6 +1,6 @@
 /* A rank dies at each operation of its group during a save: what was durable under its final name stays a checkpoint. */
+#include "tests/helpers/store_cluster.h"
 #include "tests/helpers/store_expect.h"
-#include "tests/helpers/store_room.h"
 
 TestSuite(store_lost_peer, .init = set_up);
 
@@ -58,7 +58,7 @@ struct death {
 };
 
 /* The victim's group dies in the save, not in the open before it. */
-static pd_status save_and_die(struct room_rank *rank, struct pd_error *err)
+static pd_status save_and_die(struct cluster_rank *rank, struct pd_error *err)
 {
     struct death *death = rank->context;
     const bool is_victim = rank->group->rank == death->victim;
@@ -66,17 +66,17 @@ static pd_status save_and_die(struct room_rank *rank, struct pd_error *err)
     struct dying dying = {.group = &whole, .left = is_victim ? death->nth : UINT32_MAX};
     rank->group->ops = &dying_ops;
     rank->group->context = &dying;
-    pd_status st = room_save(rank, 1, err);
+    pd_status st = cluster_save(rank, 1, err);
     *rank->group = whole;
     if (is_victim) death->is_dead = dying.is_dead;
     return st;
 }
 
-static pd_status newest(struct room_rank *rank, struct pd_error *err)
+static pd_status newest(struct cluster_rank *rank, struct pd_error *err)
 {
     uint64_t *step = rank->context;
     const bool has = pd_store_count(rank->store) > 0;
-    if (has) PD_TRY(room_load(rank, pd_store_entry_at(rank->store, 0), err));
+    if (has) PD_TRY(cluster_load(rank, pd_store_entry_at(rank->store, 0), err));
     if (rank->group->rank == 0) *step = has ? pd_store_entry_at(rank->store, 0)->step : 0;
     return PD_OK;
 }
@@ -86,16 +86,16 @@ static void die_everywhere(uint32_t ranks, uint32_t hosts, bool shared, uint32_t
 {
     uint64_t before = 0;
     for (uint32_t nth = 0;; nth++) {
-        struct room room;
+        struct cluster cluster;
         struct pd_error err = {0};
         struct death death = {victim, nth, false};
         uint64_t step = 0;
-        expect(room_new(&room, ranks, hosts, shared, &err), PD_OK, &err);
-        pd_status st = room_launch(&room, save_and_die, &death, &err);
+        expect(cluster_new(&cluster, ranks, hosts, shared, &err), PD_OK, &err);
+        pd_status st = cluster_launch(&cluster, save_and_die, &death, &err);
         expect(st, death.is_dead ? PD_PEER_LOST : PD_OK, &err);
         err = (struct pd_error){0};
-        expect(room_launch(&room, newest, &step, &err), PD_OK, &err);
-        room_free(&room);
+        expect(cluster_launch(&cluster, newest, &step, &err), PD_OK, &err);
+        cluster_free(&cluster);
         cr_assert(step >= before, "rank %u died at operation %u: the checkpoint is gone", victim, nth);
         if (!death.is_dead) cr_assert_eq(before, 1, "no death after the rename leaves the checkpoint");
         if (!death.is_dead) return;

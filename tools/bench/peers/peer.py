@@ -47,6 +47,7 @@ class Room:
         self.preset, self.tokens, self.bytes = options.preset, options.tokens, bytes_of(options.bytes)
         self.path = tempfile.mkdtemp(prefix="perdure-peers-", dir=options.dir)
         self.moved = {}  # {row: bytes read, bytes written}
+        self.stack = contextlib.ExitStack()  # what ends with it
 
     def at(self, name):
         return os.path.join(self.path, name)
@@ -215,4 +216,5 @@ def main(peer, prepare, unfair, rank=None):
         print(f"\n{type(failure).__name__}: {' '.join(str(failure).split())[:300]}", file=sys.stderr)
         sys.exit(LEFT_OUT)
     finally:
+        room.stack.close()
         shutil.rmtree(room.path, ignore_errors=True)

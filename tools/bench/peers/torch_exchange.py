@@ -1,4 +1,5 @@
 """Steps of ranks on hosts that links of 1 Gbit/s join: DistributedDataParallel and FSDP2 over gloo. As root: hosts are network namespaces."""
+import functools
 import json
 import os
 import subprocess
@@ -10,11 +11,14 @@ import peer
 HOSTS, RANKS, RATE, TOKENS, STEPS = 4, 8, "1gbit", 16, 3
 MODEL = {"n_embd": 512, "n_head": 8, "n_layer": 4, "vocab_size": 4096, "n_positions": 64}  # as of bench exchange
 STAGES = {"DDP": 1, "FSDP2": 3}
-UNFAIR = {f"{kind}, {count}, {what}": about for kind, about in {
-    "DDP": "beside ZeRO-1, both bf16 with fp32 masters; DDP's gradients travel as fp32, perdure's as integers of 8 bytes, whose sums are exact; "
+CASES = {f"{kind}, {count} micro-batch{'es' * (count > 1)}, terms of {bits} bits": (kind, count, bits)
+         for kind in STAGES for count in (1, 4) for bits in (64, 32)}
+MEASURED = ("step", "GB that leave a host")
+UNFAIR = {f"{case}, {what}": {
+    "DDP": "beside ZeRO-1, both bf16 with fp32 masters; DDP's gradients travel as fp32, perdure's as integers, whose sums are exact; "
            "DDP holds all moments and gathers nothing",
-    "FSDP2": "beside ZeRO-3, both bf16 with fp32 masters; FSDP2 reduces in fp32, perdure in integers of 8 bytes"}.items()
-    for count in ("1 micro-batch", "4 micro-batches") for what in ("step", "GB that leave a host")}
+    "FSDP2": "beside ZeRO-3, both bf16 with fp32 masters; FSDP2 reduces in fp32, perdure in integers"}[kind]
+    for case, (kind, _, _) in CASES.items() for what in MEASURED}
 
 
 def here():
@@ -111,21 +115,21 @@ def of_mpirun(kind, micro_batches):
 
 
 def rows_of(measured):
-    return {f"{kind}, {count} micro-batch{'es' * (count > 1)}, {what}": value
-            for kind in STAGES for count in (1, 4) for what, value in zip(("step", "GB that leave a host"), measured(kind, count))}
+    return {f"{case}, {what}": value for case, key in CASES.items() for what, value in zip(MEASURED, measured(*key))}
 
 
 def prepare(room):
     def theirs():
-        def measured(kind, count):
+        @functools.cache
+        def run(kind, count):
             said = json.loads(on_hosts(sys.executable, "-B", here(), "--start", kind, count).strip().splitlines()[-1])
             return said["seconds"], said["bytes"] * 1e-9
-        return rows_of(measured)
+        return rows_of(lambda kind, count, _: run(kind, count))
 
     def ours():
-        def measured(kind, count):
+        def measured(kind, count, bits):
             said = json.loads(on_hosts(room.perdure, "bench", "exchange", f"--hosts={HOSTS}", f"--ranks={RANKS}", f"--runs={STEPS}", f"--zero={STAGES[kind]}",
-                                       f"--micro-batches={count}", f"--tokens={TOKENS}", "--json"))
+                                       f"--micro-batches={count}", f"--tokens={TOKENS}", "--json", f"numerics.terms={bits}"))
             name = f"zero{STAGES[kind]}_micro_batches{count}"
             return said[f"{name}_seconds"], said[f"{name}_host_wire_bytes"] * 1e-9
         return rows_of(measured)

@@ -20,9 +20,9 @@ enum pd_attention_items { PD_ITEMS_OF_QUERIES, PD_ITEMS_OF_KEYS, PD_ITEMS_OF_TUR
  * heads begin well before the end. */
 #define PD_ATTENTION_ROUND 396u
 
-/* How many of `all` heads have their tiles before those of other heads. Query tiles: those of a key-value head, which read
- * the same data, for as many as fit the cache. Key tiles of a head go over its queries side by side. With turns: all heads,
- * so that few tiles of a head begin at once and wait. */
+/* How many of `all` heads have their tiles before the tiles of other heads. Query tiles: the heads of a key-value head, which
+ * read the same data, for as many as fit the cache. Key tiles of a head go over its queries side by side. With turns: all
+ * heads, so that few tiles of a head begin at once and wait. */
 PD_DEVICE uint64_t pd_attention_together(const struct pd_attention &a, uint64_t all, uint32_t tiles,
                                          enum pd_attention_items of)
 {

@@ -38,7 +38,7 @@ PD_DEVICE void keys_row_put(const keys_row &row, keys_rows &rows)
 /* Pieces of 8 queries with scores in registers at a time: besides sums of 128 columns only half a tile fits. */
 template <int D> constexpr uint32_t keys_pieces = D == 128 ? 4 : 8;
 
-/* Queries from `from` of the tile. `key` is that of the lane's first row; `position` that of the tile's first query. */
+/* Queries from `from` of the tile. `key` belongs to the lane's first row, `position` to the tile's first query. */
 template <bool CUT, int N>
 PD_DEVICE void keys_gradients(const keys_rows &rows, uint32_t from, float c, uint32_t key, uint32_t position,
                               float (&s)[1][N][4], float (&dp)[1][N][4])

@@ -1,7 +1,8 @@
 /* Uses the CUDA runtime, or the one of tests/simt. */
 #include "trainer/math/cuda/copies.h"
 
-#include "trainer/math/cuda/grid.h"
+#include "trainer/math/cuda/element.h"
+#include "trainer/math/cuda/kernels.h"
 
 #include <stdlib.h>
 
@@ -23,6 +24,40 @@ pd_status pd_cuda_copy_rows(void *stream, uint64_t rows, uint64_t bytes, void *d
     return check(
         cudaMemcpy2DAsync(dst, ld_dst, src, ld_src, bytes, rows, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)),
         "copying rows", err);
+}
+
+/* Words as long as the alignment of a piece admits. */
+template <typename Word> PD_DEVICE void copy_words(const struct pd_copy &piece)
+{
+    const uint64_t n = piece.bytes / sizeof(Word), threads = static_cast<uint64_t>(gridDim.x) * blockDim.x;
+    for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < n; i += threads)
+        static_cast<Word *>(piece.to)[i] = static_cast<const Word *>(piece.from)[i];
+}
+
+/* A row of blocks a piece. */
+static __global__ void copy_pieces(struct pd_copies c)
+{
+    const struct pd_copy &piece = c.pieces[blockIdx.y];
+    const uint64_t all = reinterpret_cast<uintptr_t>(piece.to) | reinterpret_cast<uintptr_t>(piece.from) | piece.bytes;
+    if (all % sizeof(uint4) == 0)
+        copy_words<uint4>(piece);
+    else if (all % sizeof(uint32_t) == 0)
+        copy_words<uint32_t>(piece);
+    else if (all % sizeof(uint16_t) == 0)
+        copy_words<uint16_t>(piece);
+    else
+        copy_words<uint8_t>(piece);
+}
+static_assert(sizeof(struct pd_copies) <= 4096, "arguments of a kernel");
+
+pd_status pd_cuda_copy_pieces(void *stream, const struct pd_copies *c, struct pd_error *err)
+{
+    const uint64_t block_bytes = 8 * sizeof(uint4) * PD_THREADS;
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < c->count; i++)
+        most = c->pieces[i].bytes > most ? c->pieces[i].bytes : most;
+    if (!most) return PD_OK;
+    return PD_LAUNCH(err, copy_pieces, dim3(pd_blocks(most, block_bytes), c->count), PD_THREADS, 0, stream, *c);
 }
 
 pd_status pd_cuda_sync(void *stream, struct pd_error *err)

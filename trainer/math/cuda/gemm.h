@@ -33,7 +33,8 @@ struct pd_cuda_gemms;
 
 struct pd_cuda_gemms_options {
     bool invariant, any_shape;
-    void *workspace; /* (PD_CUDA_GEMM_WORKSPACE_BYTES) device, borrowed: cuBLASLt's, then partial sums */
+    uint32_t multiprocessors; /* that products may take; 0: all. Part of what an algorithm is chosen by */
+    void *workspace;          /* (PD_CUDA_GEMM_WORKSPACE_BYTES) device, borrowed: cuBLASLt's, then partial sums */
 };
 
 pd_status pd_cuda_gemms_new(const struct pd_cuda_gemms_options *options, struct pd_cuda_gemms **ret_gemms,

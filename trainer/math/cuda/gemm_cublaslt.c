@@ -20,8 +20,9 @@
 struct key {
     uint64_t m, n, k, ld_a, ld_b, ld_c, ld_residual;
     uint32_t align_a, align_b, align_c, align_residual, align_bias;
-    uint16_t is_refused; /* unsuitable for cuBLASLt: operands of two types, alignment */
-    uint16_t parts;      /* 1, or products over this many parts of `k`, consecutive in C */
+    uint16_t multiprocessors; /* 0: all */
+    uint8_t is_refused;       /* unsuitable for cuBLASLt: operands of two types, alignment */
+    uint8_t parts;            /* 1, or products over this many parts of `k`, consecutive in C */
     uint8_t a, b, result, trans_a, trans_b, accumulate, bias, residual; /* a, b, result: cudaDataType_t */
 };
 _Static_assert(sizeof(struct key) == 88, "no bytes that nobody sets");
@@ -168,7 +169,8 @@ static struct key key_of(const struct pd_cuda_gemms *p, const struct pd_gemm *g,
     key.align_residual = has_residual(g) ? alignment_of(&g->residual, pd_dtype_bytes(g->residual.dtype)) : key.align_c;
     key.align_bias = alignment_at(g->bias, 0);
     key.is_refused = !is_for_cublaslt(g);
-    key.parts = (uint16_t)parts;
+    key.parts = (uint8_t)parts;
+    key.multiprocessors = (uint16_t)p->options.multiprocessors;
     key.m = key.n = PD_CUDA_CANONICAL;
     key.ld_a = g->trans_a ? key.m : g->k;
     key.ld_b = g->trans_b ? g->k : key.n;
@@ -186,7 +188,7 @@ static pd_status set(struct description *d, cublasLtMatmulDescAttributes_t attri
     return PD_OK;
 }
 
-/* Codes of a forward pass; those of a gradient are E5M2. Tensor cores of capability 9.0 then keep some 14 bits of a sum,
+/* Codes of a forward pass; a gradient has E5M2. Tensor cores of capability 9.0 then keep some 14 bits of a sum,
  * which they otherwise pass on to fp32 now and then. */
 static bool sums_fast(const struct pd_cuda_gemms *p, const struct key *key)
 {
@@ -220,6 +222,7 @@ static pd_status describe(const struct pd_cuda_gemms *p, struct description *d, 
     const cublasLtEpilogue_t epilogue = key->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     const cudaDataType_t bias = (cudaDataType_t)key->result;
     const int8_t sums = fast;
+    const int32_t multiprocessors = key->multiprocessors;
     LT_TRY(err,
            pd_cublaslt.cublasLtMatmulDescInit_internal(&d->operation, sizeof d->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
            "describing a GEMM");
@@ -227,6 +230,7 @@ static pd_status describe(const struct pd_cuda_gemms *p, struct description *d, 
     PD_TRY(set(d, CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof b, err));
     PD_TRY(set(d, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue, err));
     if (fast) PD_TRY(set(d, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &sums, sizeof sums, err));
+    if (multiprocessors) PD_TRY(set(d, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &multiprocessors, sizeof multiprocessors, err));
     PD_TRY(key->bias ? set(d, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias, sizeof bias, err) : PD_OK);
     LT_TRY(err,
            pd_cublaslt.cublasLtMatrixLayoutInit_internal(&d->a, sizeof d->a, (cudaDataType_t)key->b, b_rows, b_columns,

@@ -60,6 +60,10 @@ PD_MUST_USE pd_status pd_cuda_attention_backward_queries(void *stream, const str
 PD_MUST_USE pd_status pd_cuda_attention_backward_keys(void *stream, const struct pd_attention *attention,
                                                       struct pd_cuda_workspace workspace, struct pd_error *err);
 
+/* All kernels of this program, onto the calling thread's device; math_cuda.h says why. */
+PD_MUST_USE pd_status pd_cuda_kernels_load(struct pd_error *err);
+uint32_t pd_cuda_kernel_count(void);
+
 #ifdef __cplusplus
 }
 #endif

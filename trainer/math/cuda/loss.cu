@@ -174,7 +174,7 @@ static __global__ void sum_kernel(struct pd_cross_entropy l)
     if (column < l.vocab) l.target_logit[row] = x[column];
 }
 
-/* Joins the sum of these columns to that of earlier ones. */
+/* Joins the sum of these columns to the sum of earlier ones. */
 static __global__ void part_kernel(struct pd_cross_entropy l)
 {
     const uint64_t row = blockIdx.x, column = target_column(l, row);

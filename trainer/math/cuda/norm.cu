@@ -175,7 +175,7 @@ struct staged {
     uint32_t stride; /* elements from row to row */
 };
 
-/* Heads: converts the gradient of the rotated values to that of the norm's output, rounded. */
+/* Heads: converts the gradient of the rotated values to the gradient of the norm's output, rounded. */
 template <enum pd_dtype D> PD_DEVICE void turn_back(const struct pd_norm &n, const staged &s, uint64_t first, uint32_t count)
 {
     const uint32_t half = static_cast<uint32_t>(n.columns) / 2;

@@ -1,0 +1,212 @@
+"""perdure.h for ctypes: the library, its structs, and calls that raise. Every call releases the GIL."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import warnings
+from ctypes import CFUNCTYPE, POINTER, Structure, c_char, c_char_p, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from typing import Any, Callable, Optional
+
+from . import errors
+
+DIMS_MAX = 8
+NEWEST = (1 << 64) - 1
+KINDS = ("param", "exp_avg", "exp_avg_sq")
+F32, U8, AS_STORED = 0, 10, 255
+#: called with bytes done and bytes in all; True stops the call
+Progress = Callable[[int, int], Optional[bool]]
+Dims = c_uint64 * DIMS_MAX
+
+
+class CError(Structure):
+    _fields_ = [("status", c_int), ("system_errno", c_int), ("where", c_char * 64), ("message", c_char * 960)]
+
+
+PROGRESS = CFUNCTYPE(c_int, c_void_p, c_uint64, c_uint64)
+NOTE = CFUNCTYPE(None, c_void_p, c_char_p)
+
+
+class CWatch(Structure):
+    _fields_ = [("context", c_void_p), ("progress", PROGRESS), ("note", NOTE)]
+
+
+class CTensor(Structure):
+    _fields_ = [("name", c_char_p), ("kind", c_int), ("dtype", c_int), ("ndim", c_uint32), ("shape", Dims), ("bytes", c_uint64),
+                ("has_moments", c_int), ("is_bytes", c_int)]
+
+
+class COpenOptions(Structure):
+    _fields_ = [("size", c_size_t), ("step", c_uint64), ("threads", c_uint32), ("watch", POINTER(CWatch))]
+
+
+class CInfo(Structure):
+    _fields_ = [("format", c_char_p), ("path", c_char_p), ("step", c_uint64), ("tensor_count", c_uint64), ("bytes", c_uint64),
+                ("is_verified", c_int)]
+
+
+class CSlice(Structure):
+    _fields_ = [("tensor", c_uint64), ("start", POINTER(c_uint64)), ("count", POINTER(c_uint64)), ("as_", c_int), ("to", c_void_p),
+                ("to_bytes", c_uint64)]
+
+
+class CDamage(Structure):
+    _fields_ = [("file", c_char_p), ("tensor", c_char_p), ("kind", c_int), ("block", c_uint64), ("is_proven", c_int), ("text", c_char_p)]
+
+
+class CEntry(Structure):
+    _fields_ = [("path", c_char_p), ("step", c_uint64), ("lineage", c_uint64), ("bytes", c_uint64), ("shards", c_uint32)]
+
+
+class CConvert(Structure):
+    _fields_ = [("size", c_size_t), ("source", c_char_p), ("destination", c_char_p), ("step", c_uint64), ("format", c_char_p), ("dtype", c_char_p),
+                ("layout", c_char_p), ("compression", c_char_p), ("config", c_char_p), ("only", c_char_p), ("prefix", c_char_p),
+                ("fresh_optimizer", c_int), ("watch", POINTER(CWatch))]
+
+
+GATHER = CFUNCTYPE(c_int, c_void_p, c_uint32, c_void_p, c_uint64, c_void_p)
+BROADCAST = CFUNCTYPE(c_int, c_void_p, c_uint32, c_void_p, c_uint64)
+
+
+class CGroup(Structure):
+    _fields_ = [("context", c_void_p), ("rank", c_uint32), ("size", c_uint32), ("gather", GATHER), ("broadcast", BROADCAST)]
+
+
+class CWriterOptions(Structure):
+    _fields_ = [("size", c_size_t), ("keep_last", c_uint32), ("keep_every", c_uint64), ("compression", c_char_p), ("threads", c_uint32)]
+
+
+class CPiece(Structure):
+    _fields_ = [("name", c_char_p), ("kind", c_int), ("dtype", c_int), ("is_bytes", c_int), ("ndim", c_uint32), ("shape", Dims), ("start", Dims),
+                ("count", Dims), ("data", c_void_p)]
+
+
+class CSave(Structure):
+    _fields_ = [("size", c_size_t), ("step", c_uint64), ("pieces", POINTER(CPiece)), ("piece_count", c_uint64), ("metadata", c_char_p),
+                ("created_by", c_char_p), ("watch", POINTER(CWatch))]
+
+
+class CUpload(Structure):
+    _fields_ = [("size", c_size_t), ("source", c_char_p), ("step", c_uint64), ("bucket", c_char_p), ("keep_last", c_uint32), ("keep_every", c_uint64),
+                ("memory", c_uint64), ("bytes_per_second", c_uint64), ("watch", POINTER(CWatch))]
+
+
+DAMAGE = CFUNCTYPE(None, c_void_p, POINTER(CDamage))
+
+# name: (result, arguments). A fallible function returns a c_int and takes a CError last.
+FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "version": (c_char_p, []),
+    "dtype_name": (c_char_p, [c_int]),
+    "dtype_block": (c_int, [c_int, POINTER(c_uint32), POINTER(c_uint32)]),
+    "open": (c_int, [c_char_p, POINTER(COpenOptions), POINTER(c_void_p), POINTER(CError)]),
+    "close": (None, [c_void_p]),
+    "info": (None, [c_void_p, POINTER(CInfo)]),
+    "tensor_at": (POINTER(CTensor), [c_void_p, c_uint64]),
+    "text": (c_void_p, [c_void_p, c_char_p, POINTER(c_uint64)]),
+    "text_name": (c_char_p, [c_void_p, c_uint64]),
+    "read": (c_int, [c_void_p, POINTER(CSlice), c_uint64, POINTER(CWatch), POINTER(CError)]),
+    "bytes_read": (c_uint64, [c_void_p]),
+    "free": (None, [c_void_p]),
+    "verify": (c_int, [c_void_p, DAMAGE, c_void_p, POINTER(CWatch), POINTER(CError)]),
+    "list": (c_int, [c_char_p, POINTER(POINTER(CEntry)), POINTER(c_uint64), POINTER(CError)]),
+    "convert": (c_int, [POINTER(CConvert), POINTER(CError)]),
+    "writer_open": (c_int, [c_char_p, POINTER(CWriterOptions), POINTER(CGroup), POINTER(c_void_p), POINTER(CError)]),
+    "writer_close": (None, [c_void_p]),
+    "save": (c_int, [c_void_p, POINTER(CSave), POINTER(CError)]),
+    "upload": (c_int, [POINTER(CUpload), POINTER(CGroup), POINTER(CError)]),
+    "prune": (c_int, [c_char_p, c_uint32, c_uint64, POINTER(c_uint64), POINTER(CError)]),
+}
+
+
+def _find() -> ctypes.CDLL:
+    beside = os.path.join(os.path.dirname(os.path.abspath(__file__)), "lib", "libperdure.so.0")
+    named = os.environ.get("PERDURE_LIBRARY")
+    path = named or (beside if os.path.exists(beside) else "libperdure.so.0")
+    try:
+        return ctypes.CDLL(path)
+    except OSError as e:
+        raise ImportError(f"{path} cannot be loaded: {e}; PERDURE_LIBRARY names libperdure.so") from e
+
+
+class Library:
+    """Functions of perdure.h without their prefix: `LIBRARY.version()`."""
+
+    def __init__(self) -> None:
+        handle = _find()
+        for name, (result, arguments) in FUNCTIONS.items():
+            function = getattr(handle, "perdure_" + name)
+            function.restype, function.argtypes = result, arguments
+            setattr(self, name, function)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+
+LIBRARY = Library()
+
+
+def call(name: str, *arguments: Any, watch: Watch | None = None) -> None:
+    """Calls a fallible function, and raises what it fails with or what a callback has raised."""
+    error = CError()
+    status = getattr(LIBRARY, name)(*arguments, ctypes.byref(error))
+    if watch:
+        watch.end(status)
+    if status:
+        kind = errors.BY_STATUS.get(status, errors.BugError)
+        raise kind(error.message.decode(), error.system_errno, error.where.decode())
+
+
+class Watch:
+    """Callbacks of a call. Its progress function is where Python sees an interrupt: an exception there stops the call."""
+
+    def __init__(self, progress: Progress | None = None) -> None:
+        self._progress = progress
+        self._raised: BaseException | None = None
+        self._notes: list[str] = []
+        self.struct = CWatch(None, PROGRESS(self._on_progress), NOTE(self._on_note))
+
+    def _on_progress(self, _: Any, done: int, total: int) -> int:
+        try:
+            return int(bool(self._progress and self._progress(done, total)))
+        except BaseException as e:  # C code cannot pass it on
+            self._raised = e
+            return 1
+
+    def _on_note(self, _: Any, text: bytes) -> None:
+        self._notes.append(text.decode())
+
+    def end(self, status: int) -> None:
+        if status and self._raised:
+            raise self._raised
+        for text in self._notes:
+            warnings.warn(text, stacklevel=4)
+
+
+class Handle:
+    """Owns what the library opened. Closed with its last user: a thread that reads keeps it while another one closes."""
+
+    def __init__(self, pointer: int, close: Callable[[int], None]) -> None:
+        self.pointer, self.pid, self._close = pointer, os.getpid(), close
+
+    def __del__(self) -> None:
+        if os.getpid() == self.pid:  # a child has none of the threads
+            self._close(self.pointer)
+
+
+_dtypes: dict[int, str] = {}
+_dtypes_lock = threading.Lock()
+
+
+def dtype_name(number: int) -> str:
+    with _dtypes_lock:
+        if number not in _dtypes:
+            name = LIBRARY.dtype_name(number)
+            _dtypes[number] = name.decode() if name else "unknown"
+        return _dtypes[number]
+
+
+def dtype_block(number: int) -> tuple[int, int]:
+    """Elements and bytes of a block; one element but for GGUF's types."""
+    elements, size = c_uint32(), c_uint32()
+    return (elements.value, size.value) if LIBRARY.dtype_block(number, elements, size) else (0, 0)

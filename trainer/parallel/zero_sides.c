@@ -1,0 +1,38 @@
+/* The two sides of a bucket: what all data ranks share, and experts that ep ranks divide. */
+#include "trainer/parallel/zero_internal.h"
+
+uint32_t pd_zero_side_of(const struct pd_zero *zero, uint32_t tensor)
+{
+    return pd_layout_is_spread(&zero->grid->layout, &zero->model->tensors.tensors[tensor]) ? PD_ZERO_SPREAD : PD_ZERO_COMMON;
+}
+
+uint32_t pd_zero_parts(const struct pd_zero *zero, uint32_t side)
+{
+    return side == PD_ZERO_COMMON || zero->parts == 1 ? zero->parts : zero->parts / zero->ep;
+}
+
+uint32_t pd_zero_own_part(const struct pd_zero *zero, uint32_t side)
+{
+    return zero->q % zero->parts / (side == PD_ZERO_COMMON ? 1 : zero->ep);
+}
+
+uint32_t pd_zero_part_rank(const struct pd_zero *zero, uint32_t side, uint32_t part)
+{
+    return side == PD_ZERO_COMMON ? part : zero->q % zero->ep + part * zero->ep;
+}
+
+uint64_t pd_zero_terms_end(const struct pd_zero *zero, const struct pd_zero_bucket *s)
+{
+    const struct pd_zero_side *last = &s->sides[s->sides[PD_ZERO_SPREAD].stride ? PD_ZERO_SPREAD : PD_ZERO_COMMON];
+    return last->terms_at + pd_zero_parts(zero, (uint32_t)(last - s->sides)) * last->stride;
+}
+
+uint64_t pd_zero_source_at(const struct pd_zero_bucket *s, uint32_t source)
+{
+    return source ? s->computed[s->count] + (source - 1) * (s->spread_end - s->spread_begin) : s->spread_begin;
+}
+
+uint64_t pd_zero_gradients_of(const struct pd_zero *zero, const struct pd_zero_bucket *s)
+{
+    return s->computed[s->count] + (zero->ep - 1) * (s->spread_end - s->spread_begin);
+}
