@@ -18,6 +18,7 @@ numerics: {{lanes: 12}}
 checkpoint: {{every: 3, keep_last: 3}}
 layout: {{ranks: 3, threads: 1, transport: local}}
 """
+EXPERTS = CONFIG.replace("{{family: llama,", "{{family: mixtral, experts: 8, experts_per_token: 2, balance_loss: 0.01,").replace("steps: 24", "steps: 4")
 EVERY = 4
 COMPARE = f"guard.replay_every={EVERY}"
 LAYERS, MICRO_BATCHES = 2, 12
@@ -98,11 +99,40 @@ def few(workspace, config, digest):
     check("two groups nobody can tell who is wrong" in said and workspace.state_digest(run) == digest, said)
 
 
+def experts(workspace):
+    """What micro-batches of other ranks give a rank's experts is compared too, with another group's experts or with the same ones again."""
+    config = workspace.file("experts.yaml", EXPERTS.format(data=workspace.file("words.txt", harness.text_of(30000))))
+    alone = {}
+    for words in (["layout.ranks=1"], ["layout.ranks=2", "layout.ep=2"], ["layout.ranks=4", "layout.ep=2"],
+                  ["layout.ranks=6", "layout.ep=2", "layout.zero_stage=0"], ["layout.ranks=4", "layout.ep=4", "layout.exchange=lane"],
+                  ["layout.ranks=4", "layout.sp=2", "layout.ep=4", "numerics.virtual_sp=2"],
+                  ["layout.ranks=8", "layout.sp=2", "layout.ep=4", "numerics.virtual_sp=2"]):
+        numerics = " ".join(word for word in words if word.startswith("numerics"))
+        if numerics not in alone:
+            alone[numerics] = workspace.directory()
+            workspace.train(config, alone[numerics], [*numerics.split(), "layout.ranks=1"])
+        run = workspace.directory()
+        workspace.train(config, run, [*words, COMPARE])
+        check(workspace.state_digest(run) == workspace.state_digest(alone[numerics]), f"{words}: comparing changes the bits")
+    for ranks in (2, 4):
+        slots, found = MICRO_BATCHES // ranks, 0
+        for passage in range(slots * LAYERS * (EVERY - 1) + 1, slots * LAYERS * EVERY + 1):
+            run = workspace.directory()
+            fault = {"PERDURE_FAULT": f"engine.expert.flip@1:{passage}", "PERDURE_FAULT_ONCE": run + ".once"}
+            said = workspace.train(config, run, [f"layout.ranks={ranks}", "layout.ep=2", COMPARE], fault).stderr
+            found += "rank 1 computes wrong results: at step 4" in said
+            check(not re.search("rank [^1] computes", said), said)
+            if found:
+                break
+        check(found, f"{ranks} ranks: a wrong gradient of an expert is not found")
+
+
 def body(workspace, _):
     config = workspace.file("run.yaml", CONFIG.format(data=workspace.file("text.txt", harness.text_of(40000))))
     digest = agree(workspace, config)
     wrong(workspace, config, digest)
     few(workspace, config, digest)
+    experts(workspace)
     said = workspace.train(config, workspace.directory(), [COMPARE, "numerics.lanes=1", "layout.ranks=1"], expect=78).stderr
     check("numerics.lanes=1 makes none" in said, said)
     said = workspace.train(config, workspace.directory(), ["guard.replay_every=50"], expect=78).stderr

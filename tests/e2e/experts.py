@@ -20,7 +20,7 @@ model: {{preset: {preset}, vocab: 257, context: 32, layers: 4, hidden: 48, heads
 data: {{train: [{{path: {data}}}], validation_fraction: 0.1}}
 batch: {{sequences: 8, micro_batch: 1, context: 32}}
 optimizer: {{lr: 0.003, warmup_steps: 2}}
-numerics: {{precision: {precision}, virtual_tp: 4{scaling}}}
+numerics: {{precision: {precision}, virtual_tp: 4, virtual_sp: {virtual_sp}{scaling}}}
 checkpoint: {{every: 0, keep_last: 1}}
 validation: {{every: 2, sequences: 5}}
 """
@@ -35,7 +35,14 @@ LAYOUTS = ["layout.ranks=2 layout.dp=2 layout.ep=2 layout.zero_stage=0",
            "layout.ranks=6 layout.dp=6 layout.ep=2 layout.zero_stage=3 layout.order=breadth_first",
            "layout.ranks=4 layout.dp=4 layout.ep=4 layout.recompute=selective layout.zero_stage=2",
            "layout.ranks=2 layout.dp=2 layout.ep=2 offload.optimizer=nvme offload.parameters=nvme offload.gradients=nvme offload.activations=nvme"]
-REFUSED = {"numerics.virtual_sp=2": "sequence parallelism", "numerics.linears=fp8": "fp8", "run.device=gpu": "GPU"}
+# Of sequences that are cut: sp divides virtual_sp, and ep divides dp x sp.
+CUT_LAYOUTS = {2: ["layout.ranks=2 layout.sp=2 layout.ep=2 layout.zero_stage=1",
+                   "layout.ranks=8 layout.dp=2 layout.sp=2 layout.ep=4 layout.pp=2 layout.zero_stage=3 layout.recompute=full",
+                   "layout.ranks=4 layout.sp=2 layout.tp=2 layout.zero_stage=0 layout.exchange=lane"],
+               4: ["layout.ranks=6 layout.dp=3 layout.sp=2 layout.ep=2 layout.zero_stage=2 layout.recompute=selective",
+                   "layout.ranks=4 layout.sp=4 layout.ep=2 layout.zero_stage=2 offload.optimizer=nvme offload.activations=nvme",
+                   "layout.ranks=8 layout.dp=2 layout.sp=4 layout.ep=8 layout.zero_stage=3 layout.order=breadth_first"]}
+REFUSED = {"numerics.linears=fp8": "fp8", "run.device=gpu": "GPU"}
 EP_REFUSED = {"layout.ranks=3 layout.ep=2": "does not divide dp x sp, which is 3; use layout.ep=1",
               "layout.ranks=6 layout.ep=3": "does not divide model.experts, which is 8; use layout.ep=2",
               "layout.ranks=8 layout.ep=4 layout.zero_shard=2": "does not divide layout.zero_shard, which is 2; use layout.ep=2"}
@@ -45,19 +52,20 @@ FACTORS = {"tp": (1, 2, 4), "pp": (1, 2), "zero_stage": (0, 1, 2, 3), "recompute
            "optimizer": ("device", "nvme"), "parameters": ("device", "nvme"), "gradients": ("device", "nvme"), "activations": ("device", "nvme")}
 
 
-def drawn(chooser):
+def drawn(chooser, virtual_sp):
     """Overrides of a layout of at most 8 ranks, with experts spread wherever there are data ranks."""
     while True:
         c = {name: chooser.choice(values) for name, values in FACTORS.items()}
-        ep = chooser.choice((1, 2, 4, 8))
-        dp = ep * chooser.choice((1, 1, 2, 3))
+        ep, sp = chooser.choice((1, 2, 4, 8)), chooser.choice([n for n in (1, 2, 4) if n <= virtual_sp])
+        spread = ep * chooser.choice((1, 1, 2, 3))
         away = "nvme" in (c["parameters"], c["gradients"])
-        if dp * c["tp"] * c["pp"] > 8 or (c["pp"] > 1 and (c["order"] != "auto" or c["gradients"] == "nvme")):
+        ranks = spread * c["tp"] * c["pp"]
+        if spread % sp or ranks > 8 or (c["pp"] > 1 and (c["order"] != "auto" or c["gradients"] == "nvme")):
             continue
         if (away and c["optimizer"] != "nvme") or (c["zero_stage"] == 0 and c["optimizer"] == "nvme"):
             continue
         places = [f"offload.{name}={c.pop(name)}" for name in ("optimizer", "parameters", "gradients", "activations")]
-        return " ".join([f"layout.ranks={dp * c['tp'] * c['pp']} layout.dp={dp} layout.ep={ep}",
+        return " ".join([f"layout.ranks={ranks} layout.dp={spread // sp} layout.sp={sp} layout.ep={ep}",
                          *(f"layout.{name}={value}" for name, value in c.items()), *places])
 
 
@@ -66,10 +74,11 @@ class Bench:
         self.workspace = workspace
         self.data = workspace.file("text.txt", harness.text_of(20000))
 
-    def config(self, preset, precision):
+    def config(self, preset, precision, virtual_sp=1):
         scaling = {"fp16": ", loss_scale: 32768", "bf16": ", terms: 32"}.get(precision, "")
-        return self.workspace.file(f"{preset}-{precision}.yaml", CONFIG.format(
-            steps=STEPS, preset=preset, more=FAMILIES[preset], data=self.data, precision=precision, scaling=scaling))
+        return self.workspace.file(f"{preset}-{precision}-{virtual_sp}.yaml", CONFIG.format(
+            steps=STEPS, preset=preset, more=FAMILIES[preset], data=self.data, precision=precision, virtual_sp=virtual_sp,
+            scaling=scaling))
 
     def run(self, config, *stretches, kill=None):
         """Overrides of each stretch of one run; all but the last end after a step. kill: where the first is killed once."""
@@ -120,10 +129,11 @@ def campaign(workspace, bench, cases):
     expected = {}
     for number in range(cases):
         chooser = random.Random(f"{seed}:{number}")
-        config = bench.config(chooser.choice(list(FAMILIES)), chooser.choice(("fp32", "bf16", "fp16")))
+        virtual_sp = chooser.choice((1, 1, 2, 4))
+        config = bench.config(chooser.choice(list(FAMILIES)), chooser.choice(("fp32", "bf16", "fp16")), virtual_sp)
         if config not in expected:
             expected[config] = bench.run(config, "layout.ranks=1 layout.threads=1")
-        stretches = [drawn(chooser), drawn(chooser)]
+        stretches = [drawn(chooser, virtual_sp), drawn(chooser, virtual_sp)]
         try:
             bench.check(config, expected[config], *stretches, kill=chooser.choice((None, "worker.stepped", "worker.saved")))
         except harness.Failure as failure:
@@ -146,6 +156,13 @@ def body(workspace, arguments):
                 bench.check(config, expected, layout if "threads" in layout else f"{layout} layout.threads=1")
             bench.check(config, expected, LAYOUTS[number], LAYOUTS[number + 3], LAYOUTS[8 - number])
             count += len(layouts) + 1
+    for number, (preset, virtual_sp) in enumerate((preset, n) for preset in FAMILIES for n in CUT_LAYOUTS):
+        config = bench.config(preset, ("fp32", "bf16", "fp16", "bf16")[number], virtual_sp)
+        expected = bench.run(config, "layout.ranks=1 layout.threads=1")
+        for layout in CUT_LAYOUTS[virtual_sp]:
+            bench.check(config, expected, f"{layout} layout.threads=1")
+        bench.check(config, expected, CUT_LAYOUTS[virtual_sp][number % 3], CUT_LAYOUTS[virtual_sp][(number + 1) % 3])
+        count += len(CUT_LAYOUTS[virtual_sp]) + 1
     config = bench.config("mixtral-1m", "bf16")
     for override, reason in REFUSED.items():
         directory = workspace.directory("refused")

@@ -182,13 +182,13 @@ struct rank {
 };
 
 /* Sums over pieces and over ranks are exact, as a trainer's: of integers. */
-static pd_status take_piece(void *context, const float *gradient, uint64_t n, struct pd_error *err)
+static pd_status take_piece(void *context, uint32_t source, const float *gradient, uint64_t n, struct pd_error *err)
 {
     struct rank *r = context;
     const uint64_t tied = pd_tensor_elements(&r->w->model->tensors.tensors[0]);
     const bool is_tied = gradient >= r->tied && gradient < r->tied + tied;
     int64_t *terms = is_tied ? r->tied_terms + (gradient - r->tied) : r->terms + (gradient - r->gradients);
-    (void)err;
+    (void)source, (void)err;
     if (r->far) far_open(r->far);
     for (uint64_t i = 0; i < n; i++)
         terms[i] += llrint(gradient[i] * TERMS_OF_ONE);
@@ -400,8 +400,8 @@ static void keep(struct rank *r, int64_t *part)
     cr_assert_eq(pd_transformer_losses(r->transformer, losses, &err), PD_OK, "%s", err.message);
     if (r->p.virtual_sp == 1) {
         const struct pd_model *model = r->w->model;
-        (void)!take_piece(r, r->gradients, model->parameter_count, &err);
-        (void)!take_piece(r, r->tied, pd_tensor_elements(&model->tensors.tensors[0]), &err);
+        (void)!take_piece(r, 0, r->gradients, model->parameter_count, &err);
+        (void)!take_piece(r, 0, r->tied, pd_tensor_elements(&model->tensors.tensors[0]), &err);
     }
     if (r->far) far_open(r->far);
     keep_rows(r, losses);

@@ -444,8 +444,6 @@ static pd_status check_experts(const struct pd_config *c, struct pd_error *err)
                 "numerics.virtual_tp at 1",
                 family);
     if (!c->model.experts) return PD_OK;
-    if (c->numerics.virtual_sp > 1)
-        PD_FAIL(err, PD_INVALID, "experts are not supported yet with sequence parallelism; leave numerics.virtual_sp at 1");
     if (c->numerics.linears == PD_LINEARS_FP8)
         PD_FAIL(err, PD_INVALID, "experts are not supported yet in fp8; leave numerics.linears at precision");
     if (c->run.device == PD_DEVICE_GPU)

@@ -299,9 +299,7 @@ const struct pd_key pd_keys[] = {
         "compute mean and deviation over so many losses; before that nothing is a spike", STEPS),
     U64(guard.rollback_steps, "8", 1, COUNT_MAX, FREE, "steps a rollback undoes, including the last", STEPS),
     U64(guard.replay_every, "0", 0, COUNT_MAX, FREE,
-        "every so many steps, recompute one micro-batch of each rank on another rank and compare the bits (with layout.ep "
-        "above "
-        "1 not of experts' gradients); try 16; 0: off",
+        "every so many steps, recompute one micro-batch of each rank on another rank and compare the bits; try 16; 0: off",
         STEPS),
     U32(guard.skips, "10", 1, 1e6, FREE, "end the run after so many skips or rollbacks in a row"),
 

@@ -9,12 +9,14 @@
 #define VOTES_MAX 4u                         /* the first is the step's own */
 #define COMPARING UINT64_C(0x636f6d70617265) /* separates this use of the seed */
 
-/* The micro-batches to compare, and who recomputes them: in pass p group g does so for g + shifts[p]. */
+enum { COMMON, EXPERTS, SIDES }; /* sums of a rank, as pd_zero_watch counts them */
+
+/* The micro-batches to compare, and who recomputes them: in pass p group g does so for g + shifts[COMMON][p]. */
 struct comparison {
     struct pd_engine *e;
     uint64_t first_sample;
-    uint32_t groups, passes, shifts[VOTES_MAX - 1];
-    uint64_t *own, *all; /* (world, VOTES_MAX) sums of terms of each rank's micro-batch: this rank's; everyone's */
+    uint32_t groups, passes, shifts[SIDES][VOTES_MAX - 1];
+    uint64_t *own, *all; /* (world, SIDES, VOTES_MAX) sums of terms of each rank: this rank's; everyone's */
 };
 
 static bool is_due(const struct pd_engine *e)
@@ -33,29 +35,25 @@ static uint32_t micro_batch_of(const struct pd_engine *e, uint32_t group)
     return pd_lanes_choose(&e->own->lanes, group, compare_draw(e, group));
 }
 
-/* Starts counting for the micro-batch in a slot. */
-static pd_status begin_count(struct pd_engine *e, uint32_t slot, struct pd_error *err)
+/* Starts counting for the micro-batches in the compared slots of a step, or in a pass apart. */
+static pd_status begin_count(struct pd_engine *e, bool is_apart, struct pd_error *err)
 {
     const struct pd_term_count *c = &e->own->counted;
-    *c->host_copy = 0;
-    pd_zero_watch(e->zero, slot, c->sum);
-    return c->sum == c->host_copy ? PD_OK : pd_math_copy(e->math, c->sum, c->host_copy, sizeof *c->sum, err);
-}
-
-static pd_status read_count(struct pd_engine *e, uint64_t *ret_count, struct pd_error *err)
-{
-    const struct pd_term_count *c = &e->own->counted;
-    if (c->sum != c->host_copy) PD_TRY(pd_math_copy(e->math, c->host_copy, c->sum, sizeof *c->sum, err));
-    PD_TRY(pd_math_sync(e->math, err));
-    *ret_count = (uint64_t)*c->host_copy;
-    return PD_OK;
+    const uint64_t bytes = PD_ZERO_WATCHED * sizeof *c->sums;
+    uint32_t slots[PD_LAYOUT_EP_MAX];
+    for (uint32_t i = 0; i < pd_layout_ep(&e->grid.layout); i++) {
+        const uint32_t group = pd_zero_source_group(e->zero, i);
+        slots[i] = is_apart ? PD_ZERO_NO_SLOT : micro_batch_of(e, group) - pd_lanes_first(&e->own->lanes, group);
+    }
+    memset(c->host_copy, 0, bytes);
+    pd_zero_watch(e->zero, slots, c->sums);
+    return c->sums == c->host_copy ? PD_OK : pd_math_copy(e->math, c->sums, c->host_copy, bytes, err);
 }
 
 pd_status pd_compare_begin(struct pd_engine *e, struct pd_error *err)
 {
-    const uint32_t group = e->grid.place.dp;
-    pd_zero_watch(e->zero, PD_ZERO_NO_SLOT, NULL);
-    return is_due(e) ? begin_count(e, micro_batch_of(e, group) - pd_lanes_first(&e->own->lanes, group), err) : PD_OK;
+    pd_zero_watch(e->zero, NULL, NULL);
+    return is_due(e) ? begin_count(e, false, err) : PD_OK;
 }
 
 /* The rank with this one's place, `shift` groups further on. */
@@ -66,26 +64,40 @@ static uint32_t rank_at(const struct comparison *c, uint32_t rank, uint32_t shif
     return pd_layout_rank(&c->e->grid.layout, place);
 }
 
+/* Vote 0 is the step's, others are of the passes. */
+static pd_status read_count(struct comparison *c, uint32_t vote, struct pd_error *err)
+{
+    struct pd_engine *e = c->e;
+    const struct pd_term_count *n = &e->own->counted;
+    if (n->sums != n->host_copy) PD_TRY(pd_math_copy(e->math, n->host_copy, n->sums, SIDES * sizeof *n->sums, err));
+    PD_TRY(pd_math_sync(e->math, err));
+    for (uint32_t side = 0; side < SIDES; side++) {
+        const uint32_t of = rank_at(c, e->grid.rank, vote ? c->shifts[side][vote - 1] : 0);
+        c->own[(of * SIDES + side) * VOTES_MAX + vote] = (uint64_t)n->host_copy[side];
+    }
+    return PD_OK;
+}
+
 static pd_status run_pass(struct comparison *c, uint32_t pass, struct pd_error *err)
 {
     struct pd_engine *e = c->e;
-    const uint32_t of = rank_at(c, e->grid.rank, c->shifts[pass]), group = (e->grid.place.dp + c->shifts[pass]) % c->groups;
-    PD_TRY(begin_count(e, PD_ZERO_NO_SLOT, err));
+    const uint32_t group = (e->grid.place.dp + c->shifts[COMMON][pass]) % c->groups;
+    PD_TRY(begin_count(e, true, err));
     PD_TRY(pd_step_compare(e, c->first_sample, micro_batch_of(e, group), err));
-    return read_count(e, &c->own[of * VOTES_MAX + pass + 1], err);
+    return read_count(c, pass + 1, err);
 }
 
 static pd_status unite(struct comparison *c, struct pd_error *err)
 {
-    const uint32_t words = c->e->grid.world * VOTES_MAX;
+    const uint32_t words = c->e->grid.world * SIDES * VOTES_MAX;
     memcpy(c->all, c->own, words * sizeof *c->all);
     return c->e->own->comm ? pd_comm_all_reduce(c->e->own->comm, c->all, words, PD_REDUCE_SUM_U64, err) : PD_OK;
 }
 
 static bool all_agree(const struct comparison *c)
 {
-    for (uint32_t r = 0; r < c->e->grid.world; r++)
-        if (c->all[r * VOTES_MAX] != c->all[r * VOTES_MAX + 1]) return false;
+    for (uint32_t i = 0; i < c->e->grid.world * SIDES; i++)
+        if (c->all[i * VOTES_MAX] != c->all[i * VOTES_MAX + 1]) return false;
     return true;
 }
 
@@ -105,11 +117,12 @@ static uint32_t majority(const uint64_t *votes, uint32_t count)
 static uint32_t find_wrong(const struct comparison *c)
 {
     uint32_t wrong = UINT32_MAX;
-    for (uint32_t r = 0; r < c->e->grid.world; r++) {
-        const uint64_t *votes = &c->all[r * VOTES_MAX];
+    for (uint32_t i = 0; i < c->e->grid.world * SIDES; i++) {
+        const uint32_t r = i / SIDES, *shifts = c->shifts[i % SIDES];
+        const uint64_t *votes = &c->all[i * VOTES_MAX];
         const uint32_t right = majority(votes, c->passes + 1);
         for (uint32_t v = 0; right < VOTES_MAX && v <= c->passes; v++) {
-            const uint32_t voter = v ? rank_at(c, r, c->groups - c->shifts[v - 1]) : r;
+            const uint32_t voter = v ? rank_at(c, r, c->groups - shifts[v - 1]) : r;
             if (votes[v] != votes[right] && voter < wrong) wrong = voter;
         }
     }
@@ -137,31 +150,47 @@ static pd_status decide(struct comparison *c, struct pd_error *err)
 
 static pd_status compare(struct comparison *c, struct pd_error *err)
 {
-    PD_TRY(read_count(c->e, &c->own[c->e->grid.rank * VOTES_MAX], err));
+    PD_TRY(read_count(c, 0, err));
     PD_TRY(run_pass(c, 0, err));
     PD_TRY(unite(c, err));
     return all_agree(c) ? PD_OK : decide(c, err);
 }
 
+/* Groups whose data ranks are whole groups of ep ranks exchange their micro-batches. If one group of ep ranks has all
+ * micro-batches, its experts always compute all of them. */
+static void choose_groups(struct comparison *c)
+{
+    const struct pd_layout *layout = &c->e->grid.layout;
+    const uint32_t sp = layout->sp, ep = pd_layout_ep(layout);
+    uint32_t unit = 1, *shifts = c->shifts[COMMON];
+    while (unit * sp % ep)
+        unit++;
+    const bool has_all = ep == c->groups * sp;
+    const uint32_t d = has_all ? c->groups : c->groups / unit;
+    unit = has_all ? 1 : unit;
+    if (d == 1) {
+        c->passes = 2; /* shifts of 0 */
+    } else if (d == 2) {
+        c->passes = 3;
+        shifts[0] = shifts[2] = unit;
+    } else {
+        c->passes = 2;
+        const uint32_t first = 1 + (uint32_t)(compare_draw(c->e, UINT32_MAX) % (d - 1));
+        shifts[0] = unit * first;
+        shifts[1] = unit * (first % (d - 1) + 1);
+    }
+    if (!has_all) memcpy(c->shifts[EXPERTS], shifts, sizeof c->shifts[EXPERTS]);
+}
+
 pd_status pd_compare_end(struct pd_engine *e, uint64_t first_sample, bool *ret_compared, struct pd_error *err)
 {
-    struct comparison c = {.e = e, .first_sample = first_sample};
+    struct comparison c = {.e = e, .first_sample = first_sample, .groups = e->grid.layout.dp};
     *ret_compared = is_due(e);
     if (!*ret_compared) return PD_OK;
-    const uint32_t d = c.groups = c.e->grid.layout.dp;
-    if (d == 1) {
-        c.passes = 2; /* shifts of 0 */
-    } else if (d == 2) {
-        c.passes = 3;
-        c.shifts[0] = c.shifts[2] = 1;
-    } else {
-        c.passes = 2;
-        c.shifts[0] = 1 + (uint32_t)(compare_draw(c.e, UINT32_MAX) % (d - 1));
-        c.shifts[1] = c.shifts[0] % (d - 1) + 1;
-    }
-    c.own = calloc(2 * (size_t)e->grid.world * VOTES_MAX, sizeof *c.own);
+    choose_groups(&c);
+    c.own = calloc(2 * (size_t)e->grid.world * SIDES * VOTES_MAX, sizeof *c.own);
     if (!c.own) PD_FAIL(err, PD_NO_MEMORY, "no memory to compare gradients of %u ranks", e->grid.world);
-    c.all = c.own + (size_t)e->grid.world * VOTES_MAX;
+    c.all = c.own + (size_t)e->grid.world * SIDES * VOTES_MAX;
     const pd_status st = compare(&c, err);
     free(c.own);
     return st;

@@ -6,6 +6,9 @@
  *   1 group            the same ranks compute again, which finds transient errors; a third run decides
  *
  * Seed and step determine micro-batches, k and k'. A rank's peer has the same place in the other group.
+ *
+ * With ep > 1 experts have a sum of their own: what the micro-batches of all ep ranks give those of this rank. k and k' then
+ * lead to other ep ranks. Where there are no others, experts compute again themselves.
  *   source  Schroeder et al. 2009 on memory, Hochschild et al. 2021 on cores: a computer that errs does so for long */
 #pragma once
 

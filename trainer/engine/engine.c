@@ -34,11 +34,12 @@ bool pd_blocks_leave_device(const struct pd_engine_options *o)
     return pd_leaves_device(o, o->config->offload.parameters) || pd_leaves_device(o, o->config->offload.gradients);
 }
 
-/* On a GPU, where a pass over all sums costs memory bandwidth. Pieces of sequences are terms by themselves. */
+/* On a GPU, where a pass over all sums costs memory bandwidth. Pieces of sequences are terms by themselves. Lanes of ep ranks,
+ * which one backward adds to, need not begin together. */
 static bool adds_in_place(const struct pd_engine *e)
 {
     const struct pd_layout *layout = &e->grid.layout;
-    return e->options.is_gpu && layout->tp == 1 && pd_lanes_longest(&e->own->lanes) > 1 &&
+    return e->options.is_gpu && layout->tp == 1 && pd_layout_ep(layout) == 1 && pd_lanes_longest(&e->own->lanes) > 1 &&
            pd_partition_piece_total(&e->grid.partition) == 1;
 }
 
@@ -81,7 +82,7 @@ static struct pd_transformer_options transformer_options_of(const struct pd_engi
     o.sp = e->grid.sp;
     o.experts = e->grid.experts;
     o.ep = pd_layout_ep(&e->grid.layout);
-    o.ep_rank = e->grid.place.dp % o.ep;
+    o.ep_rank = (e->grid.place.dp * e->grid.layout.sp + e->grid.place.sp) % o.ep;
     o.on_device = e->options.is_gpu;
     o.chunk_count = e->own->chunk_count;
     o.chunks = e->own->chunks;
@@ -248,9 +249,10 @@ static void take_gemm(struct pd_engine *e, struct pd_arena *arena)
 static void take_count(struct pd_engine *e, struct pd_arena *arena)
 {
     struct pd_term_count *c = &e->own->counted;
+    const uint64_t bytes = PD_ZERO_WATCHED * sizeof *c->sums;
     if (!e->options.config->guard.replay_every) return;
-    c->sum = c->host_copy = pd_arena_take(arena, PD_MEMORY_BUFFERS, sizeof *c->sum);
-    if (e->options.is_gpu) c->host_copy = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, sizeof *c->sum);
+    c->sums = c->host_copy = pd_arena_take(arena, PD_MEMORY_BUFFERS, bytes);
+    if (e->options.is_gpu) c->host_copy = pd_arena_take_host(arena, PD_MEMORY_BUFFERS, bytes);
 }
 
 /* Memory of communicators outside the arena: for the step, background saves, tiers filled from others, copies on other

@@ -18,9 +18,9 @@ struct pd_loss_sum {
     struct pd_superaccumulator *sum, *host_copy; /* host_copy: readable by the host; on a CPU equal to sum */
 };
 
-/* The gradient terms of a compared micro-batch (compare.c), summed modulo 2^64. */
+/* (PD_ZERO_WATCHED) The gradient terms of compared micro-batches (compare.c), summed modulo 2^64. */
 struct pd_term_count {
-    int64_t *sum, *host_copy; /* host_copy: readable by the host; on a CPU equal to sum */
+    int64_t *sums, *host_copy; /* host_copy: readable by the host; on a CPU equal to sums */
 };
 
 /* Recomputes gradients of a micro-batch to compare them (compare.h), after a step's last micro-batch. Collective. */

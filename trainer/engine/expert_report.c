@@ -13,7 +13,7 @@ static void drop_copies(const struct pd_engine *e, struct pd_expert_counts *c)
 {
     const struct pd_model_config *m = &e->options.model->config;
     const uint64_t row = m->experts + 1ull;
-    for (uint32_t block = 0; block < m->layers && e->grid.place.dp > 0; block++)
+    for (uint32_t block = 0; block < m->layers && e->grid.place.dp + e->grid.place.sp > 0; block++)
         c->tokens[block * row + m->experts] = 0;
     if (e->grid.place.tp == 0) return;
     memset(c->tokens, 0, m->layers * row * sizeof *c->tokens);

@@ -305,6 +305,15 @@ static void flip_where_asked(struct pd_engine *e, float *gradient)
         ((unsigned char *)gradient)[2] ^= 1u << 6;
 }
 
+/* The same, of what a micro-batch gives this rank's experts. */
+static void miscount_where_asked(struct pd_engine *e)
+{
+    const uint32_t ep = pd_layout_ep(&e->grid.layout);
+    if (e->options.device || ep == 1 || !pd_fault_asks("engine.expert.flip")) return;
+    for (uint32_t i = 0; i < ep; i++)
+        if (pd_zero_sources(e->zero)[i]) *pd_zero_sources(e->zero)[i] += 1;
+}
+
 static pd_status block_backward(struct step *s, const struct pd_action *a, uint32_t block, bool padding, void *dstream,
                                 struct pd_error *err)
 {
@@ -319,6 +328,7 @@ static pd_status block_backward(struct step *s, const struct pd_action *a, uint3
     PD_TRY(pd_transformer_block_backward(e->transformer, a->slot, block, weights, gradients, dstream, err));
     pd_range_pop();
     flip_where_asked(e, gradients[0]);
+    miscount_where_asked(e);
     return PD_OK;
 }
 

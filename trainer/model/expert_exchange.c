@@ -1,6 +1,6 @@
 /* With ep > 1 a rank has every ep-th expert and sends each token to the ranks that have its experts:
  *
- *   counts    how many tokens of this micro-batch each expert of a rank gets
+ *   counts    how many tokens of each piece of this micro-batch each expert of a rank gets
  *   there     rows and their weights, ordered by expert and token: what one rank gets is contiguous
  *   back      results in the same order
  *
@@ -22,18 +22,18 @@ uint32_t pd_expert_position(const struct pd_transformer *t, uint32_t expert)
 
 uint64_t pd_experts_arrived(const struct pd_transformer *t, const struct pd_expert_activations *x)
 {
-    return (uint64_t)x->arrived_first[t->model->config.experts];
+    return (uint64_t)x->arrived_first[t->model->config.experts * t->sp.pieces];
 }
 
 pd_status pd_experts_meet(struct pd_transformer *t, struct pd_expert_activations *x, struct pd_error *err)
 {
-    const uint32_t experts = t->model->config.experts, here = pd_experts_here(t);
+    const uint32_t all = t->model->config.experts * t->sp.pieces, here = pd_experts_here(t) * t->sp.pieces;
     const uint64_t bytes = here * sizeof(int32_t);
     int32_t *counts = t->experts.counts, *first = x->arrived_first;
     struct pd_peer_transfer *travel = &t->experts.travel;
     if (t->options.ep == 1) return PD_OK;
-    for (uint32_t e = 0; e < experts; e++)
-        counts[e] = x->first[e + 1] - x->first[e];
+    for (uint32_t i = 0; i < all; i++)
+        counts[i] = x->first[i + 1] - x->first[i];
     pd_peer_transfer_clear(travel);
     for (uint32_t r = 0; r < t->options.ep; r++) {
         pd_peer_transfer_send(travel, r, counts + (uint64_t)r * here, bytes);
@@ -42,15 +42,15 @@ pd_status pd_experts_meet(struct pd_transformer *t, struct pd_expert_activations
     PD_TRY(pd_peer_transfer_start(travel, err));
     PD_TRY(pd_peer_transfer_wait(travel, err));
     first[0] = 0;
-    for (uint32_t e = 0; e < experts; e++)
-        first[e + 1] += first[e];
+    for (uint32_t i = 0; i < all; i++)
+        first[i + 1] += first[i];
     return PD_OK;
 }
 
 pd_status pd_experts_travel(struct pd_transformer *t, const struct pd_expert_activations *x,
                             const struct pd_expert_rows *rows, uint32_t count, bool is_back, struct pd_error *err)
 {
-    const uint32_t here = pd_experts_here(t);
+    const uint32_t here = pd_experts_here(t) * t->sp.pieces;
     struct pd_peer_transfer *travel = &t->experts.travel;
     if (t->options.ep == 1) return PD_OK;
     pd_peer_transfer_clear(travel);

@@ -1,19 +1,17 @@
 /* Experts of one block. Those of this rank compute the tokens of all ep ranks (expert_exchange.c). Every sum has an order that
  * no layout changes:
  *
- *   logits    a chain over C in fp32; ties go to the lower expert
  *   expert    the products of each (expert, micro-batch) are over that micro-batch's tokens in ascending order
  *   token     the results of its experts, rounded as they travel, are added in the order of its choice, then the shared
  *             experts' results: a chain in fp32 for each chunk of columns, then the tree over chunks with the residual,
  *             rounded once (tensor_parallel.c)
- *   weights   gradients are a chain over the expert's tokens of a micro-batch, then like any tensor's: lane, term
- *   losses    auxiliary losses and their gradients depend on one block and micro-batch. transformers multiplies counts and
- *             scores of all blocks together, for which a block's backward would wait for the other pipeline stages
+ *   weights   gradients are a chain over the expert's tokens of a micro-batch, then like any tensor's: lane, term. If sequences
+ *             are cut, a chain over its tokens of each piece, which is a term
  *
  * A token's weight multiplies the expert's hidden row before the product with down, so backward needs no result of an expert.
  * On a CPU an element's bits do not depend on the number of rows of a product, so slots are not padded; a GPU will have to.
  *
- *   sources  Shazeer et al. 2017; Fedus et al. 2022 (balance loss); Zoph et al. 2022 (z loss); Wang et al. 2024 (bias) */
+ *   source  Shazeer et al. 2017 */
 #include "resharder/layout.h"
 #include "trainer/model/transformer_internal.h"
 
@@ -23,11 +21,6 @@
 static struct pd_matrix act(const struct pd_transformer *t, const void *data, uint64_t elements, uint64_t ld)
 {
     return (struct pd_matrix){(char *)(uintptr_t)data + elements * t->element_bytes, t->options.dtype, ld};
-}
-
-static const void *experts_weight(const struct pd_transformer *t, void *const *w, enum pd_role role)
-{
-    return w[t->model->places[role][0]];
 }
 
 /* Tensor `which` (0 gate, 1 up, 2 down) of this rank's expert `number`. */
@@ -71,8 +64,9 @@ static struct product product_of(const struct pd_transformer *t, const struct pd
                                  void *const *w)
 {
     const uint32_t here = pd_experts_here(t);
-    return (struct product){expert_of(t, i % here, w), (uint64_t)x->arrived_first[i],
-                            (uint64_t)(x->arrived_first[i + 1] - x->arrived_first[i]), i / here, i % here};
+    const int32_t *first = x->arrived_first + (uint64_t)i * t->sp.pieces;
+    return (struct product){expert_of(t, i % here, w), (uint64_t)first[0], (uint64_t)(first[t->sp.pieces] - first[0]),
+                            i / here, i % here};
 }
 
 static struct gated shared_of(const struct pd_transformer *t, void *const *w, float *const *g)
@@ -186,73 +180,6 @@ static pd_status gated_weights(struct pd_transformer *t, const struct gated *m, 
     return PD_OK;
 }
 
-/* ---- routing ---- */
-
-static struct pd_route route_of(const struct pd_transformer *t, const struct pd_expert_activations *x)
-{
-    const struct pd_model_config *c = &t->model->config;
-    return (struct pd_route){.rows = t->rows,
-                             .experts = c->experts,
-                             .per_token = c->experts_per_token,
-                             .groups = c->router_groups,
-                             .groups_kept = c->router_groups_kept,
-                             .is_sigmoid = t->family->router == PD_ROUTER_SIGMOID,
-                             .renormalise = c->renormalise,
-                             .scale = c->routed_scale,
-                             .logits = t->experts.logits,
-                             .scores = x->scores,
-                             .choice = x->choice,
-                             .weights = t->experts.weights,
-                             .lse = x->lse};
-}
-
-/* Orders (token, choice) by the rank of the expert, the expert, then by token. */
-static void order_slots(struct pd_transformer *t, struct pd_expert_activations *x)
-{
-    const uint32_t experts = t->model->config.experts, k = t->model->config.experts_per_token;
-    memset(x->first, 0, (experts + 1ull) * sizeof *x->first);
-    for (uint64_t i = 0; i < slot_count(t); i++)
-        x->first[pd_expert_position(t, (uint32_t)x->choice[i]) + 1]++;
-    for (uint32_t e = 0; e < experts; e++)
-        x->first[e + 1] += x->first[e];
-    for (uint64_t i = 0; i < slot_count(t); i++) { /* advances first[e] to the end of e */
-        const int32_t slot = x->first[pd_expert_position(t, (uint32_t)x->choice[i])]++;
-        x->slots[i] = slot;
-        x->tokens[slot] = (int32_t)(i / k);
-        x->weights[slot] = t->experts.weights[i];
-    }
-    memmove(x->first + 1, x->first, experts * sizeof *x->first);
-    x->first[0] = 0;
-}
-
-static pd_status logits_of(struct pd_transformer *t, const void *norm2, void *const *w, struct pd_error *err)
-{
-    const uint64_t hidden = t->model->config.hidden, experts = t->model->config.experts;
-    const struct pd_gemm g = {.m = t->rows,
-                              .n = experts,
-                              .k = hidden,
-                              .trans_b = true,
-                              .a = act(t, norm2, 0, hidden),
-                              .b = act(t, experts_weight(t, w, PD_ROLE_ROUTER), 0, hidden),
-                              .c = {t->experts.logits, PD_F32, experts}};
-    return pd_gemm(t->math, &g, err);
-}
-
-static pd_status choose(struct pd_transformer *t, const void *norm2, struct pd_expert_activations *x, void *const *w,
-                        struct pd_error *err)
-{
-    struct pd_route route = route_of(t, x);
-    const int bias = t->model->places[PD_ROLE_ROUTER][1];
-    PD_TRY(logits_of(t, norm2, w, err));
-    if (bias >= 0) {
-        PD_TRY(pd_cast(t->math, route.experts, PD_F32, t->experts.bias, t->options.dtype, w[bias], err));
-        route.bias = t->experts.bias;
-    }
-    PD_TRY(pd_route_forward(t->math, &route, err));
-    order_slots(t, x);
-    return PD_OK;
-}
-
 /* ---- forward ---- */
 
 pd_status pd_experts_activate(struct pd_transformer *t, struct pd_block_activations *a, struct pd_error *err)
@@ -323,12 +250,6 @@ static pd_status combine_chunk(struct pd_transformer *t, const struct pd_expert_
     return pd_combine(t->math, &c, err);
 }
 
-static uint64_t tokens_of(const struct pd_transformer *t, const struct pd_expert_activations *x, uint32_t expert)
-{
-    const uint32_t at = pd_expert_position(t, expert);
-    return (uint64_t)(x->first[at + 1] - x->first[at]);
-}
-
 static pd_status down_chunk(struct pd_transformer *t, const struct pd_expert_activations *x, void *const *w, uint32_t chunk,
                             struct pd_error *err)
 {
@@ -377,7 +298,7 @@ pd_status pd_experts_forward(struct pd_transformer *t, uint32_t block, struct pd
     const uint64_t hidden = t->model->config.hidden, shared_columns = t->share.shared_columns;
     const struct gated shared = shared_of(t, w, NULL);
     (void)block;
-    PD_TRY(choose(t, a->norm2, x, w, err));
+    PD_TRY(pd_router_choose(t, a->norm2, x, w, err));
     PD_TRY(pd_gather_rows(t->math, slot_count(t), hidden * t->element_bytes, x->tokens, a->norm2, t->experts.rows, err));
     PD_TRY(send_tokens(t, x, err));
     PD_TRY(gated_up(t, &shared, t->rows, act(t, a->norm2, 0, hidden), act(t, x->shared_up, 0, 2 * shared_columns), err));
@@ -395,79 +316,13 @@ pd_status pd_experts_join_forward(struct pd_transformer *t, struct pd_block_acti
                                   struct pd_error *err)
 {
     struct pd_expert_activations *x = &a->experts;
-    memset(x->first, 0, (t->model->config.experts + 1ull) * sizeof *x->first);
+    memset(x->first, 0, (t->model->config.experts * t->sp.pieces + 1ull) * sizeof *x->first);
     PD_TRY(send_tokens(t, x, err));
     PD_TRY(up_products(t, x, w, err));
     PD_TRY(pd_experts_activate(t, a, err));
     for (uint32_t i = 0; i < t->tp.chunks && returns; i++)
         PD_TRY(down_chunk(t, x, w, i, err));
     return PD_OK;
-}
-
-/* ---- auxiliary losses and statistics ---- */
-
-void pd_experts_begin(struct pd_transformer *t)
-{
-    const struct pd_model_config *m = &t->model->config;
-    struct pd_expert_counts *c = &t->expert_counts;
-    if (!c->tokens) return;
-    memset(c->tokens, 0, m->layers * (m->experts + 1ull) * sizeof *c->tokens);
-    pd_superaccumulator_init(&c->balance);
-    pd_superaccumulator_init(&c->z);
-}
-
-/* Balance loss: E * sum over experts of (share of tokens that chose it) * (mean score). z loss: mean of lse^2. Here for the
- * statistics of a block and micro-batch; their gradients are in route_backward. */
-static pd_status count_block(struct pd_transformer *t, uint32_t block, const struct pd_expert_activations *x,
-                             struct pd_error *err)
-{
-    const uint32_t experts = t->model->config.experts;
-    const double rows = (double)t->rows;
-    struct pd_expert_counts *c = &t->expert_counts;
-    double balance = 0, z = 0;
-    PD_TRY(pd_column_sum(t->math, t->rows, experts, experts, PD_F32, x->scores, t->experts.balance, err));
-    for (uint32_t e = 0; e < experts; e++) {
-        c->tokens[block * (experts + 1ull) + e] += tokens_of(t, x, e);
-        balance += (double)tokens_of(t, x, e) / rows * (t->experts.balance[e] / rows);
-    }
-    for (uint64_t r = 0; r < t->rows; r++)
-        z += (double)x->lse[r] * x->lse[r];
-    pd_superaccumulator_add(&c->balance, balance * experts);
-    pd_superaccumulator_add(&c->z, z / rows);
-    return PD_OK;
-}
-
-/* Gradients of losses are of sums over tokens, so an auxiliary loss, a mean over tokens and blocks, counts once a token. */
-static void balance_gradient(struct pd_transformer *t, const struct pd_expert_activations *x)
-{
-    const struct pd_model_config *c = &t->model->config;
-    const double blocks = c->layers - c->dense_blocks, factor = t->scale * (double)c->balance_loss * c->experts / blocks;
-    for (uint32_t e = 0; e < c->experts; e++)
-        t->experts.balance[e] = (float)(factor * (double)tokens_of(t, x, e) / (double)t->rows);
-}
-
-static pd_status bias_gradient(struct pd_transformer *t, void *context, uint32_t place, float *dst, struct pd_error *err)
-{
-    const struct pd_expert_activations *x = context;
-    const struct pd_model_config *c = &t->model->config;
-    uint64_t unit = 1;
-    (void)place, (void)err;
-    while (unit < c->experts)
-        unit *= 2;
-    /* Whole numbers, so that sums are exact: positive where an expert has more tokens than the mean. */
-    for (uint32_t e = 0; e < c->experts; e++)
-        dst[e] = t->scale * (float)((double)tokens_of(t, x, e) * c->experts - (double)slot_count(t)) / (float)unit;
-    return PD_OK;
-}
-
-static float range_of(const float *values, uint32_t count)
-{
-    float low = values[0], high = values[0];
-    for (uint32_t i = 1; i < count; i++) {
-        low = values[i] < low ? values[i] : low;
-        high = values[i] > high ? values[i] : high;
-    }
-    return high - low;
 }
 
 /* ---- backward ---- */
@@ -482,68 +337,34 @@ static pd_status weights_gradient(struct pd_transformer *t, const struct pd_expe
     return chains_sum(t, k, t->experts.dchosen, false, true, NULL, t->experts.weights, err);
 }
 
-/* dlogits, and the gradients of the router's weight and bias. */
-static pd_status router_backward(struct pd_transformer *t, uint32_t block, const struct pd_block_activations *a,
-                                 void *const *w, float *const *g, struct pd_error *err)
+/* Of one piece of the micro-batch of rank `source`. */
+static pd_status piece_weights(struct pd_transformer *t, const struct pd_expert_activations *x, uint32_t source,
+                               uint32_t place, float *to, void *const *w, struct pd_error *err)
 {
-    const struct pd_model_config *c = &t->model->config;
-    const struct pd_expert_activations *x = &a->experts;
-    const int bias = t->model->places[PD_ROLE_ROUTER][1];
-    struct pd_route route = route_of(t, x);
-    float *dlogits = t->experts.logits;
-    if (route.is_sigmoid && c->z_loss > 0) {
-        PD_TRY(logits_of(t, a->norm2, w, err));
-        dlogits = t->experts.dlogits;
+    const uint64_t hidden = t->model->config.hidden, columns = t->share.expert_columns, matrix = columns * hidden;
+    const uint32_t here = pd_experts_here(t);
+    for (uint32_t number = 0; number < here; number++) {
+        const int32_t *first = x->arrived_first + ((uint64_t)source * here + number) * t->sp.pieces + place;
+        const uint64_t row = (uint64_t)first[0];
+        struct gated m = expert_of(t, number, w);
+        m.dgate_up = to + number * PD_EXPERT_TENSORS * matrix;
+        m.ddown = m.dgate_up + 2 * matrix;
+        PD_TRY(gated_weights(t, &m, (uint64_t)(first[1] - first[0]), act(t, inputs_of(t, x), row * hidden, hidden),
+                             act(t, t->experts.dup, row * 2 * columns, 2 * columns),
+                             act(t, x->hidden, row * columns, columns),
+                             act(t, t->experts.arrived_dout, row * hidden, hidden), err));
     }
-    PD_TRY(count_block(t, block, x, err));
-    if (c->balance_loss > 0) {
-        balance_gradient(t, x);
-        route.balance = t->experts.balance;
-    }
-    route.dweights = t->experts.weights;
-    route.z = t->scale * c->z_loss / (float)(c->layers - c->dense_blocks);
-    route.dlogits = dlogits;
-    PD_TRY(pd_route_backward(t->math, &route, err));
-    if (bias >= 0) {
-        PD_TRY(pd_vector_gradient(t, c->experts, bias_gradient, (void *)(uintptr_t)x, g[bias], err));
-        PD_TRY(pd_cast(t->math, c->experts, PD_F32, t->experts.bias, t->options.dtype, w[bias], err));
-        const float range = range_of(t->experts.bias, c->experts);
-        memcpy(&t->expert_counts.tokens[block * (c->experts + 1ull) + c->experts], &range, sizeof range);
-    }
-    return rows_gradient(t, c->experts, c->hidden, t->rows, (struct pd_matrix){dlogits, PD_F32, c->experts},
-                         act(t, a->norm2, 0, c->hidden), g[t->model->places[PD_ROLE_ROUTER][0]], err);
-}
-
-/* The part of dnorm that comes through the router, with the first chunk. */
-static pd_status router_input(struct pd_transformer *t, void *const *w, struct pd_error *err)
-{
-    const struct pd_model_config *c = &t->model->config;
-    const float *dlogits = t->family->router == PD_ROUTER_SIGMOID && c->z_loss > 0 ? t->experts.dlogits : t->experts.logits;
-    const struct pd_gemm g = {.m = t->rows,
-                              .n = c->hidden,
-                              .k = c->experts,
-                              .accumulate = true,
-                              .a = {(void *)(uintptr_t)dlogits, PD_F32, c->experts},
-                              .b = act(t, experts_weight(t, w, PD_ROLE_ROUTER), 0, c->hidden),
-                              .c = chain_at(t, 0)};
-    return t->tp.first_chunk == 0 ? pd_gemm(t->math, &g, err) : PD_OK;
+    return pd_take_piece_of(t, source, to, here * PD_EXPERT_TENSORS * matrix, err);
 }
 
 /* The gradients of this rank's experts from the micro-batch of each rank that has one. */
 static pd_status experts_weights(struct pd_transformer *t, const struct pd_expert_activations *x, void *const *w,
                                  float *const *g, struct pd_error *err)
 {
-    const uint64_t hidden = t->model->config.hidden, columns = t->share.expert_columns, matrix = columns * hidden;
-    for (uint32_t i = 0; i < t->model->config.experts; i++) {
-        struct product p = product_of(t, x, i, w);
-        float *to = t->options.ep > 1 ? t->experts.sources[p.source] : g[expert_tensor(t, 0, 0)];
-        if (!to) continue;
-        p.m.dgate_up = to + p.number * PD_EXPERT_TENSORS * matrix;
-        p.m.ddown = p.m.dgate_up + 2 * matrix;
-        PD_TRY(gated_weights(t, &p.m, p.rows, act(t, inputs_of(t, x), p.first * hidden, hidden),
-                             act(t, t->experts.dup, p.first * 2 * columns, 2 * columns),
-                             act(t, x->hidden, p.first * columns, columns),
-                             act(t, t->experts.arrived_dout, p.first * hidden, hidden), err));
+    for (uint32_t source = 0; source < t->options.ep; source++) {
+        float *to = t->options.ep > 1 ? t->experts.sources[source] : g[expert_tensor(t, 0, 0)];
+        for (uint32_t place = 0; to && place < t->sp.pieces; place++)
+            PD_TRY(piece_weights(t, x, source, place, to, w, err));
     }
     return PD_OK;
 }
@@ -558,7 +379,15 @@ static pd_status shared_backward(struct pd_transformer *t, const struct pd_block
     PD_TRY(gated_down_input(t, m, t->rows, dy, act(t, t->experts.dshared_hidden, 0, columns), err));
     PD_TRY(pd_swiglu_backward(t->math, t->rows, columns, t->options.dtype, x->shared_up, t->experts.dshared_hidden,
                               t->experts.dshared_up, err));
-    return gated_weights(t, m, t->rows, act(t, a->norm2, 0, hidden), dup, act(t, x->shared_hidden, 0, columns), dy, err);
+    for (uint32_t place = 0; place < t->sp.pieces; place++) {
+        const uint64_t row = t->sp.row[place];
+        PD_TRY(gated_weights(t, m, t->sp.rows[place], act(t, a->norm2, row * hidden, hidden),
+                             act(t, dup.data, row * 2 * columns, 2 * columns),
+                             act(t, x->shared_hidden, row * columns, columns), act(t, dy.data, row * hidden, hidden), err));
+        PD_TRY(pd_take_piece(t, m->dgate_up, 2 * columns * hidden, err));
+        PD_TRY(pd_take_piece(t, m->ddown, columns * hidden, err));
+    }
+    return PD_OK;
 }
 
 /* From dout, which travels to the experts, to dup and dweights of all rows that arrived. */
@@ -614,6 +443,7 @@ pd_status pd_experts_backward(struct pd_transformer *t, uint32_t block, struct p
     const struct gated shared = shared_of(t, w, g);
     PD_TRY(pd_gather_rows(t->math, slot_count(t), row, x->tokens, t->dstream, t->experts.dout, err));
     PD_TRY(send_dout(t, x, err));
+    PD_TRY(pd_router_meet(t, x, err));
     PD_TRY(shared_backward(t, a, &shared, err));
     if (!x->arrived) PD_TRY(pd_gather_rows(t->math, slot_count(t), row, x->tokens, a->norm2, t->experts.rows, err));
     PD_TRY(hidden_backward(t, x, w, err));
@@ -624,8 +454,8 @@ pd_status pd_experts_backward(struct pd_transformer *t, uint32_t block, struct p
     }
     PD_TRY(experts_weights(t, x, w, g, err));
     PD_TRY(weights_gradient(t, x, err));
-    PD_TRY(router_backward(t, block, a, w, g, err));
-    PD_TRY(router_input(t, w, err));
+    PD_TRY(pd_router_backward(t, block, a, w, g, err));
+    PD_TRY(pd_router_input(t, w, chain_at(t, 0), err));
     return chains_sum(t, t->model->config.hidden, t->experts.chains, false, false, NULL, t->dnorm, err);
 }
 

@@ -14,9 +14,9 @@ struct pd_expert_activations {
     int32_t *choice;                 /* (R, k) */
     int32_t *slots;                  /* (R, k) slot of each choice */
     int32_t *tokens;                 /* (S) row of each slot */
-    int32_t *first;                  /* (E + 1) first slot of each expert */
+    int32_t *first;                  /* (E * pieces + 1) first slot of each expert and piece of this rank */
     float *weights;                  /* (S) */
-    int32_t *arrived_first;          /* (E + 1) first row of each rank and expert */
+    int32_t *arrived_first;          /* (E * pieces + 1) first row of each rank, expert and piece */
     void *arrived;                   /* (N, C) act; NULL with ep = 1: gathered again */
     float *arrived_weights;          /* (N) */
     void *up, *hidden;               /* (N, 2F), (N, F) act; hidden is times the weight */
@@ -34,12 +34,15 @@ struct pd_expert_work {
     float *weights;          /* (R, k), then their gradient */
     float *dlogits;          /* (R,E), only if backward reads logits */
     float *bias, *balance;   /* (E) */
+    float *scores;           /* (pieces of a sequence, E) sums of scores over the rows of a piece */
+    int32_t *tokens;         /* (the same) rows of each piece that chose each expert */
     void *dup, *dhidden, *dshared_up, *dshared_hidden;
     float *dweights, *arrived_dweights, *dchosen; /* (chunks, S); (chunks, N); (chunks, R, k) */
-    int32_t *counts;                              /* (E) sent to other ranks */
+    int32_t *counts;                              /* (E * pieces) sent to other ranks */
     struct pd_peer_transfer travel;
-    bool is_absent;        /* this rank has no micro-batch: it computes only the tokens of others */
-    float *const *sources; /* pd_transformer_set_sources */
+    struct pd_peer_transfer meeting; /* of sp ranks: `scores` and `tokens`, which one micro-batch's losses need */
+    bool is_absent;                  /* this rank has no micro-batch: it computes only the tokens of others */
+    float *const *sources;           /* pd_transformer_set_sources */
 };
 
 /* Rows that travel: `home` in the order of slots, `away` as they arrive. */
@@ -48,7 +51,8 @@ struct pd_expert_rows {
     uint64_t bytes;
 };
 
-/* Sums over this rank's micro-batches since pd_transformer_begin. Every tensor-parallel rank has the same. */
+/* Sums over this rank's micro-batches since pd_transformer_begin. Every tensor-parallel rank has the same. Of sp ranks, each
+ * counts its own tokens and z loss, and the first the balance loss. */
 struct pd_expert_counts {
     uint64_t *tokens; /* (layers, E + 1) that chose each expert; then the bits of the range of the selection bias, a float */
     struct pd_superaccumulator balance, z; /* auxiliary losses of blocks and micro-batches, without coefficients */
@@ -70,6 +74,18 @@ PD_MUST_USE pd_status pd_experts_join_forward(struct pd_transformer *t, struct p
                                               bool returns, struct pd_error *err);
 PD_MUST_USE pd_status pd_experts_join_backward(struct pd_transformer *t, struct pd_block_activations *a, void *const *w,
                                                struct pd_error *err);
+
+/* ---- expert_router.c ---- */
+PD_MUST_USE pd_status pd_router_choose(struct pd_transformer *t, const void *norm2, struct pd_expert_activations *x,
+                                       void *const *w, struct pd_error *err);
+/* Counts of the whole micro-batch; sp ranks start to tell each other. Call before pd_router_backward. */
+PD_MUST_USE pd_status pd_router_meet(struct pd_transformer *t, const struct pd_expert_activations *x, struct pd_error *err);
+/* From the gradient of a token's weights to that of the logits, the router's weight and its bias. */
+PD_MUST_USE pd_status pd_router_backward(struct pd_transformer *t, uint32_t block, const struct pd_block_activations *a,
+                                         void *const *w, float *const *g, struct pd_error *err);
+/* The part of dnorm that comes through the router, added to the first chunk's chain. */
+PD_MUST_USE pd_status pd_router_input(struct pd_transformer *t, void *const *w, struct pd_matrix chain,
+                                      struct pd_error *err);
 
 /* ---- expert_exchange.c: nothing travels with ep = 1 ---- */
 uint32_t pd_experts_here(const struct pd_transformer *t);                     /* of this rank */

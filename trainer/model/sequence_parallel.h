@@ -26,6 +26,9 @@ struct pd_sequence_parallel {
 
 /* Passes the gradient (n) of a piece to the transformer's caller. Does nothing if sequences are whole. */
 PD_MUST_USE pd_status pd_take_piece(struct pd_transformer *t, const float *gradient, uint64_t n, struct pd_error *err);
+/* The same for experts, of the micro-batch of one of the ep ranks. */
+PD_MUST_USE pd_status pd_take_piece_of(struct pd_transformer *t, uint32_t source, const float *gradient, uint64_t n,
+                                       struct pd_error *err);
 /* Parameter gradients: `piece` writes dst (n) for each piece of this rank, consumed before the next is written. */
 typedef pd_status pd_piece_gradient(struct pd_transformer *t, void *context, uint32_t place, float *dst,
                                     struct pd_error *err);

@@ -64,13 +64,13 @@ static void take_experts(const struct pd_transformer *t, struct pd_expert_activa
     x->choice = take_from(allocator, slots, sizeof(int32_t));
     x->slots = take_from(allocator, slots, sizeof(int32_t));
     x->tokens = take_from(allocator, slots, sizeof(int32_t));
-    x->first = take_from(allocator, c->experts + 1ull, sizeof(int32_t));
+    x->first = take_from(allocator, c->experts * t->sp.pieces + 1ull, sizeof(int32_t));
     x->weights = take_from(allocator, slots, sizeof(float));
     x->arrived_first = x->first;
     x->arrived_weights = x->weights;
     x->arrived = NULL;
     if (t->options.ep > 1) {
-        x->arrived_first = take_from(allocator, c->experts + 1ull, sizeof(int32_t));
+        x->arrived_first = take_from(allocator, c->experts * t->sp.pieces + 1ull, sizeof(int32_t));
         x->arrived_weights = take_from(allocator, arrivals, sizeof(float));
         x->arrived = take_from(allocator, arrivals * c->hidden, t->element_bytes);
     }
@@ -325,10 +325,14 @@ static void take_expert_work(struct pd_transformer *t, struct pd_arena *arena)
     if (travels) {
         const uint32_t pieces = t->options.ep * (1 + t->tp.chunks);
         x->arrived = storage_take(arena, arrivals * c->hidden, bytes);
-        x->counts = storage_take(arena, c->experts, sizeof(int32_t));
+        x->counts = storage_take(arena, c->experts * t->sp.pieces, sizeof(int32_t));
         pd_peer_transfer_init(&x->travel, t->options.experts, pieces, pieces, arena);
     }
     if (!t->options.backward) return;
+    x->scores = storage_take(arena, c->experts * t->sp.total, sizeof(float));
+    x->tokens = storage_take(arena, c->experts * t->sp.total, sizeof(int32_t));
+    if (t->partition.sp > 1)
+        pd_peer_transfer_init(&x->meeting, t->options.sp, 2 * (t->partition.sp - 1), 2 * (t->partition.sp - 1), arena);
     if (c->z_loss > 0 && t->family->router == PD_ROUTER_SIGMOID)
         x->dlogits = storage_take(arena, t->rows * c->experts, sizeof(float));
     x->product = storage_take(arena, t->rows * c->hidden, sizeof(float));

@@ -108,7 +108,7 @@ static pd_status expert_counts_init(struct pd_transformer *t, struct pd_error *e
 {
     const struct pd_model_config *c = &t->model->config;
     if (!c->experts) return PD_OK;
-    PD_CHECK(t->partition.virtual_sp == 1 && !t->options.fp8_linears);
+    PD_CHECK(!t->options.fp8_linears);
     if (t->options.on_device) PD_FAIL(err, PD_UNSUPPORTED, "experts are not computed on GPUs yet; set run.device=cpu");
     t->expert_counts.tokens = calloc(c->layers * (c->experts + 1ull), sizeof *t->expert_counts.tokens);
     if (!t->expert_counts.tokens)
@@ -188,10 +188,10 @@ pd_status pd_transformer_new(const struct pd_model *model, struct pd_math *math,
 
 void pd_transformer_sync(struct pd_transformer *t)
 {
-    struct pd_peer_transfer *all[] = {&t->tp.sums[0],          &t->tp.sums[1],     &t->tp.slices[0],
-                                      &t->tp.slices[1],        &t->tp.kv,          &t->tp.loss,
-                                      &t->tp.embedding,        &t->sp.transfer[0], &t->sp.transfer[1],
-                                      &t->head_norms.transfer, &t->shared.gather,  &t->experts.travel};
+    struct pd_peer_transfer *all[] = {
+        &t->tp.sums[0],    &t->tp.sums[1],     &t->tp.slices[0],   &t->tp.slices[1],   &t->tp.kv,
+        &t->tp.loss,       &t->tp.embedding,   &t->sp.transfer[0], &t->sp.transfer[1], &t->head_norms.transfer,
+        &t->shared.gather, &t->experts.travel, &t->experts.meeting};
     struct pd_error ignored;
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (pd_peer_transfer_wait(all[i], &ignored)) continue;

@@ -29,8 +29,9 @@
 #include "trainer/model/partition.h"
 
 /* If sequences are cut, every piece produces its own gradients, in the buffer for the micro-batch's. This consumes one
- * before the next piece overwrites it. */
-typedef pd_status pd_piece_taker(void *context, const float *gradient, uint64_t elements, struct pd_error *err);
+ * before the next piece overwrites it. The piece is of the micro-batch of number `source` of the ep ranks. */
+typedef pd_status pd_piece_taker(void *context, uint32_t source, const float *gradient, uint64_t elements,
+                                 struct pd_error *err);
 
 /* Columns of logits held at once, if not all are. The value affects the bits. */
 #define PD_LOGITS_COLUMNS 8192

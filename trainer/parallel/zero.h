@@ -144,12 +144,17 @@ PD_MUST_USE pd_status pd_zero_micro_batch_gradients(struct pd_zero *zero, uint32
 float *const *pd_zero_sources(const struct pd_zero *zero);
 /* For cut sequences: consumes gradients [gradient, gradient + elements) of a piece. The caller may reuse the buffer after
  * return. A pd_piece_taker of trainer/model/transformer.h. */
-PD_MUST_USE pd_status pd_zero_take_piece(void *zero, const float *gradient, uint64_t elements, struct pd_error *err);
+PD_MUST_USE pd_status pd_zero_take_piece(void *zero, uint32_t source, const float *gradient, uint64_t elements,
+                                         struct pd_error *err);
 /* The micro-batch's gradients of `bucket` are complete. Padding micro-batches call this too: terms travel in the same slots. */
 PD_MUST_USE pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t bucket, uint32_t slot, struct pd_error *err);
-/* From now on, also adds the terms of the micro-batch in `slot` to *sum, modulo 2^64. The slot begins a lane or is
- * PD_ZERO_NO_SLOT. NULL: stop. Borrows sum, which is memory of the math. */
-void pd_zero_watch(struct pd_zero *zero, uint32_t slot, int64_t *sum);
+/* From now on, also adds terms modulo 2^64: to sums[0] those of this rank's micro-batch in its slot; to sums[1] those that the
+ * micro-batches of the ep ranks in slots[i] give this rank's experts. A slot begins a lane or is PD_ZERO_NO_SLOT. sums NULL:
+ * stop. Borrows sums, memory of the math. */
+#define PD_ZERO_WATCHED 2
+void pd_zero_watch(struct pd_zero *zero, const uint32_t *slots, int64_t *sums);
+/* The data group of number `source` of the ep ranks. */
+uint32_t pd_zero_source_group(const struct pd_zero *zero, uint32_t source);
 
 /* Call once per step, after the last slot. Finishes the last exchange, combines a tied table's sums of two stages, and gives
  * all holders the sums. */

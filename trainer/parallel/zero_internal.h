@@ -38,7 +38,7 @@ struct pd_zero_bucket {
     char *place;        /* (needed) gathered parameters, read by compute */
     uint64_t gathered;  /* version of that content; 0: none */
     /* Computed elements of experts. Each of ep ranks has some from its micro-batch: of the first they lie here, of the others
-     * after all elements */
+     * after all elements; of pieces all lie here */
     uint64_t spread_begin, spread_end;
     /* In terms. sums: the place in `gradient`. elsewhere: terms that other tp ranks own */
     uint64_t sums, elsewhere;
@@ -146,8 +146,8 @@ struct pd_zero {
     uint32_t next_turn;
     struct pd_zero_exchanges exchanges;
     struct pd_comm_piece *tp_pieces; /* to and from other tensor-parallel ranks */
-    uint32_t watched_slot;
-    int64_t *watched_sum;   /* NULL: not watched */
+    uint32_t watched_slots[PD_LAYOUT_EP_MAX];
+    int64_t *watched_sums;  /* (PD_ZERO_SIDES); NULL: not watched */
     uint64_t copy_elements; /* in the working copy in memory */
     uint64_t sums_elements; /* in each of the two buffers for blocks' sums */
     struct pd_zero_files files;
@@ -233,7 +233,7 @@ uint32_t pd_zero_part_rank(const struct pd_zero *zero, uint32_t side, uint32_t p
 uint64_t pd_zero_terms_end(const struct pd_zero *zero,
                            const struct pd_zero_bucket *s); /* where terms of other tp ranks begin */
 /* Gradients of a micro-batch: where those that source `source` gives the experts begin, and the number of all. */
-uint64_t pd_zero_source_at(const struct pd_zero_bucket *s, uint32_t source);
+uint64_t pd_zero_source_at(const struct pd_zero *zero, const struct pd_zero_bucket *s, uint32_t source);
 uint64_t pd_zero_gradients_of(const struct pd_zero *zero, const struct pd_zero_bucket *s);
 
 /* ---- zero_files.c ---- */

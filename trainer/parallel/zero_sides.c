@@ -27,12 +27,14 @@ uint64_t pd_zero_terms_end(const struct pd_zero *zero, const struct pd_zero_buck
     return last->terms_at + pd_zero_parts(zero, (uint32_t)(last - s->sides)) * last->stride;
 }
 
-uint64_t pd_zero_source_at(const struct pd_zero_bucket *s, uint32_t source)
+/* A piece is consumed before the next is made, so pieces need one place. */
+uint64_t pd_zero_source_at(const struct pd_zero *zero, const struct pd_zero_bucket *s, uint32_t source)
 {
-    return source ? s->computed[s->count] + (source - 1) * (s->spread_end - s->spread_begin) : s->spread_begin;
+    const bool is_first = source == 0 || zero->pieces > 1;
+    return is_first ? s->spread_begin : s->computed[s->count] + (source - 1) * (s->spread_end - s->spread_begin);
 }
 
 uint64_t pd_zero_gradients_of(const struct pd_zero *zero, const struct pd_zero_bucket *s)
 {
-    return s->computed[s->count] + (zero->ep - 1) * (s->spread_end - s->spread_begin);
+    return s->computed[s->count] + (zero->pieces > 1 ? 0 : zero->ep - 1) * (s->spread_end - s->spread_begin);
 }

@@ -3,6 +3,8 @@
 #include "ckpt/base/checked.h"
 #include "trainer/parallel/zero_internal.h"
 
+#include <string.h>
+
 bool pd_zero_is_redirected(const struct pd_zero *zero, uint32_t bucket, uint32_t e, enum pd_zero_use use)
 {
     return (use == PD_ZERO_TERMS ? zero->joins_tied : zero->reads_once) && bucket > 0 &&
@@ -202,10 +204,14 @@ static bool writes_lane(const struct pd_zero *zero, uint32_t bucket, uint32_t ra
     return zero->buckets[bucket].lane && (!zero->micro_batch || begins_lane(zero, rank, slot));
 }
 
-/* The data rank that is number `source` of those that send this one tokens. */
-static uint32_t source_rank(const struct pd_zero *zero, uint32_t source)
+uint32_t pd_zero_source_group(const struct pd_zero *zero, uint32_t source)
 {
-    return zero->q - zero->q % zero->ep + source;
+    return (zero->q - zero->q % zero->ep + source) / zero->grid->layout.sp;
+}
+
+static uint32_t own_source(const struct pd_zero *zero)
+{
+    return zero->q % zero->ep;
 }
 
 static bool has_micro_batch(const struct pd_zero *zero, uint32_t rank, uint32_t slot)
@@ -225,8 +231,9 @@ pd_status pd_zero_micro_batch_gradients(struct pd_zero *zero, uint32_t bucket, u
     for (uint32_t e = 0; e < s->count; e++)
         zero->micro_batch_pointers[e] = base + s->computed[e];
     for (uint32_t i = 0; i < zero->ep; i++) {
-        float *to = writes_lane(zero, bucket, source_rank(zero, i), slot) ? s->lane : zero->micro_batch;
-        zero->sources[i] = has_micro_batch(zero, source_rank(zero, i), slot) ? to + pd_zero_source_at(s, i) : NULL;
+        float *to = writes_lane(zero, bucket, pd_zero_source_group(zero, i), slot) ? s->lane : zero->micro_batch;
+        zero->sources[i] =
+            has_micro_batch(zero, pd_zero_source_group(zero, i), slot) ? to + pd_zero_source_at(zero, s, i) : NULL;
     }
     *ret_gradients = zero->micro_batch_pointers;
     *ret_adds = zero->options.adds_in_place && slot != PD_ZERO_NO_SLOT && !begins_lane(zero, rank, slot);
@@ -238,45 +245,48 @@ float *const *pd_zero_sources(const struct pd_zero *zero)
     return zero->sources;
 }
 
-void pd_zero_watch(struct pd_zero *zero, uint32_t slot, int64_t *sum)
+void pd_zero_watch(struct pd_zero *zero, const uint32_t *slots, int64_t *sums)
 {
-    zero->watched_slot = slot;
-    zero->watched_sum = sum;
+    if (sums) memcpy(zero->watched_slots, slots, zero->ep * sizeof *slots);
+    zero->watched_sums = sums;
 }
 
 /* Makes the terms of elements [begin, end) once more, only to sum them. */
-static pd_status watch(const struct pd_zero *zero, uint32_t bucket, uint32_t slot, const float *gradients, uint64_t begin,
-                       uint64_t end, struct pd_error *err)
+static pd_status watch(const struct pd_zero *zero, uint32_t bucket, uint32_t source, uint32_t slot, const float *gradients,
+                       uint64_t begin, uint64_t end, struct pd_error *err)
 {
     const struct pd_zero_bucket *s = &zero->buckets[bucket];
-    for (uint32_t e = 0; zero->watched_sum && slot == zero->watched_slot && e < s->count; e++) {
+    for (uint32_t e = 0; zero->watched_sums && slot == zero->watched_slots[source] && e < s->count; e++) {
         const uint64_t first = pd_max_u64(s->computed[e], begin), last = pd_min_u64(s->computed[e + 1], end);
         const struct pd_term_run run = {.from = gradients + (first - begin),
                                         .n = last - first,
                                         .scale = term_scale_of(zero, s->tensors[e]),
-                                        .check = zero->watched_sum};
+                                        .check = zero->watched_sums + pd_zero_side_of(zero, s->tensors[e])};
         if (first < last) PD_TRY(make_runs(zero, PD_TERM_F32, &run, 1, err));
     }
     return PD_OK;
 }
 
-pd_status pd_zero_take_piece(void *context, const float *gradient, uint64_t elements, struct pd_error *err)
+pd_status pd_zero_take_piece(void *context, uint32_t source, const float *gradient, uint64_t elements, struct pd_error *err)
 {
     struct pd_zero *zero = context;
     const uint64_t begin = (uint64_t)(gradient - zero->micro_batch);
-    PD_TRY(watch(zero, zero->made_bucket, zero->made_slot, gradient, begin, begin + elements, err));
+    PD_TRY(watch(zero, zero->made_bucket, source, zero->made_slot, gradient, begin, begin + elements, err));
     if (zero->made_slot == PD_ZERO_NO_SLOT) return PD_OK;
     return make_terms(zero, zero->made_bucket, gradient, begin, begin + elements, err);
 }
 
-/* The bucket's elements [begin, end), which lie at `at`, of data rank `rank`'s micro-batch. */
-static pd_status add_elements(struct pd_zero *zero, uint32_t bucket, uint32_t rank, uint32_t slot, uint64_t at,
+/* The bucket's elements [begin, end), which lie at `at`, of the micro-batch of one of the ep ranks. */
+static pd_status add_elements(struct pd_zero *zero, uint32_t bucket, uint32_t source, uint32_t slot, uint64_t at,
                               uint64_t begin, uint64_t end, struct pd_error *err)
 {
     const struct pd_zero_bucket *s = &zero->buckets[bucket];
+    const uint32_t rank = pd_zero_source_group(zero, source);
     const bool is_in_lane = writes_lane(zero, bucket, rank, slot);
     const float *made = (is_in_lane ? s->lane : zero->micro_batch) + at;
-    if (begin == end || slot == PD_ZERO_NO_SLOT || !has_micro_batch(zero, rank, slot)) return PD_OK;
+    if (begin == end || !has_micro_batch(zero, rank, slot)) return PD_OK;
+    PD_TRY(watch(zero, bucket, source, slot, made, begin, end, err));
+    if (slot == PD_ZERO_NO_SLOT) return PD_OK;
     if (!s->lane) return make_terms(zero, bucket, made, begin, end, err);
     if (!is_in_lane) PD_TRY(pd_add(zero->math, end - begin, s->lane + at, made, err));
     if (!zero->has.makes_terms || !pd_lanes_ends(&zero->lanes, rank, slot)) return PD_OK;
@@ -286,17 +296,12 @@ static pd_status add_elements(struct pd_zero *zero, uint32_t bucket, uint32_t ra
 pd_status pd_zero_add_micro_batch(struct pd_zero *zero, uint32_t bucket, uint32_t slot, struct pd_error *err)
 {
     const struct pd_zero_bucket *s = &zero->buckets[bucket];
-    const uint32_t rank = zero->grid->place.dp;
+    const uint32_t own = own_source(zero);
     const uint64_t elements = s->computed[s->count], begin = s->spread_begin, end = s->spread_end;
-    const float *made = writes_lane(zero, bucket, rank, slot) ? s->lane : zero->micro_batch;
     if (zero->pieces > 1) return PD_OK; /* each was consumed when made */
-    if (has_micro_batch(zero, rank, slot)) {
-        PD_TRY(watch(zero, bucket, slot, made, 0, begin, err));
-        PD_TRY(watch(zero, bucket, slot, made + end, end, elements, err));
-    }
-    PD_TRY(add_elements(zero, bucket, rank, slot, 0, 0, begin, err));
-    PD_TRY(add_elements(zero, bucket, rank, slot, end, end, elements, err));
+    PD_TRY(add_elements(zero, bucket, own, slot, 0, 0, begin, err));
+    PD_TRY(add_elements(zero, bucket, own, slot, end, end, elements, err));
     for (uint32_t i = 0; i < zero->ep && begin < end; i++)
-        PD_TRY(add_elements(zero, bucket, source_rank(zero, i), slot, pd_zero_source_at(s, i), begin, end, err));
+        PD_TRY(add_elements(zero, bucket, i, slot, pd_zero_source_at(zero, s, i), begin, end, err));
     return PD_OK;
 }

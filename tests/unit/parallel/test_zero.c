@@ -357,7 +357,7 @@ static pd_status take_pieces(struct rank *r, uint32_t bucket, uint32_t micro_bat
                 open_memory(r);
                 fill_gradient(r, micro_batch, piece, bucket, tensors[e], false, gradients[e]);
                 close_memory(r);
-                PD_TRY(pd_zero_take_piece(r->zero, gradients[e] + begin, end - begin, err));
+                PD_TRY(pd_zero_take_piece(r->zero, 0, gradients[e] + begin, end - begin, err));
             }
     }
     return PD_OK;
