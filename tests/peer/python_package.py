@@ -426,13 +426,16 @@ def check_leaks(theirs, ours):
         for _ in range(300):
             go(path)
         gc.collect()
-        files, memory = len(os.listdir("/proc/self/fd")), resident()
-        for _ in range(1000):
-            go(path)
-        gc.collect()
+        files, grown = len(os.listdir("/proc/self/fd")), []
+        for _ in range(5):
+            memory = resident()
+            for _ in range(200):
+                go(path)
+            gc.collect()
+            grown.append(resident() - memory)
         assert len(os.listdir("/proc/self/fd")) == files, f"{len(os.listdir('/proc/self/fd'))} descriptors, and {files} before"
-        grown = resident() - memory
-        assert grown < 2 << 20, f"{path}: 1,000 opens grew by {grown} bytes"
+        # Threads that take turns at malloc's arenas enlarge one now and then; a leak enlarges every round.
+        assert min(grown) < 64 << 10, f"{path}: each round of 200 opens grew, by {grown} bytes"
 
 
 def main():
