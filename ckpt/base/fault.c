@@ -7,15 +7,17 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define FAULTS_MAX 16
 #define NAME_MAX_BYTES 64
 #define ONCE_PATH_MAX 1024
 #define EXIT_INTERNAL 70
+#define SLEEP_MS 20
 
-enum action { ACTION_KILL, ACTION_EXIT, ACTION_STOP, ACTION_COUNT };
-static const char *const action_names[ACTION_COUNT] = {"kill", "exit", "stop"};
+enum action { ACTION_KILL, ACTION_EXIT, ACTION_STOP, ACTION_SLEEP, ACTION_COUNT };
+static const char *const action_names[ACTION_COUNT] = {"kill", "exit", "stop", "sleep"};
 
 struct fault {
     char name[NAME_MAX_BYTES];
@@ -65,7 +67,7 @@ static pd_status parse_spec(const char *spec, struct pd_error *err)
             fits = parse_fault(word, &faults[fault_count]);
         }
         if (!fits)
-            PD_FAIL(err, PD_USAGE, "PERDURE_FAULT: \"%.*s\" is not understood: write name[@rank]:nth[:kill|exit|stop]",
+            PD_FAIL(err, PD_USAGE, "PERDURE_FAULT: \"%.*s\" is not understood: write name[@rank]:nth[:kill|exit|stop|sleep]",
                     (int)length, spec);
         fault_count++;
         spec += length + (spec[length] == ',');
@@ -108,6 +110,10 @@ static bool first_to_fire(void)
 /* raise, not kill: another thread might receive a process-directed signal first, and this thread would go on. */
 static void fire(enum action action)
 {
+    if (action == ACTION_SLEEP) {
+        (void)nanosleep(&(struct timespec){.tv_nsec = SLEEP_MS * 1000000L}, NULL);
+        return;
+    }
     if (action == ACTION_EXIT) _exit(EXIT_INTERNAL);
     if (action == ACTION_STOP) pd_heartbeat_hold();
     (void)raise(action == ACTION_STOP ? SIGSTOP : SIGKILL);
@@ -123,7 +129,8 @@ static const struct fault *find_due(const char *name)
         struct fault *fault = &faults[i];
         if (strcmp(fault->name, name) != 0) continue;
         if (fault->rank >= 0 && fault->rank != pd_rank_current()) continue;
-        if (atomic_fetch_add(&fault->passages, 1) + 1 == fault->nth && !due) due = fault;
+        uint64_t pass = atomic_fetch_add(&fault->passages, 1) + 1;
+        if (!due && (pass == fault->nth || (fault->action == ACTION_SLEEP && pass > fault->nth))) due = fault;
     }
     return due && first_to_fire() ? due : NULL;
 }

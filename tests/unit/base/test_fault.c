@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 static void configure(const char *spec)
@@ -52,6 +53,19 @@ Test(fault, who_stops_goes_on_when_told_to)
     kill(process, SIGCONT);
     cr_assert_eq(waitpid(process, &status, 0), process);
     cr_assert(WIFEXITED(status) && WEXITSTATUS(status) == 7);
+}
+
+Test(fault, sleep_lasts_from_its_pass_on)
+{
+    struct timespec begin, end;
+    configure("a:2:sleep");
+    for (int pass = 1; pass <= 4; pass++) {
+        clock_gettime(CLOCK_MONOTONIC, &begin);
+        pd_fault_point("a");
+        clock_gettime(CLOCK_MONOTONIC, &end);
+        double seconds = (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec);
+        if (pass > 1) cr_assert_geq(seconds, 0.02, "pass %d", pass);
+    }
 }
 
 static void *pass_and_tell(void *has_passed)
