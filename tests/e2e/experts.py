@@ -33,7 +33,7 @@ LAYOUTS = ["layout.ranks=2 layout.dp=2 layout.ep=2 layout.zero_stage=0",
            "layout.ranks=2 layout.pp=2 layout.interleave=2 layout.recompute=full layout.recompute_layers=1",
            "layout.ranks=8 layout.dp=2 layout.ep=2 layout.tp=2 layout.pp=2 layout.zero_stage=2 layout.exchange=lane",
            "layout.ranks=6 layout.dp=6 layout.ep=2 layout.zero_stage=3 layout.order=breadth_first",
-           "layout.ranks=4 layout.dp=4 layout.ep=4 layout.recompute=selective layout.zero_stage=2",
+           "layout.ranks=4 layout.dp=4 layout.ep=4 layout.ep_rows=1 layout.recompute=selective layout.zero_stage=2",
            "layout.ranks=2 layout.dp=2 layout.ep=2 offload.optimizer=nvme offload.parameters=nvme offload.gradients=nvme offload.activations=nvme"]
 # Of sequences that are cut: sp divides virtual_sp, and ep divides dp x sp.
 CUT_LAYOUTS = {2: ["layout.ranks=2 layout.sp=2 layout.ep=2 layout.zero_stage=1",
@@ -41,14 +41,14 @@ CUT_LAYOUTS = {2: ["layout.ranks=2 layout.sp=2 layout.ep=2 layout.zero_stage=1",
                    "layout.ranks=4 layout.sp=2 layout.tp=2 layout.zero_stage=0 layout.exchange=lane"],
                4: ["layout.ranks=6 layout.dp=3 layout.sp=2 layout.ep=2 layout.zero_stage=2 layout.recompute=selective",
                    "layout.ranks=4 layout.sp=4 layout.ep=2 layout.zero_stage=2 offload.optimizer=nvme offload.activations=nvme",
-                   "layout.ranks=8 layout.dp=2 layout.sp=4 layout.ep=8 layout.zero_stage=3 layout.order=breadth_first"]}
+                   "layout.ranks=8 layout.dp=2 layout.sp=4 layout.ep=8 layout.ep_rows=1 layout.zero_stage=3 layout.order=breadth_first"]}
 REFUSED = {"numerics.linears=fp8": "fp8", "run.device=gpu": "GPU"}
 EP_REFUSED = {"layout.ranks=3 layout.ep=2": "does not divide dp x sp, which is 3; use layout.ep=1",
               "layout.ranks=6 layout.ep=3": "does not divide model.experts, which is 8; use layout.ep=2",
               "layout.ranks=8 layout.ep=4 layout.zero_shard=2": "does not divide layout.zero_shard, which is 2; use layout.ep=2"}
 SCHEDULE = ["optimizer.decay_steps=3", "optimizer.warmup_steps=2"]
 FACTORS = {"tp": (1, 2, 4), "pp": (1, 2), "zero_stage": (0, 1, 2, 3), "recompute": ("none", "selective", "full"), "threads": (1, 2),
-           "exchange": ("step", "lane"), "order": ("auto", "breadth_first"), "transport": ("local", "local", "mpi"),
+           "ep_rows": (1, 2), "exchange": ("step", "lane"), "order": ("auto", "breadth_first"), "transport": ("local", "local", "mpi"),
            "optimizer": ("device", "nvme"), "parameters": ("device", "nvme"), "gradients": ("device", "nvme"), "activations": ("device", "nvme")}
 
 

@@ -666,7 +666,8 @@ struct pd_transformer_options pd_config_transformer(const struct pd_config *c)
                                            .fp8_linears = c->numerics.linears == PD_LINEARS_FP8,
                                            .logits_columns =
                                                c->numerics.logits == PD_LOGITS_OF_COLUMNS ? PD_LOGITS_COLUMNS : 0,
-                                           .separate_documents = c->data.separate_documents};
+                                           .separate_documents = c->data.separate_documents,
+                                           .ep_rows = c->layout.ep_rows};
 }
 
 struct pd_data_options pd_config_data(const struct pd_config *c)

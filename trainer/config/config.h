@@ -96,6 +96,7 @@ struct pd_config {
         enum pd_exchange exchange; /* of gradients */
         uint32_t zero_stage, zero_shard; /* zero_shard 0: dp*sp */
         uint32_t ep;                     /* 0: 1 */
+        uint32_t ep_rows;
     } layout;
     struct {
         enum pd_place optimizer;   /* master, both moments. nvme: generations in the pool of the checkpoint directory */

@@ -209,6 +209,8 @@ const struct pd_key pd_keys[] = {
     U32(layout.sp, "0", 0, 4096, FREE, "sequence (context) parallel degree; 0: 1", .automatic = true),
     U32(layout.ep, "0", 0, PD_LAYOUT_EP_MAX, FREE, "data parallel ranks over which the experts of a model are spread; 0: 1",
         .automatic = true),
+    U32(layout.ep_rows, "2", 1, PD_LAYOUT_EP_MAX, FREE,
+        "a rank's experts compute at once this many times the tokens that it sends; more come in slices, made twice"),
     U32(layout.interleave, "1", 1, 256, FREE, "model chunks per pipeline rank (virtual pipeline stages)"),
     WORD(layout.order, "auto", order_words, FREE,
          "breadth_first: run all micro-batches through a block before the next block; auto: if parameters or gradients are "

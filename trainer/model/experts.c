@@ -53,20 +53,17 @@ static struct gated expert_of(const struct pd_transformer *t, uint32_t number, v
                           NULL};
 }
 
-/* This rank's rows of one of its experts from one of the ep ranks. */
+/* A group's rows of the slice. */
 struct product {
     struct gated m;
     uint64_t first, rows;
-    uint32_t source, number;
 };
 
-static struct product product_of(const struct pd_transformer *t, const struct pd_expert_activations *x, uint32_t i,
-                                 void *const *w)
+static struct product product_of(const struct pd_transformer *t, uint32_t group, void *const *w)
 {
-    const uint32_t here = pd_experts_here(t);
-    const int32_t *first = x->arrived_first + (uint64_t)i * t->sp.pieces;
-    return (struct product){expert_of(t, i % here, w), (uint64_t)first[0], (uint64_t)(first[t->sp.pieces] - first[0]),
-                            i / here, i % here};
+    const int32_t *first = t->experts.slice.first + (uint64_t)group * t->sp.pieces;
+    return (struct product){expert_of(t, group % pd_experts_here(t), w), (uint64_t)first[0],
+                            (uint64_t)(first[t->sp.pieces] - first[0])};
 }
 
 static struct gated shared_of(const struct pd_transformer *t, void *const *w, float *const *g)
@@ -182,19 +179,31 @@ static pd_status gated_weights(struct pd_transformer *t, const struct gated *m, 
 
 /* ---- forward ---- */
 
-pd_status pd_experts_activate(struct pd_transformer *t, struct pd_block_activations *a, struct pd_error *err)
+static pd_status activate_slice(struct pd_transformer *t, struct pd_error *err)
 {
-    const struct pd_expert_activations *x = &a->experts;
-    const struct pd_weighted_swiglu s = {.rows = pd_experts_arrived(t, x),
+    const struct pd_expert_products *p = t->experts.slice.products;
+    const struct pd_weighted_swiglu s = {.rows = pd_experts_arrived(t),
                                          .columns = t->share.expert_columns,
                                          .dtype = t->options.dtype,
-                                         .gate_up = x->up,
-                                         .weights = x->arrived_weights,
-                                         .out = x->hidden};
-    PD_TRY(pd_weighted_swiglu_forward(t->math, &s, err));
+                                         .gate_up = p->up,
+                                         .weights = p->weights,
+                                         .out = p->hidden};
+    return pd_weighted_swiglu_forward(t->math, &s, err);
+}
+
+static pd_status activate_shared(struct pd_transformer *t, struct pd_block_activations *a, struct pd_error *err)
+{
+    const struct pd_expert_activations *x = &a->experts;
     if (!t->share.shared_columns || t->experts.is_absent) return PD_OK;
     return pd_swiglu_forward(t->math, t->rows, t->share.shared_columns, t->options.dtype, x->shared_up, x->shared_hidden,
                              err);
+}
+
+pd_status pd_experts_activate(struct pd_transformer *t, struct pd_block_activations *a, struct pd_error *err)
+{
+    pd_experts_first_slice(t, &a->experts);
+    PD_TRY(activate_slice(t, err));
+    return activate_shared(t, a, err);
 }
 
 /* Sums over chunks that exist already; in fp32 if `out` is. */
@@ -225,25 +234,26 @@ static bool has_columns(const struct pd_transformer *t, uint32_t chunk)
     return r.begin < r.end;
 }
 
-/* Results of a chunk of columns travel back, with dweights of all chunks if given; then a token's are added. */
+/* A slice's results of a chunk of columns travel back, with dweights of all chunks if given; after the last a token's are
+ * added. */
 static pd_status combine_chunk(struct pd_transformer *t, const struct pd_expert_activations *x, uint32_t chunk,
                                bool has_dweights, struct pd_error *err)
 {
     struct pd_expert_rows rows[1 + PD_LAYOUT_CHUNKS_MAX];
+    const uint64_t row = t->model->config.hidden * t->element_bytes;
+    char *results = t->experts.results + (t->experts.is_sliced ? chunk * slot_count(t) * row : 0);
     uint32_t count = 0;
-    if (has_columns(t, chunk))
-        rows[count++] =
-            (struct pd_expert_rows){t->experts.results, t->experts.arrived, t->model->config.hidden * t->element_bytes};
+    if (has_columns(t, chunk)) rows[count++] = (struct pd_expert_rows){results, t->experts.arrived, row};
     for (uint32_t i = 0; i < t->tp.chunks && has_dweights; i++)
         rows[count++] = (struct pd_expert_rows){t->experts.dweights + i * slot_count(t),
-                                                t->experts.arrived_dweights + i * pd_experts_arrived(t, x), sizeof(float)};
+                                                t->experts.arrived_dweights + i * pd_experts_arrived(t), sizeof(float)};
     PD_TRY(pd_experts_travel(t, x, rows, count, true, err));
     PD_TRY(pd_peer_transfer_wait(&t->experts.travel, err));
-    if (t->experts.is_absent) return PD_OK;
+    if (t->experts.is_absent || !t->experts.slice.is_last) return PD_OK;
     const struct pd_combine c = {.rows = t->rows,
                                  .columns = t->model->config.hidden,
                                  .per_token = t->model->config.experts_per_token,
-                                 .parts = has_columns(t, chunk) ? t->experts.results : NULL,
+                                 .parts = has_columns(t, chunk) ? results : NULL,
                                  .slots = x->slots,
                                  .out = chain_at(t, chunk).data,
                                  .dtype = t->options.dtype};
@@ -255,42 +265,45 @@ static pd_status down_chunk(struct pd_transformer *t, const struct pd_expert_act
 {
     const uint64_t columns = t->share.expert_columns, hidden = t->model->config.hidden;
     for (uint32_t i = 0; i < t->model->config.experts; i++) {
-        const struct product p = product_of(t, x, i, w);
-        PD_TRY(gated_down(t, &p.m, chunk, p.rows, act(t, x->hidden, p.first * columns, columns),
+        const struct product p = product_of(t, i, w);
+        PD_TRY(gated_down(t, &p.m, chunk, p.rows, act(t, t->experts.slice.products->hidden, p.first * columns, columns),
                           act(t, t->experts.arrived, p.first * hidden, hidden), false, err));
     }
     return combine_chunk(t, x, chunk, false, err);
 }
 
-static void *inputs_of(const struct pd_transformer *t, const struct pd_expert_activations *x)
+static void *inputs_of(const struct pd_transformer *t)
 {
-    return x->arrived ? x->arrived : t->experts.rows;
+    void *arrived = t->experts.slice.products->arrived;
+    return arrived ? arrived : t->experts.rows;
 }
 
-/* Tokens and their weights go to the experts. */
-static pd_status send_tokens(struct pd_transformer *t, struct pd_expert_activations *x, struct pd_error *err)
+/* Tokens and their weights go to the experts; in backward with dout. */
+static pd_status send_tokens(struct pd_transformer *t, const struct pd_expert_activations *x, bool is_backward,
+                             struct pd_error *err)
 {
-    const struct pd_expert_rows rows[] = {{t->experts.rows, x->arrived, t->model->config.hidden * t->element_bytes},
-                                          {x->weights, x->arrived_weights, sizeof(float)}};
-    PD_TRY(pd_experts_meet(t, x, err));
-    return pd_experts_travel(t, x, rows, 2, false, err);
+    const struct pd_expert_products *p = t->experts.slice.products;
+    const uint64_t row = t->model->config.hidden * t->element_bytes;
+    const struct pd_expert_rows rows[] = {{t->experts.rows, p->arrived, row},
+                                          {x->weights, p->weights, sizeof(float)},
+                                          {t->experts.dout, t->experts.arrived_dout, row}};
+    return pd_experts_travel(t, x, rows, is_backward ? 3 : 2, false, err);
 }
 
 /* Waits for the tokens. */
-static pd_status up_products(struct pd_transformer *t, const struct pd_expert_activations *x, void *const *w,
-                             struct pd_error *err)
+static pd_status up_products(struct pd_transformer *t, void *const *w, struct pd_error *err)
 {
     const uint64_t hidden = t->model->config.hidden, columns = 2 * t->share.expert_columns;
     PD_TRY(pd_peer_transfer_wait(&t->experts.travel, err));
     for (uint32_t i = 0; i < t->model->config.experts; i++) {
-        const struct product p = product_of(t, x, i, w);
-        PD_TRY(gated_up(t, &p.m, p.rows, act(t, inputs_of(t, x), p.first * hidden, hidden),
-                        act(t, x->up, p.first * columns, columns), err));
+        const struct product p = product_of(t, i, w);
+        PD_TRY(gated_up(t, &p.m, p.rows, act(t, inputs_of(t), p.first * hidden, hidden),
+                        act(t, t->experts.slice.products->up, p.first * columns, columns), err));
     }
     return PD_OK;
 }
 
-/* Shared experts compute while tokens travel. */
+/* Shared experts compute while the first slice's tokens travel. Without `out`, backward makes the other slices itself. */
 pd_status pd_experts_forward(struct pd_transformer *t, uint32_t block, struct pd_block_activations *a, void *const *w,
                              const void *middle, void *out, struct pd_error *err)
 {
@@ -300,15 +313,21 @@ pd_status pd_experts_forward(struct pd_transformer *t, uint32_t block, struct pd
     (void)block;
     PD_TRY(pd_router_choose(t, a->norm2, x, w, err));
     PD_TRY(pd_gather_rows(t->math, slot_count(t), hidden * t->element_bytes, x->tokens, a->norm2, t->experts.rows, err));
-    PD_TRY(send_tokens(t, x, err));
+    PD_TRY(pd_experts_meet(t, x, err));
+    pd_experts_first_slice(t, x);
+    PD_TRY(send_tokens(t, x, false, err));
     PD_TRY(gated_up(t, &shared, t->rows, act(t, a->norm2, 0, hidden), act(t, x->shared_up, 0, 2 * shared_columns), err));
-    PD_TRY(up_products(t, x, w, err));
-    PD_TRY(pd_experts_activate(t, a, err));
-    for (uint32_t i = 0; i < t->tp.chunks && out; i++) {
-        PD_TRY(down_chunk(t, x, w, i, err));
+    PD_TRY(activate_shared(t, a, err));
+    do {
+        if (t->experts.slice.number) PD_TRY(send_tokens(t, x, false, err));
+        PD_TRY(up_products(t, w, err));
+        PD_TRY(activate_slice(t, err));
+        for (uint32_t i = 0; i < t->tp.chunks && out; i++)
+            PD_TRY(down_chunk(t, x, w, i, err));
+    } while (out && pd_experts_next_slice(t, x));
+    for (uint32_t i = 0; i < t->tp.chunks && out; i++)
         PD_TRY(gated_down(t, &shared, i, shared_columns ? t->rows : 0, act(t, x->shared_hidden, 0, shared_columns),
                           chain_at(t, i), true, err));
-    }
     return out ? chains_sum(t, hidden, t->experts.chains, true, false, middle, out, err) : PD_OK;
 }
 
@@ -317,11 +336,15 @@ pd_status pd_experts_join_forward(struct pd_transformer *t, struct pd_block_acti
 {
     struct pd_expert_activations *x = &a->experts;
     memset(x->first, 0, (t->model->config.experts * t->sp.pieces + 1ull) * sizeof *x->first);
-    PD_TRY(send_tokens(t, x, err));
-    PD_TRY(up_products(t, x, w, err));
-    PD_TRY(pd_experts_activate(t, a, err));
-    for (uint32_t i = 0; i < t->tp.chunks && returns; i++)
-        PD_TRY(down_chunk(t, x, w, i, err));
+    PD_TRY(pd_experts_meet(t, x, err));
+    pd_experts_first_slice(t, x);
+    do {
+        PD_TRY(send_tokens(t, x, false, err));
+        PD_TRY(up_products(t, w, err));
+        PD_TRY(activate_slice(t, err));
+        for (uint32_t i = 0; i < t->tp.chunks && returns; i++)
+            PD_TRY(down_chunk(t, x, w, i, err));
+    } while (returns && pd_experts_next_slice(t, x));
     return PD_OK;
 }
 
@@ -337,34 +360,35 @@ static pd_status weights_gradient(struct pd_transformer *t, const struct pd_expe
     return chains_sum(t, k, t->experts.dchosen, false, true, NULL, t->experts.weights, err);
 }
 
-/* Of one piece of the micro-batch of rank `source`. */
-static pd_status piece_weights(struct pd_transformer *t, const struct pd_expert_activations *x, uint32_t source,
-                               uint32_t place, float *to, void *const *w, struct pd_error *err)
+/* Of one piece of the micro-batch of rank `source`, for its experts in the slice. */
+static pd_status piece_weights(struct pd_transformer *t, uint32_t source, uint32_t place, float *to, void *const *w,
+                               struct pd_error *err)
 {
     const uint64_t hidden = t->model->config.hidden, columns = t->share.expert_columns, matrix = columns * hidden;
-    const uint32_t here = pd_experts_here(t);
-    for (uint32_t number = 0; number < here; number++) {
-        const int32_t *first = x->arrived_first + ((uint64_t)source * here + number) * t->sp.pieces + place;
+    const struct pd_range experts = pd_experts_in_slice(t, source);
+    for (uint64_t number = experts.begin; number < experts.end; number++) {
+        const int32_t *first =
+            t->experts.slice.first + ((uint64_t)source * pd_experts_here(t) + number) * t->sp.pieces + place;
         const uint64_t row = (uint64_t)first[0];
-        struct gated m = expert_of(t, number, w);
+        struct gated m = expert_of(t, (uint32_t)number, w);
         m.dgate_up = to + number * PD_EXPERT_TENSORS * matrix;
         m.ddown = m.dgate_up + 2 * matrix;
-        PD_TRY(gated_weights(t, &m, (uint64_t)(first[1] - first[0]), act(t, inputs_of(t, x), row * hidden, hidden),
+        PD_TRY(gated_weights(t, &m, (uint64_t)(first[1] - first[0]), act(t, inputs_of(t), row * hidden, hidden),
                              act(t, t->experts.dup, row * 2 * columns, 2 * columns),
-                             act(t, x->hidden, row * columns, columns),
+                             act(t, t->experts.slice.products->hidden, row * columns, columns),
                              act(t, t->experts.arrived_dout, row * hidden, hidden), err));
     }
-    return pd_take_piece_of(t, source, to, here * PD_EXPERT_TENSORS * matrix, err);
+    return pd_take_piece_of(t, source, to + experts.begin * PD_EXPERT_TENSORS * matrix,
+                            (experts.end - experts.begin) * PD_EXPERT_TENSORS * matrix, err);
 }
 
 /* The gradients of this rank's experts from the micro-batch of each rank that has one. */
-static pd_status experts_weights(struct pd_transformer *t, const struct pd_expert_activations *x, void *const *w,
-                                 float *const *g, struct pd_error *err)
+static pd_status experts_weights(struct pd_transformer *t, void *const *w, float *const *g, struct pd_error *err)
 {
     for (uint32_t source = 0; source < t->options.ep; source++) {
         float *to = t->options.ep > 1 ? t->experts.sources[source] : g[expert_tensor(t, 0, 0)];
         for (uint32_t place = 0; to && place < t->sp.pieces; place++)
-            PD_TRY(piece_weights(t, x, source, place, to, w, err));
+            PD_TRY(piece_weights(t, source, place, to, w, err));
     }
     return PD_OK;
 }
@@ -391,22 +415,22 @@ static pd_status shared_backward(struct pd_transformer *t, const struct pd_block
 }
 
 /* From dout, which travels to the experts, to dup and dweights of all rows that arrived. */
-static pd_status hidden_backward(struct pd_transformer *t, const struct pd_expert_activations *x, void *const *w,
-                                 struct pd_error *err)
+static pd_status hidden_backward(struct pd_transformer *t, void *const *w, struct pd_error *err)
 {
+    const struct pd_expert_products *rows = t->experts.slice.products;
     const uint64_t hidden = t->model->config.hidden, columns = t->share.expert_columns;
     const struct pd_range chunk = pd_partition_chunk(&t->partition, t->model->config.expert_ffn, 0);
     PD_TRY(pd_peer_transfer_wait(&t->experts.travel, err));
     for (uint32_t i = 0; i < t->model->config.experts; i++) {
-        const struct product p = product_of(t, x, i, w);
+        const struct product p = product_of(t, i, w);
         PD_TRY(gated_down_input(t, &p.m, p.rows, act(t, t->experts.arrived_dout, p.first * hidden, hidden),
                                 act(t, t->experts.dhidden, p.first * columns, columns), err));
     }
-    const struct pd_weighted_swiglu s = {.rows = pd_experts_arrived(t, x),
+    const struct pd_weighted_swiglu s = {.rows = pd_experts_arrived(t),
                                          .columns = columns,
                                          .dtype = t->options.dtype,
-                                         .gate_up = x->up,
-                                         .weights = x->arrived_weights,
+                                         .gate_up = rows->up,
+                                         .weights = rows->weights,
                                          .dout = t->experts.dhidden,
                                          .dgate_up = t->experts.dup,
                                          .chunks = t->tp.chunks,
@@ -420,7 +444,7 @@ static pd_status input_chunk(struct pd_transformer *t, const struct pd_expert_ac
 {
     const uint64_t columns = 2 * t->share.expert_columns, hidden = t->model->config.hidden;
     for (uint32_t i = 0; i < t->model->config.experts; i++) {
-        const struct product p = product_of(t, x, i, w);
+        const struct product p = product_of(t, i, w);
         PD_TRY(gated_up_input(t, &p.m, chunk, p.rows, act(t, t->experts.dup, p.first * columns, columns),
                               act(t, t->experts.arrived, p.first * hidden, hidden), false, err));
     }
@@ -434,25 +458,39 @@ static pd_status send_dout(struct pd_transformer *t, const struct pd_expert_acti
     return pd_experts_travel(t, x, &rows, 1, false, err);
 }
 
-/* Shared experts compute while dout travels. */
+/* A slice after the first: its tokens travel again, with dout. */
+static pd_status make_again(struct pd_transformer *t, const struct pd_expert_activations *x, void *const *w,
+                            struct pd_error *err)
+{
+    PD_TRY(send_tokens(t, x, true, err));
+    PD_TRY(up_products(t, w, err));
+    return activate_slice(t, err);
+}
+
+/* Shared experts compute while dout of the first slice travels. */
 pd_status pd_experts_backward(struct pd_transformer *t, uint32_t block, struct pd_block_activations *a, void *const *w,
                               float *const *g, struct pd_error *err)
 {
     const struct pd_expert_activations *x = &a->experts;
     const uint64_t row = t->model->config.hidden * t->element_bytes, shared_columns = 2 * t->share.shared_columns;
     const struct gated shared = shared_of(t, w, g);
+    pd_experts_first_slice(t, x);
     PD_TRY(pd_gather_rows(t->math, slot_count(t), row, x->tokens, t->dstream, t->experts.dout, err));
     PD_TRY(send_dout(t, x, err));
     PD_TRY(pd_router_meet(t, x, err));
     PD_TRY(shared_backward(t, a, &shared, err));
-    if (!x->arrived) PD_TRY(pd_gather_rows(t->math, slot_count(t), row, x->tokens, a->norm2, t->experts.rows, err));
-    PD_TRY(hidden_backward(t, x, w, err));
-    for (uint32_t i = 0; i < t->tp.chunks; i++) {
-        PD_TRY(input_chunk(t, x, w, i, err));
+    if (t->options.ep == 1 || !t->experts.slice.is_last)
+        PD_TRY(pd_gather_rows(t->math, slot_count(t), row, x->tokens, a->norm2, t->experts.rows, err));
+    do {
+        if (t->experts.slice.number) PD_TRY(make_again(t, x, w, err));
+        PD_TRY(hidden_backward(t, w, err));
+        for (uint32_t i = 0; i < t->tp.chunks; i++)
+            PD_TRY(input_chunk(t, x, w, i, err));
+        PD_TRY(experts_weights(t, w, g, err));
+    } while (pd_experts_next_slice(t, x));
+    for (uint32_t i = 0; i < t->tp.chunks; i++)
         PD_TRY(gated_up_input(t, &shared, i, shared_columns ? t->rows : 0, act(t, t->experts.dshared_up, 0, shared_columns),
                               chain_at(t, i), true, err));
-    }
-    PD_TRY(experts_weights(t, x, w, g, err));
     PD_TRY(weights_gradient(t, x, err));
     PD_TRY(pd_router_backward(t, block, a, w, g, err));
     PD_TRY(pd_router_input(t, w, chain_at(t, 0), err));
@@ -463,9 +501,14 @@ pd_status pd_experts_join_backward(struct pd_transformer *t, struct pd_block_act
                                    struct pd_error *err)
 {
     const struct pd_expert_activations *x = &a->experts;
+    pd_experts_first_slice(t, x);
     PD_TRY(send_dout(t, x, err));
-    PD_TRY(hidden_backward(t, x, w, err));
-    for (uint32_t i = 0; i < t->tp.chunks; i++)
-        PD_TRY(input_chunk(t, x, w, i, err));
-    return experts_weights(t, x, w, NULL, err);
+    do {
+        if (t->experts.slice.number) PD_TRY(make_again(t, x, w, err));
+        PD_TRY(hidden_backward(t, w, err));
+        for (uint32_t i = 0; i < t->tp.chunks; i++)
+            PD_TRY(input_chunk(t, x, w, i, err));
+        PD_TRY(experts_weights(t, w, NULL, err));
+    } while (pd_experts_next_slice(t, x));
+    return PD_OK;
 }

@@ -5,8 +5,15 @@
 #include "trainer/model/transfers.h"
 #include "trainer/model/transformer.h"
 
+/* Rows at the experts of this rank, N of a slice. */
+struct pd_expert_products {
+    void *arrived;     /* (N, C) act; NULL with ep = 1: gathered again */
+    float *weights;    /* (N) */
+    void *up, *hidden; /* (N, 2F), (N, F) act; hidden is times the weight */
+};
+
 /* What a block's backward reads again. S = R * experts_per_token slots: a token of an expert each, ordered by expert, then by
- * token. With ep > 1 experts are ordered by the rank that has them, and N rows arrive from all ep ranks: by rank, then expert,
+ * token. With ep > 1 experts are ordered by the rank that has them, and rows arrive from all ep ranks: by rank, then expert,
  * then token; with ep = 1 these are the slots. */
 struct pd_expert_activations {
     float *scores;                   /* (R,E) of the router */
@@ -16,29 +23,39 @@ struct pd_expert_activations {
     int32_t *tokens;                 /* (S) row of each slot */
     int32_t *first;                  /* (E * pieces + 1) first slot of each expert and piece of this rank */
     float *weights;                  /* (S) */
-    int32_t *arrived_first;          /* (E * pieces + 1) first row of each rank, expert and piece */
-    void *arrived;                   /* (N, C) act; NULL with ep = 1: gathered again */
-    float *arrived_weights;          /* (N) */
-    void *up, *hidden;               /* (N, 2F), (N, F) act; hidden is times the weight */
+    int32_t *counts;                 /* (ep, E * pieces) rows of each of the ep ranks, as its `first`; only with ep > 1 */
+    struct pd_expert_products kept;  /* of the first slice */
     void *shared_up, *shared_hidden; /* (R, 2G), (R, G) act, G columns of shared experts */
+};
+
+/* Rows that experts compute at once: all, or as many as there is memory for. A group is what one rank sends one expert; a rank
+ * takes whole groups, by rank and expert, and every rank knows what each takes. */
+struct pd_expert_slice {
+    uint32_t number, *begin, *end; /* (ep) the groups that each rank takes */
+    int32_t *first, *own;          /* (E * pieces + 1) first row here of each group and piece; `own` with ep > 1 */
+    const struct pd_expert_products *products; /* the first slice's are kept, those of others made again in backward */
+    bool is_last;
 };
 
 /* Memory of one block's pass at a time. */
 struct pd_expert_work {
     char *rows, *dout;       /* (S,C) act: inputs of experts; gradients of their outputs */
     char *arrived_dout;      /* (N,C) */
-    float *product;          /* (R,C): a chain before it is rounded */
+    float *product;          /* (rows of a group, C): a chain before it is rounded */
     char *results, *arrived; /* (S,C) act of experts, rounded as they travel; (N,C) on the rank that has the expert */
-    float *chains;           /* (chunks, R, C) */
-    float *logits;           /* (R,E), then their gradient */
-    float *weights;          /* (R, k), then their gradient */
-    float *dlogits;          /* (R,E), only if backward reads logits */
-    float *bias, *balance;   /* (E) */
-    float *scores;           /* (pieces of a sequence, E) sums of scores over the rows of a piece */
-    int32_t *tokens;         /* (the same) rows of each piece that chose each expert */
+    bool is_sliced;          /* more rows than `limit` may arrive: results are of all chunks */
+    uint64_t limit;          /* N at most */
+    struct pd_expert_slice slice;
+    struct pd_expert_products again; /* of slices after the first */
+    float *chains;                   /* (chunks, R, C) */
+    float *logits;                   /* (R,E), then their gradient */
+    float *weights;                  /* (R, k), then their gradient */
+    float *dlogits;                  /* (R,E), only if backward reads logits */
+    float *bias, *balance;           /* (E) */
+    float *scores;                   /* (pieces of a sequence, E) sums of scores over the rows of a piece */
+    int32_t *tokens;                 /* (the same) rows of each piece that chose each expert */
     void *dup, *dhidden, *dshared_up, *dshared_hidden;
     float *dweights, *arrived_dweights, *dchosen; /* (chunks, S); (chunks, N); (chunks, R, k) */
-    int32_t *counts;                              /* (E * pieces) sent to other ranks */
     struct pd_peer_transfer travel;
     struct pd_peer_transfer meeting; /* of sp ranks: `scores` and `tokens`, which one micro-batch's losses need */
     bool is_absent;                  /* this rank has no micro-batch: it computes only the tokens of others */
@@ -90,10 +107,15 @@ PD_MUST_USE pd_status pd_router_input(struct pd_transformer *t, void *const *w, 
 /* ---- expert_exchange.c: nothing travels with ep = 1 ---- */
 uint32_t pd_experts_here(const struct pd_transformer *t);                     /* of this rank */
 uint32_t pd_expert_position(const struct pd_transformer *t, uint32_t expert); /* in the order of slots */
-uint64_t pd_experts_arrived(const struct pd_transformer *t, const struct pd_expert_activations *x); /* N */
-/* Ranks tell each other how many tokens come: arrived_first from first. */
+uint64_t pd_experts_arrived(const struct pd_transformer *t);                  /* N of the slice */
+/* Ranks tell each other how many tokens each sends to each expert. */
 PD_MUST_USE pd_status pd_experts_meet(struct pd_transformer *t, struct pd_expert_activations *x, struct pd_error *err);
-/* Starts sending rows to the experts, or back; pd_peer_transfer_wait ends it. */
+/* Begins with the first slice; goes on to the next one, if there is one. The same number on all ep ranks. */
+void pd_experts_first_slice(struct pd_transformer *t, const struct pd_expert_activations *x);
+bool pd_experts_next_slice(struct pd_transformer *t, const struct pd_expert_activations *x);
+/* This rank's experts whose rows from rank `source` are in the slice. */
+struct pd_range pd_experts_in_slice(const struct pd_transformer *t, uint32_t source);
+/* Starts sending rows of the slice to the experts, or back; pd_peer_transfer_wait ends it. */
 PD_MUST_USE pd_status pd_experts_travel(struct pd_transformer *t, const struct pd_expert_activations *x,
                                         const struct pd_expert_rows *rows, uint32_t count, bool is_back,
                                         struct pd_error *err);

@@ -48,11 +48,30 @@ static uint64_t slots_of(const struct pd_transformer *t)
     return t->rows * t->model->config.experts_per_token;
 }
 
+/* Rows of any rank's micro-batch: pieces may differ by a position. */
+static uint64_t most_rows(const struct pd_transformer *t)
+{
+    struct pd_partition p = t->partition;
+    uint64_t most = 0;
+    for (p.sp_rank = 0; p.sp_rank < p.sp; p.sp_rank++)
+        most = pd_max_u64(most, (uint64_t)t->options.sequences * pd_partition_tokens(&p, t->options.length));
+    return most;
+}
+
 /* Most rows that may arrive: every token of the ep ranks at as many experts as it chooses. */
-static uint64_t arrivals_of(const struct pd_transformer *t)
+static uint64_t all_arrivals(const struct pd_transformer *t)
 {
     const struct pd_model_config *c = &t->model->config;
-    return t->options.ep == 1 ? slots_of(t) : t->options.ep * t->rows * pd_min_u64(c->experts_per_token, pd_experts_here(t));
+    return t->options.ep == 1 ? slots_of(t)
+                              : t->options.ep * most_rows(t) * pd_min_u64(c->experts_per_token, pd_experts_here(t));
+}
+
+/* Rows of a slice. Experts that all get equally many tokens receive what a rank sends. */
+static uint64_t arrivals_of(const struct pd_transformer *t)
+{
+    const uint64_t sent = most_rows(t) * t->model->config.experts_per_token;
+    const uint32_t factor = t->options.ep_rows ? t->options.ep_rows : PD_EP_ROWS;
+    return t->options.ep == 1 ? slots_of(t) : pd_min_u64(factor * sent, all_arrivals(t));
 }
 
 static void take_experts(const struct pd_transformer *t, struct pd_expert_activations *x, struct allocator *allocator)
@@ -66,15 +85,14 @@ static void take_experts(const struct pd_transformer *t, struct pd_expert_activa
     x->tokens = take_from(allocator, slots, sizeof(int32_t));
     x->first = take_from(allocator, c->experts * t->sp.pieces + 1ull, sizeof(int32_t));
     x->weights = take_from(allocator, slots, sizeof(float));
-    x->arrived_first = x->first;
-    x->arrived_weights = x->weights;
-    x->arrived = NULL;
+    x->kept.weights = x->weights;
+    x->kept.arrived = NULL;
     if (t->options.ep > 1) {
-        x->arrived_first = take_from(allocator, c->experts * t->sp.pieces + 1ull, sizeof(int32_t));
-        x->arrived_weights = take_from(allocator, arrivals, sizeof(float));
-        x->arrived = take_from(allocator, arrivals * c->hidden, t->element_bytes);
+        x->counts = take_from(allocator, (uint64_t)t->options.ep * c->experts * t->sp.pieces, sizeof(int32_t));
+        x->kept.weights = take_from(allocator, arrivals, sizeof(float));
+        x->kept.arrived = take_from(allocator, arrivals * c->hidden, t->element_bytes);
     }
-    x->up = take_from(allocator, arrivals * 2 * t->share.expert_columns, t->element_bytes);
+    x->kept.up = take_from(allocator, arrivals * 2 * t->share.expert_columns, t->element_bytes);
     x->shared_up = take_from(allocator, t->rows * 2 * t->share.shared_columns, t->element_bytes);
 }
 
@@ -117,7 +135,7 @@ static void take_cheap(const struct pd_transformer *t, unsigned kinds, struct pd
     }
     if (kinds & DENSE) a->hidden = take_from(allocator, t->rows * t->share.ffn_columns, t->element_bytes);
     if (!(kinds & EXPERTS)) return;
-    a->experts.hidden = take_from(allocator, arrivals_of(t) * t->share.expert_columns, t->element_bytes);
+    a->experts.kept.hidden = take_from(allocator, arrivals_of(t) * t->share.expert_columns, t->element_bytes);
     a->experts.shared_hidden = take_from(allocator, t->rows * t->share.shared_columns, t->element_bytes);
 }
 
@@ -306,6 +324,21 @@ static void take_backward(struct pd_transformer *t, struct pd_arena *arena)
     t->delta = storage_take(arena, t->rows * (s->heads.end - s->heads.begin), sizeof(float));
 }
 
+/* Slices, and the rows of those after the first. */
+static void take_slices(struct pd_transformer *t, struct pd_arena *arena)
+{
+    const struct pd_model_config *c = &t->model->config;
+    struct pd_expert_work *x = &t->experts;
+    const uint64_t bytes = t->element_bytes, again = x->is_sliced ? x->limit : 0;
+    x->slice.begin = storage_take(arena, t->options.ep, sizeof *x->slice.begin);
+    x->slice.end = storage_take(arena, t->options.ep, sizeof *x->slice.end);
+    if (t->options.ep > 1) x->slice.own = storage_take(arena, c->experts * t->sp.pieces + 1ull, sizeof(int32_t));
+    x->again.arrived = storage_take(arena, again * c->hidden, bytes);
+    x->again.weights = storage_take(arena, again, sizeof(float));
+    x->again.up = storage_take(arena, again * 2 * t->share.expert_columns, bytes);
+    x->again.hidden = storage_take(arena, again * t->share.expert_columns, bytes);
+}
+
 /* Of one block's pass at a time. */
 static void take_expert_work(struct pd_transformer *t, struct pd_arena *arena)
 {
@@ -315,17 +348,19 @@ static void take_expert_work(struct pd_transformer *t, struct pd_arena *arena)
     const bool travels = t->options.ep > 1;
     struct pd_expert_work *x = &t->experts;
     if (!c->experts || !t->has_blocks) return;
+    x->limit = arrivals;
+    x->is_sliced = arrivals < all_arrivals(t);
+    take_slices(t, arena);
     x->rows = storage_take(arena, slots * c->hidden, bytes);
-    x->arrived = x->results = storage_take(arena, slots * c->hidden, bytes);
+    x->arrived = x->results = storage_take(arena, (x->is_sliced ? t->tp.chunks : 1) * slots * c->hidden, bytes);
     x->chains = storage_take(arena, t->tp.chunks * t->rows * c->hidden, sizeof(float));
     x->logits = storage_take(arena, t->rows * c->experts, sizeof(float));
     x->weights = storage_take(arena, slots, sizeof(float));
     x->bias = storage_take(arena, c->experts, sizeof(float));
     x->balance = storage_take(arena, c->experts, sizeof(float));
     if (travels) {
-        const uint32_t pieces = t->options.ep * (1 + t->tp.chunks);
+        const uint32_t pieces = t->options.ep * (uint32_t)pd_max_u64(1 + t->tp.chunks, 3);
         x->arrived = storage_take(arena, arrivals * c->hidden, bytes);
-        x->counts = storage_take(arena, c->experts * t->sp.pieces, sizeof(int32_t));
         pd_peer_transfer_init(&x->travel, t->options.experts, pieces, pieces, arena);
     }
     if (!t->options.backward) return;
@@ -335,7 +370,7 @@ static void take_expert_work(struct pd_transformer *t, struct pd_arena *arena)
         pd_peer_transfer_init(&x->meeting, t->options.sp, 2 * (t->partition.sp - 1), 2 * (t->partition.sp - 1), arena);
     if (c->z_loss > 0 && t->family->router == PD_ROUTER_SIGMOID)
         x->dlogits = storage_take(arena, t->rows * c->experts, sizeof(float));
-    x->product = storage_take(arena, t->rows * c->hidden, sizeof(float));
+    x->product = storage_take(arena, most_rows(t) * c->hidden, sizeof(float));
     x->arrived_dout = x->dout = storage_take(arena, slots * c->hidden, bytes);
     x->dup = storage_take(arena, arrivals * 2 * expert, bytes);
     x->dhidden = storage_take(arena, arrivals * expert, bytes);

@@ -36,6 +36,8 @@ typedef pd_status pd_piece_taker(void *context, uint32_t source, const float *gr
 /* Columns of logits held at once, if not all are. The value affects the bits. */
 #define PD_LOGITS_COLUMNS 8192
 
+#define PD_EP_ROWS 2 /* a whole number, at least 1 */
+
 struct pd_transformer_options {
     uint32_t sequences, length; /* of a micro-batch: sequences m, length T */
     enum pd_dtype dtype;        /* activations and weights */
@@ -56,6 +58,7 @@ struct pd_transformer_options {
     struct pd_comm *tp, *sp;       /* NULL if of one rank; borrowed */
     struct pd_comm *experts;       /* the same */
     uint32_t ep, ep_rank;          /* experts e with e % ep = ep_rank are here; ep 0: 1 */
+    uint32_t ep_rows;              /* experts compute at once this many times the rows that a rank sends; 0: PD_EP_ROWS */
     uint32_t chunk_count;          /* model chunks of this rank; 0: one chunk of everything, depth 1 */
     const struct pd_stage *chunks; /* (chunk_count), only pd_transformer_new reads it */
     const uint32_t *depth;         /* (chunk_count), only pd_transformer_new reads it */

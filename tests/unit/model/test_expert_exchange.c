@@ -1,6 +1,7 @@
 /* A block whose experts are spread over ranks gives each rank the bits that it gets with all experts: outputs, gradients of
  * inputs, and what every micro-batch adds to each expert. Random routers; a router of zeros, whose ties send every token to the
- * first experts, so that others and whole ranks get none; single tokens; ranks without a micro-batch; each recomputation. */
+ * first experts, so that others and whole ranks get none; all tokens to one expert, whose rank computes them in as many slices
+ * as there are ranks; single tokens; ranks without a micro-batch; each recomputation. */
 #include "trainer/math/math_cpu.h"
 #include "trainer/model/experts.h"
 
@@ -15,6 +16,7 @@ struct exchange_case {
     const char *preset;
     uint32_t ep, length, absent; /* absent: bit r: rank r has no micro-batch */
     bool has_ties;
+    uint32_t per_token, ep_rows; /* 0: the preset's, or the default */
     enum pd_recompute recompute;
     enum pd_dtype dtype;
 };
@@ -36,6 +38,7 @@ static pd_status block_model(const struct exchange_case *c, struct pd_model **re
     PD_TRY(pd_model_preset(c->preset, &m, err));
     m.layers = 2, m.hidden = HIDDEN, m.heads = 4, m.kv_heads = 2, m.head_size = 8, m.ffn = m.expert_ffn = 26;
     if (m.rotated) m.rotated = 4;
+    if (c->per_token) m.experts_per_token = c->per_token;
     return pd_model_new(&m, ret_model, err);
 }
 
@@ -51,6 +54,7 @@ static pd_status block_init(struct block *b, const struct exchange_case *c, stru
                                                    .partition = pd_partition_whole(),
                                                    .experts = comm,
                                                    .ep = comm ? c->ep : 1,
+                                                   .ep_rows = c->ep_rows,
                                                    .ep_rank = comm ? comm->rank : 0};
     memset(b, 0, sizeof *b);
     PD_TRY(block_model(c, &b->model, err));
@@ -198,7 +202,7 @@ static pd_status traffic_main(struct pd_comm *comm, void *context, struct pd_err
 Test(expert_exchange, bytes_between_hosts)
 {
     for (uint32_t ep = 2; ep <= 8; ep *= 2) {
-        struct exchange_case c = {"mixtral-1m", ep, 500, 0, false, PD_RECOMPUTE_NONE, PD_BF16};
+        struct exchange_case c = {.preset = "mixtral-1m", .ep = ep, .length = 500, .dtype = PD_BF16};
         struct pd_error err = {.message = ""};
         cr_assert_eq(pd_comm_run_local(ep, 2, traffic_main, &c, &err), PD_OK, "%s", err.message);
     }
@@ -208,8 +212,8 @@ static void check(struct exchange_case c)
 {
     struct pd_error err = {.message = ""};
     const pd_status st = pd_comm_run_local(c.ep, 1, exchange_main, &c, &err);
-    cr_assert_eq(st, PD_OK, "%s, ep %u, length %u, absent %x, ties %d, recompute %d: %s", c.preset, c.ep, c.length, c.absent,
-                 c.has_ties, (int)c.recompute, err.message);
+    cr_assert_eq(st, PD_OK, "%s, ep %u, length %u, absent %x, ties %d, %u of %u rows, recompute %d: %s", c.preset, c.ep,
+                 c.length, c.absent, c.has_ties, c.ep_rows, c.per_token, (int)c.recompute, err.message);
 }
 
 Test(expert_exchange, spread_experts_give_the_same_bits)
@@ -218,10 +222,74 @@ Test(expert_exchange, spread_experts_give_the_same_bits)
     for (uint32_t p = 0; p < 2; p++)
         for (uint32_t ep = 2; ep <= 8; ep *= 2)
             for (int recompute = PD_RECOMPUTE_NONE; recompute <= PD_RECOMPUTE_FULL; recompute++) {
-                const enum pd_dtype dtype = recompute == PD_RECOMPUTE_SELECTIVE ? PD_BF16 : PD_F32;
-                check((struct exchange_case){presets[p], ep, 21, 0, false, (enum pd_recompute)recompute, dtype});
-                check((struct exchange_case){presets[p], ep, 21, 2, false, (enum pd_recompute)recompute, dtype});
-                check((struct exchange_case){presets[p], ep, 13, 1, true, (enum pd_recompute)recompute, dtype});
-                check((struct exchange_case){presets[p], ep, 1, 0, recompute == 0, (enum pd_recompute)recompute, dtype});
+                struct exchange_case c = {.preset = presets[p],
+                                          .ep = ep,
+                                          .length = 21,
+                                          .recompute = (enum pd_recompute)recompute,
+                                          .dtype = recompute == PD_RECOMPUTE_SELECTIVE ? PD_BF16 : PD_F32};
+                check(c);
+                c.absent = 2;
+                check(c);
+                c.length = 13, c.absent = 1, c.has_ties = true;
+                check(c);
+                c.length = 1, c.absent = 0, c.has_ties = recompute == 0;
+                check(c);
             }
+}
+
+Test(expert_exchange, slices_give_the_same_bits)
+{
+    for (uint32_t ep = 2; ep <= 8; ep *= 2)
+        for (int recompute = PD_RECOMPUTE_NONE; recompute <= PD_RECOMPUTE_FULL; recompute++)
+            for (uint32_t per_token = 1; per_token <= 3; per_token++) {
+                struct exchange_case c = {.preset = per_token == 2 ? "glm4-moe-1m" : "mixtral-1m",
+                                          .ep = ep,
+                                          .length = 17,
+                                          .has_ties = true,
+                                          .per_token = per_token,
+                                          .ep_rows = 1,
+                                          .recompute = (enum pd_recompute)recompute,
+                                          .dtype = recompute == PD_RECOMPUTE_SELECTIVE ? PD_BF16 : PD_F32};
+                check(c);
+                c.absent = 2;
+                check(c);
+                c.has_ties = false;
+                check(c);
+            }
+}
+
+static pd_status slices_main(struct pd_comm *comm, void *context, struct pd_error *err)
+{
+    const struct exchange_case *c = context;
+    struct pd_comm_traffic before, after;
+    uint64_t sent[2];
+    for (uint32_t i = 0; i < 2; i++) { /* one slice with room for all rows, then as many as there are ranks */
+        struct exchange_case some = *c;
+        some.ep_rows = i ? 1 : c->ep;
+        struct block b;
+        PD_TRY(block_init(&b, &some, comm, err));
+        float *made = malloc(b.model->parameter_count * sizeof *made), *sources[RANKS_MAX];
+        for (uint32_t s = 0; s < c->ep; s++)
+            sources[s] = made;
+        PD_TRY(pd_comm_barrier(comm, err));
+        pd_comm_traffic(comm, &before);
+        PD_TRY(block_run(&b, &some, comm->rank, false, sources, err));
+        pd_comm_traffic(comm, &after);
+        sent[i] = after.inside_bytes - before.inside_bytes;
+        free(made);
+        block_deinit(&b);
+    }
+    /* Tokens go there in forward, and again in backward but for those of the first slice, which are rank 0's. */
+    const uint64_t tokens = c->length * (HIDDEN * pd_dtype_bytes(c->dtype) + sizeof(float));
+    if (comm->rank == 0 ? sent[1] == sent[0] : sent[1] == sent[0] + tokens) return PD_OK;
+    PD_FAIL(err, PD_BUG, "rank %u sends %llu bytes in slices and %llu at once; tokens are %llu", comm->rank,
+            (unsigned long long)sent[1], (unsigned long long)sent[0], (unsigned long long)tokens);
+}
+
+Test(expert_exchange, rows_beyond_the_limit_come_in_slices)
+{
+    struct exchange_case c = {
+        .preset = "mixtral-1m", .ep = 4, .length = 64, .has_ties = true, .per_token = 1, .dtype = PD_BF16};
+    struct pd_error err = {.message = ""};
+    cr_assert_eq(pd_comm_run_local(c.ep, 1, slices_main, &c, &err), PD_OK, "%s", err.message);
 }
