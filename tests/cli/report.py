@@ -193,6 +193,27 @@ def tiers(folder):
     check([(t["saves"], t["newest_step"]) for t in said["tiers"]] == [(3, 5)], f"one tier: {said['tiers']}")
 
 
+def experts(folder):
+    """The worst and the median block of each step are drawn, a table has the blocks of the last; without experts there is neither."""
+    def blocks(step, biased=True):
+        return [{"block": b, "busiest": 0.2 + 0.1 * b, "idlest": 0.05 * b, "entropy": 2 - 0.1 * b * step, **({"bias_range": 0.01 * step} if biased else {})}
+                for b in (1, 2, 3)]
+    path, said, _, text = drawn(folder, "experts", [row(step, experts=blocks(step)) for step in range(1, 5)])
+    check(said["experts"] == blocks(4), f"experts: {said.get('experts')}")
+    for title, lines in (("Tokens of the busiest and the idlest expert", 4), ("Entropy of the choice of experts", 2), ("Range of the selection bias", 2)):
+        svg = chart_of(path, title)
+        drawn_lines = re.findall(r'class="l\d( dash)?" d="M[0-9.]+ [0-9.]+(?:L[0-9.]+ [0-9.]+){3}"', svg)
+        check(len(drawn_lines) == lines and drawn_lines.count(" dash") == lines // 2, f"{title}: lines {drawn_lines}")
+    check("L710.0 220.6" in chart_of(path, "Entropy of the choice of experts"), "the lowest entropy, 0.8 at step 4, is not drawn there")
+    check("50 %" in text and "1.2000" in text and "Experts at the last step" in text, "the table of experts lacks a block")
+    path, _, _, text = drawn(folder, "softmax", [row(step, experts=blocks(step, False)) for step in range(1, 5)])
+    check("Entropy of the choice" in text and "selection bias" not in text, "a bias that there is not is drawn")
+    report([os.path.join(folder, "experts"), os.path.join(folder, "softmax"), "-o", path])
+    check("busiest" in " ".join(Page(path).texts), "two runs with experts")
+    _, said, _, text = drawn(folder, "dense", [row(step) for step in range(1, 5)])
+    check("xpert" not in text and "experts" not in said, "experts of a dense model")
+
+
 def not_finite(folder):
     rows = [row(1), row(2), *(row(step, skipped=step - 2) | {"loss": None} for step in (3, 4, 5))]
     path, said, _, text = drawn(folder, "diverged", rows)
@@ -307,6 +328,7 @@ with tempfile.TemporaryDirectory(prefix="perdure-report-") as temporary:
     hostile(temporary, synthetic)
     overlaid(temporary, synthetic)
     tiers(temporary)
+    experts(temporary)
     not_finite(temporary)
     impossible(temporary)
     named(temporary)

@@ -326,6 +326,36 @@ static void chart_of_risk(struct making *m)
     figures_end(m);
 }
 
+/* Figure number f of experts: the worst block's, and of a single run the median block's. */
+static void add_expert_figure(struct making *m, struct pd_chart *chart, uint32_t f, const char *worst, const char *median)
+{
+    for (uint32_t i = 0; i < m->count; i++) {
+        const enum pd_column column = (enum pd_column)(PD_COLUMN_EXPERTS + 2 * f);
+        const uint32_t colour = m->count > 1 ? i : f % 2;
+        add_column(chart, m->count > 1 ? m->histories[i].name : worst, PD_SERIES_LINE, colour, &m->histories[i], column);
+        if (m->count == 1)
+            add_column(chart, median, PD_SERIES_LINE, colour, &m->histories[i], (enum pd_column)(column + 1))->is_dashed =
+                true;
+    }
+}
+
+static void charts_of_experts(struct making *m)
+{
+    struct pd_chart *chart = figures_begin(m, "Tokens of the busiest and the idlest expert", "share", PD_QUANTITY_SHARE);
+    chart->from_zero = true;
+    chart->note = "Shares of the tokens of a block. The table of experts has each block at the last step.";
+    add_expert_figure(m, chart, 0, "busiest, worst block", "busiest, median block");
+    if (m->count == 1) add_expert_figure(m, chart, 1, "idlest, worst block", "idlest, median block");
+    figures_end(m);
+    chart = figures_begin(m, "Entropy of the choice of experts", "nats", PD_QUANTITY_NUMBER);
+    add_expert_figure(m, chart, 2, "worst block", "median block");
+    figures_end(m);
+    chart = figures_begin(m, "Range of the selection bias", "highest less lowest", PD_QUANTITY_NUMBER);
+    chart->from_zero = true;
+    add_expert_figure(m, chart, 3, "widest block", "median block");
+    figures_end(m);
+}
+
 /* ---- the timeline ---- */
 
 struct span {
@@ -406,6 +436,7 @@ pd_status pd_figures_make(const struct pd_history *histories, uint32_t count, st
                         true, false);
         chart_of_stages(&m);
         chart_of_memory(&m);
+        charts_of_experts(&m);
         chart_of_saves(&m);
         chart_of_risk(&m);
         for (uint32_t i = 0; i < m.count; i++) {

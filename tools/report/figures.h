@@ -5,7 +5,7 @@
 #include "tools/report/history.h"
 
 #define PD_REPORT_RUNS_MAX 8u
-#define PD_FIGURES_MAX 10u
+#define PD_FIGURES_MAX 13u
 
 struct pd_figures {
     uint32_t count;

@@ -210,6 +210,37 @@ static void row_take_tiers(struct pd_history *h, uint64_t row, const struct pd_j
     if (count > h->tier_count) h->tier_count = count < PD_TIERS_MAX ? count : PD_TIERS_MAX;
 }
 
+const char *const pd_history_expert_names[PD_HISTORY_EXPERT_FIGURES] = {"busiest", "idlest", "entropy", "bias_range"};
+
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The worst block is the one whose tokens are spread least evenly. */
+static void row_take_experts(struct pd_history *h, uint64_t row, const struct pd_json_value *blocks)
+{
+    const uint32_t count = (uint32_t)pd_json_count(blocks);
+    h->block_count = count < PD_HISTORY_BLOCKS_MAX ? count : PD_HISTORY_BLOCKS_MAX;
+    for (uint32_t f = 0; f < PD_HISTORY_EXPERT_FIGURES; f++) {
+        const bool is_low_worse = f == 1 || f == 2;
+        double values[PD_HISTORY_BLOCKS_MAX], value;
+        uint32_t used = 0;
+        for (uint32_t i = 0; i < h->block_count; i++) {
+            const struct pd_json_value *block = pd_json_at(blocks, i);
+            const bool is_there = pd_json_is_number(pd_json_member(block, pd_history_expert_names[f]), &value);
+            h->blocks[i].block = (uint32_t)u64(block, "block");
+            h->blocks[i].figures[f] = is_there ? value : NAN;
+            if (is_there) values[used++] = value;
+        }
+        if (!used) continue;
+        qsort(values, used, sizeof *values, ascending);
+        h->columns[PD_COLUMN_EXPERTS + 2 * f][row] = values[is_low_worse ? 0 : used - 1];
+        h->columns[PD_COLUMN_EXPERTS + 2 * f + 1][row] = values[used / 2];
+    }
+}
+
 /* With one tier lines have no list of tiers. */
 static void take_only_tier(struct pd_history *h, uint64_t row)
 {
@@ -253,6 +284,7 @@ static pd_status take_row(struct pd_history *h, const char *line, size_t bytes, 
         for (uint32_t i = 0; i < PD_HISTORY_STAGES; i++)
             (void)pd_json_is_number(pd_json_member(stages, pd_history_stage_names[i]),
                                     &h->columns[PD_COLUMN_STAGE + i][row]);
+        row_take_experts(h, row, pd_json_member(object, "experts"));
         row_take_tiers(h, row, pd_json_member(object, "tiers"));
         take_only_tier(h, row);
     }
@@ -438,12 +470,6 @@ uint64_t pd_history_not_finite_since(const struct pd_history *h, char *ret_text,
     if (skipped && used > 0 && (size_t)used < capacity)
         snprintf(ret_text + used, capacity - (size_t)used, "; %llu skipped", (unsigned long long)skipped);
     return step;
-}
-
-static int ascending(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 double pd_history_quantile(const struct pd_history *h, enum pd_column column, uint64_t first, uint64_t last, double share)

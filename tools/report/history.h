@@ -26,9 +26,15 @@ enum pd_column {
     PD_COLUMN_SKIPPED,                    /* steps so far without an update */
     PD_COLUMN_STAGE,                      /* first of PD_HISTORY_STAGES columns */
     PD_COLUMN_TIER = PD_COLUMN_STAGE + 4, /* newest step in each tier; a run with one tier has one column */
-    PD_COLUMNS = PD_COLUMN_TIER + PD_TIERS_MAX
+    /* Experts: for each figure the worst block's, then the median over blocks. */
+    PD_COLUMN_EXPERTS = PD_COLUMN_TIER + PD_TIERS_MAX,
+    PD_COLUMNS = PD_COLUMN_EXPERTS + 8
 };
 #define PD_HISTORY_STAGES 4u
+/* busiest, idlest: shares of a block's tokens; entropy of the choice in nats; range of the selection bias. */
+#define PD_HISTORY_EXPERT_FIGURES 4u
+#define PD_HISTORY_BLOCKS_MAX 256u
+extern const char *const pd_history_expert_names[PD_HISTORY_EXPERT_FIGURES];
 #define PD_HISTORY_LARGEST 1e15 /* larger times and seconds are treated as missing */
 extern const char *const pd_history_stage_names[PD_HISTORY_STAGES];
 
@@ -81,6 +87,11 @@ struct pd_history {
     } processes[PD_HISTORY_PROCESSES_MAX]; /* (process_count) of the newest start, on the launcher's host */
     uint64_t launcher_process;
     char launcher_host[64];
+    uint32_t block_count; /* with experts, in the newest line */
+    struct pd_history_block {
+        uint32_t block;
+        double figures[PD_HISTORY_EXPERT_FIGURES]; /* NaN: not in the line */
+    } blocks[PD_HISTORY_BLOCKS_MAX];
 
     /* Position of the reader. */
     uint64_t metrics_bytes, events_bytes;

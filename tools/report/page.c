@@ -75,6 +75,21 @@ static void page_add_tiers(struct pd_json_writer *w, const struct pd_history *h)
     pd_json_array_end(w);
 }
 
+/* Of the last step. */
+static void page_add_experts(struct pd_json_writer *w, const struct pd_history *h)
+{
+    if (!h->block_count) return;
+    pd_json_array_begin(w, "experts");
+    for (uint32_t i = 0; i < h->block_count; i++) {
+        pd_json_object_begin(w, NULL);
+        pd_json_u64(w, "block", h->blocks[i].block);
+        for (uint32_t f = 0; f < PD_HISTORY_EXPERT_FIGURES; f++)
+            if (!isnan(h->blocks[i].figures[f])) pd_json_double(w, pd_history_expert_names[f], h->blocks[i].figures[f]);
+        pd_json_object_end(w);
+    }
+    pd_json_array_end(w);
+}
+
 void pd_report_json(const struct pd_report_data *r, struct pd_json_writer *w)
 {
     pd_json_object_begin(w, NULL);
@@ -93,6 +108,7 @@ void pd_report_json(const struct pd_report_data *r, struct pd_json_writer *w)
         PD_JSON_U64S(w, {"failures", l->failures}, {"lost_steps", l->lost_steps});
         add_starts(w, &run->history);
         page_add_tiers(w, &run->history);
+        page_add_experts(w, &run->history);
         pd_json_object_end(w);
     }
     pd_json_array_end(w);

@@ -311,6 +311,20 @@ static void tiers(FILE *out, const struct pd_history *h)
     end_table(out);
 }
 
+/* ---- experts ---- */
+
+static void experts(FILE *out, const struct pd_history *h)
+{
+    static const char *const headings[] = {">block", ">busiest expert", ">idlest expert", ">entropy", ">bias range", NULL};
+    begin_table(out, headings);
+    for (uint32_t i = 0; i < h->block_count; i++) {
+        const double *f = h->blocks[i].figures;
+        ADD_CELLS(out, headings, pd_text_plain(h->blocks[i].block).text, pd_quantity_text(PD_QUANTITY_SHARE, f[0]).text,
+                  pd_quantity_text(PD_QUANTITY_SHARE, f[1]).text, number(f[2]).text, number(f[3]).text);
+    }
+    end_table(out);
+}
+
 void pd_tables_rest(FILE *out, const struct pd_report_data *r)
 {
     for (uint32_t i = 0; i < r->count; i++) {
@@ -322,6 +336,10 @@ void pd_tables_rest(FILE *out, const struct pd_report_data *r)
         layouts(out, &run->history);
         heading(out, r, i, "Saves");
         tiers(out, &run->history);
+        if (run->history.block_count) {
+            heading(out, r, i, "Experts at the last step");
+            experts(out, &run->history);
+        }
         if (!run->config) continue;
         heading(out, r, i, "Configuration");
         fputs("<details><summary>config.yaml</summary><pre>", out);
