@@ -18,6 +18,7 @@ import harness
 TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 sys.path.insert(0, os.path.join(TOP, "tests", "helpers"))
 import dashboard  # noqa: E402
+import free_ports  # noqa: E402
 
 CONFIG = """
 run: {{seed: 5, steps: 12}}
@@ -39,12 +40,6 @@ def rows_of(directory):
     """The last line of a step counts."""
     rows = [json.loads(line) for line in harness.read(os.path.join(directory, "metrics.jsonl")).splitlines()]
     return sorted({row["step"]: row for row in rows}.values(), key=lambda row: row["step"])
-
-
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
 
 
 # ---- TensorBoard: records, checksums and protobuf, read by rules of their own ----
@@ -185,7 +180,7 @@ def start(workspace, config, directory, overrides, environment):
 def all_sinks(workspace, config):
     """A rank is killed behind step 8, and two continue from the checkpoint of step 5, or from the beginning where it came too late."""
     directory = workspace.directory()
-    overrides = ["metrics.tensorboard=true", f"metrics.prometheus_listen={free_port()}", "layout.ranks=1", "restart.ranks=[2]"]
+    overrides = ["metrics.tensorboard=true", f"metrics.prometheus_listen={free_ports.one()}", "layout.ranks=1", "restart.ranks=[2]"]
     once = os.path.join(workspace.path, "once")
     result = workspace.train(config, directory, overrides, {"PERDURE_FAULT": "worker.stepped:8:kill", "PERDURE_FAULT_ONCE": once})
     check("warn metrics" not in result.stderr, result.stderr)
@@ -241,7 +236,7 @@ def no_descriptors(launcher, port, answers):
 
 def endpoint(workspace, config):
     """Asked while steps continue, and while as many clients as it serves say nothing."""
-    directory, port = workspace.directory(), free_port()
+    directory, port = workspace.directory(), free_ports.one()
     launcher = start(workspace, config, directory, [f"metrics.prometheus_listen=localhost:{port}", "run.steps=100000"],
                      {"PERDURE_FAULT": "worker.stepped:1:sleep"})
     try:

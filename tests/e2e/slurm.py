@@ -14,7 +14,9 @@ import subprocess
 import sys
 import time
 
-import harness
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "helpers"))
+import free_ports  # noqa: E402
+import harness  # noqa: E402
 
 SKIP = 77
 STEPS = 400
@@ -60,28 +62,13 @@ PartitionName=high Nodes=ALL PriorityTier=9 PreemptMode=OFF State=UP
 NODES = ("n0", "n1", "n2")
 
 
-def ports(count):
-    """Free ones, that follow each other."""
-    while True:
-        with contextlib.ExitStack() as stack:
-            first = stack.enter_context(socket.socket())
-            first.bind(("127.0.0.1", 0))
-            base = first.getsockname()[1]
-            try:
-                for port in range(base + 1, base + count):
-                    stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return base
-
-
 class Cluster:
     def __init__(self, workspace):
         self.d = d = workspace.directory("slurm")
         for name in ("munge", "state", *(f"spool.{n}" for n in NODES), *(f"tmp.{n}" for n in NODES)):
             os.makedirs(os.path.join(d, name))
         os.chmod(os.path.join(d, "munge"), 0o755)  # munged wants others to come to its socket
-        base = ports(4)
+        base = free_ports.following(4)
         self.conf = os.path.join(d, "slurm.conf")
         with open(self.conf, "w", encoding="utf-8") as f:
             f.write(SLURM.format(host=socket.gethostname().split(".")[0], port=base, d=d, first=base + 1, last=base + 3,

@@ -13,12 +13,13 @@ import time
 import urllib.error
 import urllib.request
 
-sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "e2e"))
+sys.path += [os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", folder) for folder in ("e2e", "helpers")]
 import harness  # noqa: E402
 harness.PATIENCE = 100
 import peers  # noqa: E402
 from server import ACCESS, SECRET, Server  # noqa: E402
-from stores import free_ports, remove_sockets, weed_command  # noqa: E402
+import free_ports  # noqa: E402
+from stores import remove_sockets, weed_command  # noqa: E402
 
 STEPS = 60
 PATIENCE = 120
@@ -39,7 +40,7 @@ class Weed:
     def __init__(self, workspace, program):
         self.program, self.directory, self.process = program, workspace.directory("weed"), None
         os.makedirs(self.directory)
-        self.ports = free_ports(4)
+        self.ports = free_ports.for_weed(4)
         who = {"name": "test", "credentials": [{"accessKey": ACCESS, "secretKey": SECRET}], "actions": ["Admin", "Read", "Write", "List"]}
         self.config = workspace.file("weed.json", json.dumps({"identities": [who]}))
 
@@ -52,7 +53,7 @@ class Weed:
                 self.kill()
                 if not isinstance(e, harness.Failure) or not tries:
                     raise
-                self.ports = free_ports(4)  # another program may have taken one of them
+                self.ports = free_ports.for_weed(4)  # another program may have taken one of them
         raise AssertionError
 
     def __exit__(self, *exc):

@@ -3,15 +3,15 @@ import contextlib
 import glob
 import json
 import os
-import random
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 
-from server import ACCESS, SECRET, Server
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "helpers"))
+import free_ports  # noqa: E402
+from server import ACCESS, SECRET, Server  # noqa: E402
 
 BUCKET = "bucket"
 
@@ -44,21 +44,6 @@ class Other:
 
     def delete(self, key):
         self.client.delete_object(Bucket=BUCKET, Key=key)
-
-
-def free_ports(count):
-    """Ports that nobody has, and 10,000 above each, where SeaweedFS listens too. All lie below those that connections get by themselves (32768 to 60999)."""
-    ports = set()
-    while len(ports) < count:
-        port = random.randrange(10000, 20000)
-        with socket.socket() as low, socket.socket() as high:
-            try:
-                low.bind(("127.0.0.1", port))
-                high.bind(("127.0.0.1", port + 10000))
-                ports.add(port)
-            except OSError:
-                pass
-    return list(ports)
 
 
 def weed_command(program, directory, ports, *options):
@@ -113,7 +98,7 @@ def on_free_ports(command_on, folder):
     with contextlib.ExitStack() as stack:
         for tries in reversed(range(3)):
             try:
-                store = stack.enter_context(running(command_on, free_ports(4), folder))
+                store = stack.enter_context(running(command_on, free_ports.for_weed(4), folder))
                 break
             except Gone:
                 if not tries:

@@ -6,7 +6,6 @@ prometheus is Debian's; tensorboard lies in PERDURE_PEER_PYTHON. Exit 77: it is 
 import json
 import os
 import shutil
-import socket
 import struct
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import urllib.request
 PERDURE, SOURCE, READER = os.path.abspath(sys.argv[1]), os.path.abspath(sys.argv[2]), sys.argv[3]
 sys.path[:0] = [os.path.join(SOURCE, "tests", "helpers"), os.path.join(SOURCE, "tests", "e2e")]
 import dashboard  # noqa: E402
+import free_ports  # noqa: E402
 import harness  # noqa: E402
 
 CONFIG = """
@@ -43,12 +43,6 @@ def check(condition, what):
         raise harness.Failure(what)
 
 
-def free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
 def ask(port, expression):
     url = f"http://127.0.0.1:{port}/api/v1/query?query={urllib.parse.quote(expression)}"
     with urllib.request.urlopen(url, timeout=30) as answer:
@@ -59,7 +53,7 @@ def prometheus(workspace, port):
     text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read()
     result = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
     check(result.returncode == 0 and not result.stderr and not result.stdout, f"promtool: {result.stdout.decode()}{result.stderr.decode()}")
-    own = free_port()
+    own = free_ports.one()
     config = workspace.file("prometheus.yml", "global: {scrape_interval: 1s}\nscrape_configs:\n  - job_name: perdure\n"
                                               f"    static_configs: [{{targets: ['127.0.0.1:{port}']}}]\n")
     server = subprocess.Popen(["prometheus", f"--config.file={config}", f"--web.listen-address=127.0.0.1:{own}",
@@ -112,7 +106,7 @@ def reader_of(name):
 
 def body(workspace, _):
     during, afterwards = reader_of(READER)
-    port, directory = free_port(), workspace.directory()
+    port, directory = free_ports.one(), workspace.directory()
     config = workspace.file("run.yaml", CONFIG.format(data=workspace.file("text.txt", harness.text_of(30000)), tiers=workspace.path, port=port))
     command = [workspace.perdure, "train", config, f"run.dir={directory}"]
     launcher = subprocess.Popen(command, env=dict(os.environ, PERDURE_PROGRESS="off"), stderr=subprocess.PIPE, text=True)
