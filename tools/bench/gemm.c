@@ -51,9 +51,10 @@ pd_status pd_gemm_bench_new(uint64_t tokens, const struct pd_gemm_linear *linear
     PD_CHECK(count <= LINEARS_MAX);
     bench->pool = pool;
     for (const struct pd_gemm_linear *l = linears; l < linears + count; l++) {
-        const struct gemm_case cases[3] = {{tokens, l->out, l->in, false, true, l->count},
-                                           {tokens, l->in, l->out, false, false, l->count},
-                                           {l->out, l->in, tokens, true, false, l->count}};
+        const uint64_t rows = l->rows ? l->rows : tokens;
+        const struct gemm_case cases[3] = {{rows, l->out, l->in, false, true, l->count},
+                                           {rows, l->in, l->out, false, false, l->count},
+                                           {l->out, l->in, rows, true, false, l->count}};
         for (int i = 0; i < 3; i++) {
             bench->cases[bench->count++] = cases[i];
             a = pd_max_u64(a, cases[i].m * cases[i].k);

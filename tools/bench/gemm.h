@@ -11,6 +11,7 @@
 struct pd_gemm_linear {
     uint64_t in, out;
     uint32_t count;
+    uint64_t rows; /* of x; 0: all tokens */
 };
 
 struct pd_gemm_bench;

@@ -1,5 +1,8 @@
 /* perdure bench step: one whole training step of GPT-2 124M, one micro-batch of 512 tokens, AdamW included, against all
- * its linear and head GEMMs as whole oneDNN calls on the same threads. On a GPU: tools/bench/step_gpu.h. */
+ * its linear and head GEMMs as whole oneDNN calls on the same threads. On a GPU: tools/bench/step_gpu.h.
+ *
+ * --preset=moe: a mixture of experts as wide as GPT-2 124M, of which a token takes 2 of 8, on 2,048 tokens, so that an
+ * expert has as many as the dense model. oneDNN's products are those of evenly spread tokens. */
 #include "ckpt/base/clock.h"
 #include "offload/device.h"
 #include "resharder/catalog/family.h"
@@ -14,6 +17,9 @@
 
 enum { PRECISIONS = 2, DP_MICRO_BATCHES = 8, REPLAY_EVERY = 16 };
 #define RANKS_VOCAB 4096u
+#define MOE_LENGTH 512u /* tokens of a sequence */
+#define MOE_TOKENS 2048u
+#define MOE_MICRO_BATCHES 4u /* of a step of several ranks */
 
 static const char *const precisions[PRECISIONS] = {"bf16", "fp32"};
 
@@ -24,10 +30,10 @@ struct step_bench {
     struct pd_model_config model;   /* of the preset */
     enum pd_device_choice device;
     struct pd_bench_step_gpu gpu;
-    bool json, is_gpu;
+    bool json, is_gpu, is_moe;
     char tokens_path[4096];
     struct pd_pairs_summary result[PRECISIONS];
-    struct pd_pairs_summary dp, replay;
+    struct pd_pairs_summary dp, replay, ep;
 };
 
 /* The settings in which engines differ. */
@@ -37,7 +43,7 @@ struct bench_case {
     uint64_t sequences, context, layers; /* layers 0: layers and vocabulary of the preset */
     uint64_t micro_batches;              /* for the sequences; 0: one */
     bool is_replayed;                    /* every step (guard.replay_every) */
-    uint32_t dp, threads;                /* 0: one rank with all threads */
+    uint32_t dp, ep, threads;            /* 0: one rank with all threads */
 };
 
 /* ---- one precision ---- */
@@ -45,15 +51,21 @@ struct bench_case {
 static pd_status open_run(struct pd_bench_run *r, const struct step_bench *b, const struct bench_case *c,
                           struct pd_error *err)
 {
-    char model[160], sections[240], smaller[64] = "", longer[64] = "";
+    char model[240], sections[240], smaller[64] = "", longer[64] = "";
     if (c->layers)
         snprintf(smaller, sizeof smaller, ", layers: %llu, vocab: %u", (unsigned long long)c->layers, RANKS_VOCAB);
     if (c->context > b->model.context) snprintf(longer, sizeof longer, ", context: %llu", (unsigned long long)c->context);
-    snprintf(model, sizeof model, "preset: %.32s%s%s", b->preset, smaller, longer);
+    if (b->is_moe)
+        snprintf(model, sizeof model,
+                 "family: mixtral, hidden: 768, heads: 12, kv_heads: 12, head_size: 64, ffn: 3072, experts: 8, "
+                 "experts_per_token: 2, context: %u, layers: %u, vocab: %u",
+                 MOE_LENGTH, c->layers ? (unsigned)c->layers : 4, c->layers ? RANKS_VOCAB : b->model.vocab);
+    else
+        snprintf(model, sizeof model, "preset: %.32s%s%s", b->preset, smaller, longer);
     snprintf(sections, sizeof sections,
-             "numerics: {precision: %s, virtual_tp: %u}\nlayout: {recompute: none, dp: %u}\n"
+             "numerics: {precision: %s, virtual_tp: %u}\nlayout: {recompute: none, dp: %u, ep: %u}\n"
              "guard: {replay_every: %d}\n",
-             c->precision, c->virtual_tp, c->dp ? c->dp : 1, c->is_replayed);
+             c->precision, c->virtual_tp, c->dp ? c->dp : 1, c->ep ? c->ep : 1, c->is_replayed);
     const struct pd_bench_run_options options = {.model = model,
                                                  .tokens = b->tokens_path,
                                                  .sequences = c->sequences,
@@ -71,17 +83,29 @@ static pd_status build_gemms(struct pd_bench_run *r, const struct step_bench *b,
     const struct pd_model_config *m = &r->config.model;
     const uint64_t query = (uint64_t)m->heads * m->head_size, kv = 2ull * m->kv_heads * m->head_size;
     const uint64_t up = (uint64_t)pd_family_at(m->family)->up_matrices * m->ffn;
-    const struct pd_gemm_linear linears[] = {{m->hidden, query + kv, m->layers},
-                                             {query, m->hidden, m->layers},
-                                             {m->hidden, up, m->layers},
-                                             {m->ffn, m->hidden, m->layers},
-                                             {m->hidden, m->vocab, 1}};
-    return pd_gemm_bench_new(b->tokens, linears, 5, r->whole.pool, ret_gemms, err);
+    const uint32_t experts = m->experts ? m->experts : 1;
+    const uint64_t rows = m->experts ? b->tokens * m->experts_per_token / m->experts : b->tokens;
+    const struct pd_gemm_linear linears[] = {{m->hidden, query + kv, m->layers, 0},
+                                             {query, m->hidden, m->layers, 0},
+                                             {m->hidden, up, experts * m->layers, rows},
+                                             {m->ffn, m->hidden, experts * m->layers, rows},
+                                             {m->hidden, m->vocab, 1, 0},
+                                             {m->hidden, m->experts, m->layers, 0}};
+    return pd_gemm_bench_new(b->tokens, linears, m->experts ? 6 : 5, r->whole.pool, ret_gemms, err);
+}
+
+/* Of a micro-batch, whose tokens are b->tokens. */
+static uint64_t sequences_of(const struct step_bench *b)
+{
+    return b->is_moe ? b->tokens / MOE_LENGTH : 1;
 }
 
 static pd_status bench_precision(struct step_bench *b, int precision, struct pd_error *err)
 {
-    const struct bench_case c = {.precision = precisions[precision], .virtual_tp = 1, .sequences = 1, .context = b->tokens};
+    const struct bench_case c = {.precision = precisions[precision],
+                                 .virtual_tp = 1,
+                                 .sequences = sequences_of(b),
+                                 .context = b->tokens / sequences_of(b)};
     struct pd_bench_run r = {0};
     struct pd_gemm_bench *gemms = NULL;
     struct pd_pairs pairs = {0};
@@ -102,7 +126,7 @@ static pd_status bench_precision(struct step_bench *b, int precision, struct pd_
 /* ---- several ranks ---- */
 
 /* Steps of several ranks that are threads of this process: one kind against another. */
-enum rank_side { SIDE_DP, SIDE_PLAIN, SIDE_REPLAYED };
+enum rank_side { SIDE_DP, SIDE_PLAIN, SIDE_REPLAYED, SIDE_EP };
 
 struct sides {
     const struct step_bench *bench;
@@ -166,15 +190,18 @@ static pd_status open_side(const struct step_bench *b, enum rank_side side, stru
                            struct pd_error *err)
 {
     const uint32_t dp = comm ? comm->size : 1;
-    const uint64_t micro_batches = side == SIDE_DP ? DP_MICRO_BATCHES : (uint64_t)DP_MICRO_BATCHES * dp;
+    const uint64_t micro_batches = side == SIDE_DP   ? DP_MICRO_BATCHES
+                                   : side == SIDE_EP ? MOE_MICRO_BATCHES
+                                                     : (uint64_t)DP_MICRO_BATCHES * dp;
     const struct bench_case c = {.precision = precisions[0],
                                  .virtual_tp = 1,
-                                 .sequences = micro_batches,
-                                 .context = b->tokens,
+                                 .sequences = micro_batches * sequences_of(b),
+                                 .context = b->tokens / sequences_of(b),
                                  .layers = 1,
                                  .micro_batches = micro_batches,
                                  .is_replayed = side == SIDE_REPLAYED,
                                  .dp = dp,
+                                 .ep = side == SIDE_EP ? dp : 1,
                                  .threads = (uint32_t)b->threads / dp};
     run->comm = comm;
     return open_run(run, b, &c, err);
@@ -207,7 +234,13 @@ static struct pd_pairs_summary replay_cost(const struct pd_pairs *pairs)
 static pd_status bench_ranks(struct step_bench *b, struct pd_error *err)
 {
     struct pd_pairs pairs;
-    struct sides dp = {b, SIDE_DP, SIDE_DP, true, &pairs}, replay = {b, SIDE_REPLAYED, SIDE_PLAIN, false, &pairs};
+    struct sides dp = {b, SIDE_DP, SIDE_DP, true, &pairs}, replay = {b, SIDE_REPLAYED, SIDE_PLAIN, false, &pairs},
+                 ep = {b, SIDE_EP, SIDE_EP, true, &pairs};
+    if (b->is_moe) {
+        PD_TRY(pd_comm_run_local(b->ranks, 1, rank_main, &ep, err));
+        b->ep = pd_pairs_summarise_throughput(&pairs);
+        return PD_OK;
+    }
     PD_TRY(pd_comm_run_local(b->ranks, 1, rank_main, &dp, err));
     b->dp = pd_pairs_summarise_throughput(&pairs);
     PD_TRY(pd_comm_run_local(b->ranks, 1, rank_main, &replay, err));
@@ -236,17 +269,19 @@ static pd_status step_print(const struct step_bench *b, struct pd_error *err)
     struct pd_report r;
     pd_report_begin(&r, b->json);
     if (b->pairs && is_wanted(b, 0)) {
-        pd_bench_report_ratio(&r, "gemm_ratio", &b->result[0]);
+        pd_bench_report_ratio(&r, b->is_moe ? "moe_gemm_ratio" : "gemm_ratio", &b->result[0]);
         pd_report_double(&r, "step_seconds", b->result[0].candidate_s, PD_UNIT_SECONDS);
         pd_report_double(&r, "tokens_per_second", (double)b->tokens / b->result[0].candidate_s, PD_UNIT_NONE);
         pd_report_double(&r, "matmul_share", 1 / b->result[0].ratio, PD_UNIT_SHARE);
     }
     pd_report_text(&r, "device", "cpu");
     if (b->pairs && is_wanted(b, 1)) {
-        pd_bench_report_ratio(&r, "gemm_ratio_fp32", &b->result[1]);
+        pd_bench_report_ratio(&r, b->is_moe ? "moe_gemm_ratio_fp32" : "gemm_ratio_fp32", &b->result[1]);
         pd_report_double(&r, "step_seconds_fp32", b->result[1].candidate_s, PD_UNIT_SECONDS);
     }
-    if (b->ranks) {
+    if (b->ranks && b->is_moe) {
+        pd_bench_report_ratio(&r, "ep_efficiency", &b->ep);
+    } else if (b->ranks) {
         pd_bench_report_ratio(&r, "dp_efficiency", &b->dp);
         pd_bench_report_ratio(&r, "replay_cost", &b->replay);
     }
@@ -265,6 +300,18 @@ static pd_status check_preset(struct step_bench *b, struct pd_error *err)
     PD_FAIL(err, PD_USAGE, "--preset=%s: %s; on a GPU also 0.5B, 1.5B, 3B, 7B and 14B", b->preset, unknown.message);
 }
 
+/* A mixture of experts: of the sizes above that need one, only the vocabulary. */
+static pd_status check_moe(struct step_bench *b, struct pd_error *err)
+{
+    b->model = (struct pd_model_config){.vocab = 50257, .context = MOE_LENGTH};
+    if (b->tokens % MOE_LENGTH)
+        PD_FAIL(err, PD_USAGE, "--tokens=%llu: --preset=moe has sequences of %u tokens; give a multiple",
+                (unsigned long long)b->tokens, MOE_LENGTH);
+    if (b->ranks && 8 % b->ranks)
+        PD_FAIL(err, PD_USAGE, "--ranks=%u: 8 experts cannot be spread evenly; give 2, 4 or 8", b->ranks);
+    return PD_OK;
+}
+
 static pd_status bench_gpu(struct step_bench *b, struct pd_error *err)
 {
     if (!b->preset) b->preset = "0.5B";
@@ -281,7 +328,9 @@ static pd_status bench_cpu(struct step_bench *b, struct pd_error *err)
     if (!b->preset) b->preset = "gpt2-124m";
     if (!b->threads) b->threads = 2;
     if (pd_bench_step_is_size(b->preset)) PD_FAIL(err, PD_USAGE, "--preset=%s is for a GPU alone: --device=gpu", b->preset);
-    PD_TRY(check_preset(b, err));
+    b->is_moe = strcmp(b->preset, "moe") == 0;
+    if (!b->tokens) b->tokens = b->is_moe ? MOE_TOKENS : 512;
+    PD_TRY(b->is_moe ? check_moe(b, err) : check_preset(b, err));
     if (!b->pairs && !b->ranks) PD_FAIL(err, PD_USAGE, "--pairs=0 without --ranks leaves nothing to measure");
     if (!is_wanted(b, 0) && !is_wanted(b, 1)) PD_FAIL(err, PD_USAGE, "--precision=%s: expected bf16 or fp32", b->precision);
     if (b->ranks && b->threads % b->ranks)
@@ -319,17 +368,19 @@ static pd_status step_parse(struct step_bench *b, int argc, char **argv, bool *r
     struct pd_option options[] = {
         PD_OPTION("device", "NAME", "auto (a GPU where there is one), cpu or gpu", PD_OPTION_CHOICE, &b->device,
                   .expected = "auto, cpu or gpu"),
-        PD_OPTION("preset", "NAME", "model (gpt2-124m)", PD_OPTION_TEXT, &b->preset),
+        PD_OPTION("preset", "NAME", "model (gpt2-124m); moe: 8 experts, as wide, ratios named moe_gemm_ratio and so on",
+                  PD_OPTION_TEXT, &b->preset),
         PD_OPTION("precision", "NAME", "bf16 or fp32 alone (both)", PD_OPTION_TEXT, &b->precision),
         PD_OPTION("threads", "N", "threads of both sides (default: 2; with a GPU: all cores)", PD_OPTION_U64, &b->threads, 1,
                   1024),
         {.doc = on_cpu},
         PD_OPTION("pairs", "N", "alternated pairs of measurements (7); 0: leave them out", PD_OPTION_U64, &b->pairs, 0,
                   PD_BENCH_PAIRS_MAX - 1),
-        PD_OPTION("tokens", "N", "tokens of the micro-batch (512)", PD_OPTION_U64, &b->tokens, 1, 1 << 20),
+        PD_OPTION("tokens", "N", "tokens of the micro-batch (512; moe: 2048)", PD_OPTION_U64, &b->tokens, 1, 1 << 20),
         PD_OPTION("ranks", "N",
                   "dp_efficiency: N ranks with a share of the threads each against one rank, 8 micro-batches; replay_cost: "
-                  "share of a step that guard.replay_every: 16 takes, 8 micro-batches a rank",
+                  "share of a step that guard.replay_every: 16 takes, 8 micro-batches a rank. moe: ep_efficiency, with "
+                  "layout.ep=N, 4 micro-batches",
                   PD_OPTION_U32, &b->ranks, 2, 64),
         PD_OPTION("rank-pairs", "N", "alternated pairs of their steps (9)", PD_OPTION_U64, &b->rank_pairs, 1,
                   PD_BENCH_PAIRS_MAX - 1),
@@ -363,8 +414,7 @@ static pd_status step_parse(struct step_bench *b, int argc, char **argv, bool *r
 
 pd_status pd_bench_step(int argc, char **argv, struct pd_error *err)
 {
-    struct step_bench b = {
-        .pairs = 7, .tokens = 512, .rank_pairs = 9, .gpu = {.context = 1024, .sequences = 512, .steps = 3}};
+    struct step_bench b = {.pairs = 7, .rank_pairs = 9, .gpu = {.context = 1024, .sequences = 512, .steps = 3}};
     bool done;
     PD_TRY(step_parse(&b, argc, argv, &done, err));
     if (done) return PD_OK;
