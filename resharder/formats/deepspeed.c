@@ -77,8 +77,9 @@ static bool deepspeed_find_directory(struct pd_vfs *vfs, const char *path, char 
 {
     bool is_bf16 = false;
     if (snprintf(ret, PD_FORMATS_PATH_MAX, "%s", path) >= (int)PD_FORMATS_PATH_MAX) return false;
-    if (has_optimizer(vfs, ret, &is_bf16)) return true;
-    return pd_formats_follow(vfs, path, "latest", ret) && has_optimizer(vfs, ret, &is_bf16);
+    if (has_optimizer(vfs, ret, &is_bf16) || pd_deepspeed_has_experts(vfs, ret)) return true;
+    return pd_formats_follow(vfs, path, "latest", ret) &&
+           (has_optimizer(vfs, ret, &is_bf16) || pd_deepspeed_has_experts(vfs, ret));
 }
 
 /* ---- flat tensors ---- */
@@ -312,6 +313,23 @@ static pd_status deepspeed_read_all(struct deepspeed *d, struct pd_error *err)
     return add_parameters(d, pd_pickle_member(root, "param_shapes"), err);
 }
 
+static void take_count(const struct pd_deepspeed_count *count, bool *ret_has, uint64_t *ret)
+{
+    *ret_has = count->is_known;
+    *ret = count->value;
+}
+
+/* A checkpoint with a file for each expert. */
+static pd_status read_experts(struct deepspeed *d, struct pd_error *err)
+{
+    struct pd_catalog_counters *c = &d->catalog->counters;
+    struct pd_deepspeed_count step = {0}, samples = {0};
+    PD_TRY(pd_deepspeed_read_experts(d->vfs, d->directory, d->catalog, &step, &samples, err));
+    take_count(&step, &c->has_step, &c->step);
+    take_count(&samples, &c->has_samples, &c->samples);
+    return PD_OK;
+}
+
 static pd_status deepspeed_read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog,
                                            struct pd_error *err)
 {
@@ -319,7 +337,7 @@ static pd_status deepspeed_read_checkpoint(struct pd_vfs *vfs, const char *path,
     if (!deepspeed_find_directory(vfs, path, d.directory))
         PD_FAIL(err, PD_NOT_FOUND, "%s: there is no `latest` that names a checkpoint, and no optimizer states of rank 0",
                 path);
-    pd_status st = deepspeed_read_all(&d, err);
+    pd_status st = pd_deepspeed_has_experts(vfs, d.directory) ? read_experts(&d, err) : deepspeed_read_all(&d, err);
     pd_torch_close(&d.archive);
     if (!st) st = pd_formats_add_texts(vfs, path, catalog, err); /* transformers' trainer puts them there */
     for (int kind = 0; kind < PD_KIND_COUNT; kind++)

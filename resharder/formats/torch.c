@@ -11,8 +11,8 @@
 
 static const unsigned char archive_magic[4] = {'P', 'K', 3, 4}, old_magic[4] = {0x80, 2, 0x8a, 10};
 
-static pd_status torch_add_tensor(struct pd_catalog *catalog, const struct pd_torch_archive *archive, uint32_t file,
-                                  const char *name, const struct pd_pickle_node *node, struct pd_error *err)
+pd_status pd_torch_add_tensor(struct pd_catalog *catalog, const struct pd_torch_archive *archive, uint32_t file,
+                              const char *name, const struct pd_pickle_node *node, struct pd_error *err)
 {
     struct pd_torch_tensor t;
     uint32_t number = 0;
@@ -35,7 +35,7 @@ static pd_status add_items(struct pd_catalog *catalog, const struct pd_torch_arc
         const char *name = pd_pickle_text(dict->items[i]);
         if (dict->items[i + 1] == skipped) continue;
         if (name && dict->items[i + 1]->type == PD_PICKLE_OBJECT && !skipped)
-            PD_TRY(torch_add_tensor(catalog, archive, file, name, dict->items[i + 1], err));
+            PD_TRY(pd_torch_add_tensor(catalog, archive, file, name, dict->items[i + 1], err));
         else
             PD_TRY(pd_catalog_add_unmapped(catalog, name ? name : "a value whose name is not text", err));
     }
