@@ -4,7 +4,8 @@
 
 #include <stddef.h>
 
-/* torchtitan saves q, k and v separately, but their moments like the model: in one matrix if the model has one. */
+/* torchtitan saves q, k and v separately, but their moments like the model: in one matrix if the model has one. The first
+ * names are those of version 0.3, the others of earlier ones. */
 #define TITAN "layers.%u.attention."
 #define FUSED TITAN "qkv_linear.wqkv.*"
 #define LAYER "decoder.layers.%u."
@@ -13,6 +14,22 @@
 
 static const struct pd_dialect as_here = {
     .name = "hugging_face", .base = "model.", .has_own_names = true, .sources = {[PD_ROLE_HEAD] = {NULL, PD_OUTSIDE}}};
+
+/* Version 5 of transformers has all experts of a block in two tensors, the first of gate and up. Both forms are on the hub. */
+#define FUSED_EXPERTS(PREFIX)                                                          \
+    [PD_ROLE_EXPERT_GATE] = {.fused = PREFIX ".gate_up_proj", .fused_how = PD_HALVES}, \
+    [PD_ROLE_EXPERT_UP] = {.fused = PREFIX ".gate_up_proj", .fused_how = PD_HALVES},   \
+    [PD_ROLE_EXPERT_DOWN] = {.fused = PREFIX ".down_proj"}, [PD_ROLE_HEAD] = {NULL, PD_OUTSIDE}
+
+static const struct pd_dialect experts_here = {
+    .name = "hugging_face", .base = "model.", .has_own_names = true, .sources = {FUSED_EXPERTS("layers.%u.mlp.experts")}};
+
+/* With fused experts the router changes its name. */
+static const struct pd_dialect mixtral_here = {
+    .name = "hugging_face",
+    .base = "model.",
+    .has_own_names = true,
+    .sources = {[PD_ROLE_ROUTER] = {.fused = "layers.%u.mlp.gate.*"}, FUSED_EXPERTS("layers.%u.mlp.experts")}};
 
 static const struct pd_dialect across = {.name = "hugging_face",
                                          .base = "transformer.",
@@ -23,15 +40,21 @@ static const struct pd_dialect across = {.name = "hugging_face",
                                                      [PD_ROLE_DOWN] = {NULL, PD_ACROSS},
                                                      [PD_ROLE_HEAD] = {NULL, PD_OUTSIDE}}};
 
+#define TITAN_EXPERTS "layers.%u.moe."
+#define TITAN_STACKED(OLD, NEW)                                                            \
+    {                                                                                      \
+        TITAN_EXPERTS "routed_experts.inner_experts." NEW, 0, TITAN_EXPERTS "experts." OLD \
+    }
 static const struct pd_dialect torchtitan = {
     .name = "torchtitan",
     .base = "",
+    .selection_bias = {TITAN_EXPERTS "expert_bias_E", 0, TITAN_EXPERTS "expert_bias"},
     .sources = {
         [PD_ROLE_TOKENS] = {"tok_embeddings.*"},
         [PD_ROLE_NORM1] = {"layers.%u.attention_norm.*"},
-        [PD_ROLE_Q] = {TITAN "wq.*", PD_NEIGHBOURS, TITAN "qkv_linear.wq.*", FUSED, PD_BY_KV_HEAD | PD_NEIGHBOURS},
-        [PD_ROLE_K] = {TITAN "wk.*", PD_NEIGHBOURS, TITAN "qkv_linear.wk.*", FUSED, PD_BY_KV_HEAD | PD_NEIGHBOURS},
-        [PD_ROLE_V] = {TITAN "wv.*", 0, TITAN "qkv_linear.wv.*", FUSED, PD_BY_KV_HEAD},
+        [PD_ROLE_Q] = {TITAN "qkv_linear.wq.*", PD_NEIGHBOURS, TITAN "wq.*", FUSED, PD_BY_KV_HEAD | PD_NEIGHBOURS},
+        [PD_ROLE_K] = {TITAN "qkv_linear.wk.*", PD_NEIGHBOURS, TITAN "wk.*", FUSED, PD_BY_KV_HEAD | PD_NEIGHBOURS},
+        [PD_ROLE_V] = {TITAN "qkv_linear.wv.*", 0, TITAN "wv.*", FUSED, PD_BY_KV_HEAD},
         [PD_ROLE_Q_NORM] = {TITAN "q_norm.*"},
         [PD_ROLE_K_NORM] = {TITAN "k_norm.*"},
         [PD_ROLE_OUT] = {TITAN "wo.*"},
@@ -39,45 +62,90 @@ static const struct pd_dialect torchtitan = {
         [PD_ROLE_GATE] = {"layers.%u.feed_forward.w1.*"},
         [PD_ROLE_UP] = {"layers.%u.feed_forward.w3.*"},
         [PD_ROLE_DOWN] = {"layers.%u.feed_forward.w2.*"},
+        [PD_ROLE_ROUTER] = {TITAN_EXPERTS "router.gate.*"},
+        [PD_ROLE_EXPERT_GATE] = TITAN_STACKED("w1", "w1_EFD"),
+        [PD_ROLE_EXPERT_UP] = TITAN_STACKED("w3", "w3_EFD"),
+        [PD_ROLE_EXPERT_DOWN] = TITAN_STACKED("w2", "w2_EDF"),
+        [PD_ROLE_SHARED_GATE] = {TITAN_EXPERTS "shared_experts.w1.*"},
+        [PD_ROLE_SHARED_UP] = {TITAN_EXPERTS "shared_experts.w3.*"},
+        [PD_ROLE_SHARED_DOWN] = {TITAN_EXPERTS "shared_experts.w2.*"},
         [PD_ROLE_FINAL_NORM] = {"norm.*"},
-        [PD_ROLE_HEAD] = {"output.*", 0, "lm_head.*"},
+        [PD_ROLE_HEAD] = {"lm_head.*", 0, "output.*"},
     }};
+
+#define MEGATRON                                                                                                          \
+    [PD_ROLE_TOKENS] = {"embedding.word_embeddings.*", PD_LONGER},                                                        \
+    [PD_ROLE_POSITIONS] = {"embedding.position_embeddings.*"},                                                            \
+    [PD_ROLE_NORM1] = {LAYER "self_attention.linear_qkv.layer_norm_*", 0, LAYER "input_layernorm.*"},                     \
+    [PD_ROLE_Q] = {LAYER "self_attention.linear_qkv.*", PD_BY_KV_HEAD},                                                   \
+    [PD_ROLE_Q_NORM] = {LAYER "self_attention.q_layernorm.*"}, [PD_ROLE_K_NORM] = {LAYER "self_attention.k_layernorm.*"}, \
+    [PD_ROLE_OUT] = {LAYER "self_attention.linear_proj.*"}, [PD_ROLE_GATE] = {LAYER "mlp.linear_fc1.*", PD_HALVES},       \
+    [PD_ROLE_UP] = {LAYER "mlp.linear_fc1.*", PD_HALVES}, [PD_ROLE_DOWN] = {LAYER "mlp.linear_fc2.*"},                    \
+    [PD_ROLE_FINAL_NORM] = {"decoder.final_layernorm.*"}, [PD_ROLE_HEAD] = {"output_layer.*", PD_LONGER}
 
 static const struct pd_dialect megatron = {
     .name = "megatron",
     .base = "",
     .is_stacked = true,
-    .sources = {
-        [PD_ROLE_TOKENS] = {"embedding.word_embeddings.*", PD_LONGER},
-        [PD_ROLE_POSITIONS] = {"embedding.position_embeddings.*"},
-        [PD_ROLE_NORM1] = {LAYER "self_attention.linear_qkv.layer_norm_*", 0, LAYER "input_layernorm.*"},
-        [PD_ROLE_Q] = {LAYER "self_attention.linear_qkv.*", PD_BY_KV_HEAD},
-        [PD_ROLE_Q_NORM] = {LAYER "self_attention.q_layernorm.*"},
-        [PD_ROLE_K_NORM] = {LAYER "self_attention.k_layernorm.*"},
-        [PD_ROLE_OUT] = {LAYER "self_attention.linear_proj.*"},
-        [PD_ROLE_NORM2] = {LAYER "mlp.linear_fc1.layer_norm_*", 0, LAYER "pre_mlp_layernorm.*"},
-        [PD_ROLE_GATE] = {LAYER "mlp.linear_fc1.*", PD_HALVES},
-        [PD_ROLE_UP] = {LAYER "mlp.linear_fc1.*", PD_HALVES},
-        [PD_ROLE_DOWN] = {LAYER "mlp.linear_fc2.*"},
-        [PD_ROLE_FINAL_NORM] = {"decoder.final_layernorm.*"},
-        [PD_ROLE_HEAD] = {"output_layer.*", PD_LONGER},
-    }};
+    .sources = {MEGATRON, [PD_ROLE_NORM2] = {LAYER "mlp.linear_fc1.layer_norm_*", 0, LAYER "pre_mlp_layernorm.*"}}};
 
-#define GGUF                                                                                                             \
-    [PD_ROLE_TOKENS] = {"token_embd.*"}, [PD_ROLE_POSITIONS] = {"position_embd.*"},                                      \
-    [PD_ROLE_NORM1] = {"blk.%u.attn_norm.*"}, [PD_ROLE_Q_NORM] = {"blk.%u.attn_q_norm.*"},                               \
-    [PD_ROLE_K_NORM] = {"blk.%u.attn_k_norm.*"}, [PD_ROLE_OUT] = {"blk.%u.attn_output.*"},                               \
-    [PD_ROLE_NORM2] = {"blk.%u.ffn_norm.*"}, [PD_ROLE_GATE] = {"blk.%u.ffn_gate.*"}, [PD_ROLE_UP] = {"blk.%u.ffn_up.*"}, \
-    [PD_ROLE_DOWN] = {"blk.%u.ffn_down.*"}, [PD_ROLE_FINAL_NORM] = {"output_norm.*"}, [PD_ROLE_HEAD] = {"output.*"}
+/* Grouped and sequential experts are stored alike, stacked. The other names: one tensor an expert, as the modules have it, and
+ * with singleton_local_shards, where the halves are apart. */
+#define MEGATRON_HALF(END)                                                                                          \
+    {                                                                                                               \
+        LAYER "mlp.experts.experts.linear_fc1.*", PD_HALVES, LAYER "mlp.experts.local_experts.%e.linear_fc1.*",     \
+            LAYER "mlp.experts.experts.%e.linear_fc1.*", PD_HALVES, LAYER "mlp.experts.experts.%e.linear_fc1.*" END \
+    }
+static const struct pd_dialect megatron_experts = {
+    .name = "megatron",
+    .base = "",
+    .is_stacked = true,
+    .selection_bias = {LAYER "mlp.router.expert_bias"},
+    .sources = {MEGATRON, [PD_ROLE_NORM2] = {LAYER "pre_mlp_layernorm.*", PD_BY_MLP, LAYER "mlp.linear_fc1.layer_norm_*"},
+                [PD_ROLE_ROUTER] = {LAYER "mlp.router.*"}, [PD_ROLE_EXPERT_GATE] = MEGATRON_HALF("_w"),
+                [PD_ROLE_EXPERT_UP] = MEGATRON_HALF("_v"),
+                [PD_ROLE_EXPERT_DOWN] = {LAYER "mlp.experts.experts.linear_fc2.*", 0,
+                                         LAYER "mlp.experts.local_experts.%e.linear_fc2.*",
+                                         LAYER "mlp.experts.experts.%e.linear_fc2.*"},
+                [PD_ROLE_SHARED_GATE] = {LAYER "mlp.shared_experts.linear_fc1.*", PD_HALVES},
+                [PD_ROLE_SHARED_UP] = {LAYER "mlp.shared_experts.linear_fc1.*", PD_HALVES},
+                [PD_ROLE_SHARED_DOWN] = {LAYER "mlp.shared_experts.linear_fc2.*"}}};
+
+#define GGUF                                                                                                            \
+    [PD_ROLE_TOKENS] = {"token_embd.*"}, [PD_ROLE_POSITIONS] = {"position_embd.*"},                                     \
+    [PD_ROLE_NORM1] = {"blk.%u.attn_norm.*"}, [PD_ROLE_Q_NORM] = {"blk.%u.attn_q_norm.*"},                              \
+    [PD_ROLE_K_NORM] = {"blk.%u.attn_k_norm.*"}, [PD_ROLE_OUT] = {"blk.%u.attn_output.*"},                              \
+    [PD_ROLE_GATE] = {"blk.%u.ffn_gate.*"}, [PD_ROLE_UP] = {"blk.%u.ffn_up.*"}, [PD_ROLE_DOWN] = {"blk.%u.ffn_down.*"}, \
+    [PD_ROLE_FINAL_NORM] = {"output_norm.*"}, [PD_ROLE_HEAD] = {"output.*"}
 
 static const struct pd_dialect gguf = {
     .name = "gguf",
     .base = "",
-    .sources = {GGUF, [PD_ROLE_Q] = {"blk.%u.attn_q.*", PD_NEIGHBOURS}, [PD_ROLE_K] = {"blk.%u.attn_k.*", PD_NEIGHBOURS},
-                [PD_ROLE_V] = {"blk.%u.attn_v.*"}}};
+    .sources = {GGUF, [PD_ROLE_NORM2] = {"blk.%u.ffn_norm.*"}, [PD_ROLE_Q] = {"blk.%u.attn_q.*", PD_NEIGHBOURS},
+                [PD_ROLE_K] = {"blk.%u.attn_k.*", PD_NEIGHBOURS}, [PD_ROLE_V] = {"blk.%u.attn_v.*"}}};
+
+/* One tensor an expert is how llama.cpp wrote Mixtral at first. */
+#define GGUF_EXPERTS                                                                                            \
+    GGUF, [PD_ROLE_Q] = {"blk.%u.attn_q.*", PD_NEIGHBOURS}, [PD_ROLE_K] = {"blk.%u.attn_k.*", PD_NEIGHBOURS},   \
+          [PD_ROLE_V] = {"blk.%u.attn_v.*"}, [PD_ROLE_ROUTER] = {"blk.%u.ffn_gate_inp.*"},                      \
+          [PD_ROLE_EXPERT_GATE] = {"blk.%u.ffn_gate_exps.*", 0, "blk.%u.ffn_gate.%e.*"},                        \
+          [PD_ROLE_EXPERT_UP] = {"blk.%u.ffn_up_exps.*", 0, "blk.%u.ffn_up.%e.*"},                              \
+          [PD_ROLE_EXPERT_DOWN] = {"blk.%u.ffn_down_exps.*", 0, "blk.%u.ffn_down.%e.*"},                        \
+          [PD_ROLE_SHARED_GATE] = {"blk.%u.ffn_gate_shexp.*"}, [PD_ROLE_SHARED_UP] = {"blk.%u.ffn_up_shexp.*"}, \
+          [PD_ROLE_SHARED_DOWN] = {"blk.%u.ffn_down_shexp.*"}
+
+static const struct pd_dialect gguf_experts = {
+    .name = "gguf", .base = "", .sources = {GGUF_EXPERTS, [PD_ROLE_NORM2] = {"blk.%u.ffn_norm.*"}}};
+
+static const struct pd_dialect gguf_glm = {.name = "gguf",
+                                           .base = "",
+                                           .selection_bias = {"blk.%u.exp_probs_b.*"},
+                                           .sources = {GGUF_EXPERTS, [PD_ROLE_NORM2] = {"blk.%u.post_attention_norm.*"}}};
 
 static const struct pd_dialect gguf_thirds = {
-    .name = "gguf", .base = "", .sources = {GGUF, [PD_ROLE_Q] = {"blk.%u.attn_qkv.*", PD_THIRDS}}};
+    .name = "gguf",
+    .base = "",
+    .sources = {GGUF, [PD_ROLE_NORM2] = {"blk.%u.ffn_norm.*"}, [PD_ROLE_Q] = {"blk.%u.attn_qkv.*", PD_THIRDS}}};
 
 static const struct pd_dialect llmc = {.name = "llmc",
                                        .base = "",
@@ -126,24 +194,25 @@ static const struct pd_number_keys gpt2_keys[PD_NUMBER_COUNT] = {
     " use_sliding_window max_window_layers layer_types "
 #define EXPERT_OTHERS "norm_topk_prob router_aux_loss_coef num_local_experts "
 
-#define EXPERT_KEYS(COUNT, FFN)                                                                    \
-    {                                                                                              \
-        BASIC_KEYS, [PD_NUMBER_EXPERTS] = {COUNT, NULL, NULL, true},                               \
-                    [PD_NUMBER_EXPERTS_PER_TOKEN] = {"num_experts_per_tok", NULL, NULL, true}, FFN \
+#define EXPERT_KEYS(COUNT, FFN)                                                                                            \
+    {                                                                                                                      \
+        BASIC_KEYS, [PD_NUMBER_EXPERTS] = {COUNT, "expert_count", "num_experts", true},                                    \
+                    [PD_NUMBER_EXPERTS_PER_TOKEN] = {"num_experts_per_tok", "expert_used_count", "moe_router_topk", true}, \
+                    FFN                                                                                                    \
     }
-#define OWN_FFN [PD_NUMBER_EXPERT_FFN] = {"moe_intermediate_size", NULL, NULL, true}
+#define OWN_FFN [PD_NUMBER_EXPERT_FFN] = {"moe_intermediate_size", "expert_feed_forward_length", "moe_ffn_hidden_size", true}
 static const struct pd_number_keys mixtral_keys[PD_NUMBER_COUNT] = EXPERT_KEYS("num_local_experts", );
 static const struct pd_number_keys olmoe_keys[PD_NUMBER_COUNT] = EXPERT_KEYS("num_experts", );
 static const struct pd_number_keys qwen3_moe_keys[PD_NUMBER_COUNT] = EXPERT_KEYS("num_experts", OWN_FFN);
 static const struct pd_number_keys glm4_moe_keys[PD_NUMBER_COUNT] = {
     BASIC_KEYS,
     OWN_FFN,
-    [PD_NUMBER_EXPERTS] = {"n_routed_experts", NULL, NULL, true},
-    [PD_NUMBER_EXPERTS_PER_TOKEN] = {"num_experts_per_tok", NULL, NULL, true},
-    [PD_NUMBER_SHARED_EXPERTS] = {"n_shared_experts", NULL, NULL, true},
-    [PD_NUMBER_DENSE_BLOCKS] = {"first_k_dense_replace", NULL, NULL, true},
-    [PD_NUMBER_ROUTER_GROUPS] = {"n_group", NULL, NULL, false},
-    [PD_NUMBER_ROUTER_GROUPS_KEPT] = {"topk_group", NULL, NULL, false},
+    [PD_NUMBER_EXPERTS] = {"n_routed_experts", "expert_count", "num_experts", true},
+    [PD_NUMBER_EXPERTS_PER_TOKEN] = {"num_experts_per_tok", "expert_used_count", "moe_router_topk", true},
+    [PD_NUMBER_SHARED_EXPERTS] = {"n_shared_experts", "expert_shared_count", NULL, true},
+    [PD_NUMBER_DENSE_BLOCKS] = {"first_k_dense_replace", "leading_dense_block_count", NULL, true},
+    [PD_NUMBER_ROUTER_GROUPS] = {"n_group", "expert_group_count", "moe_router_num_groups", false},
+    [PD_NUMBER_ROUTER_GROUPS_KEPT] = {"topk_group", "expert_group_used_count", "moe_router_group_topk", false},
 };
 
 /* ---- families ---- */
@@ -220,32 +289,34 @@ static const struct pd_family gpt2 = {.norm = PD_NORM_LAYER,
 
 /* ---- families with experts ---- */
 
-static const struct pd_model_class mixtral_classes[] = {{"MixtralForCausalLM", "mixtral", "", .epsilon = 1e-5,
-                                                         .context = 131072, .kv_heads = 8, .renormalises = true,
-                                                         .balance_loss = 0.001, .theta = 1e6, .window = UINT32_MAX},
-                                                        {0}};
-static const struct pd_model_class qwen3_moe_classes[] = {
-    {"Qwen3MoeForCausalLM", "qwen3_moe", "", .has_attention_bias = true, .epsilon = 1e-6, .context = 32768, .kv_heads = 4,
-     .balance_loss = 0.001, .has_renormalise_key = true, .window = 4096, .window_layers = 28},
+static const struct pd_model_class mixtral_classes[] = {
+    {"MixtralForCausalLM", "mixtral", "llama", .has_meta_order = true, .epsilon = 1e-5, .context = 131072, .kv_heads = 8,
+     .renormalises = true, .balance_loss = 0.001, .theta = 1e6, .window = UINT32_MAX},
     {0}};
-static const struct pd_model_class olmoe_classes[] = {{"OlmoeForCausalLM", "olmoe", "", .has_attention_bias = true,
-                                                       .epsilon = 1e-5, .context = 4096, .balance_loss = 0.01,
-                                                       .has_renormalise_key = true},
+static const struct pd_model_class qwen3_moe_classes[] = {
+    {"Qwen3MoeForCausalLM", "qwen3_moe", "qwen3moe", .gguf_renormalises = 1, .has_attention_bias = true, .epsilon = 1e-6,
+     .context = 32768, .kv_heads = 4, .balance_loss = 0.001, .has_renormalise_key = true, .window = 4096,
+     .window_layers = 28},
+    {0}};
+static const struct pd_model_class olmoe_classes[] = {{"OlmoeForCausalLM", "olmoe", "olmoe", .gguf_renormalises = -1,
+                                                       .has_attention_bias = true, .epsilon = 1e-5, .context = 4096,
+                                                       .balance_loss = 0.01, .has_renormalise_key = true},
                                                       {0}};
 static const struct pd_model_class glm4_moe_classes[] = {
-    {"Glm4MoeForCausalLM", "glm4_moe", "", .has_qkv_bias_key = true, .epsilon = 1e-5, .context = 131072, .kv_heads = 8,
-     .renormalises = true, .has_renormalise_key = true, .rotated_part = 0.5},
+    {"Glm4MoeForCausalLM", "glm4_moe", "glm4moe", .has_qkv_bias_key = true, .epsilon = 1e-5, .context = 131072,
+     .kv_heads = 8, .renormalises = true, .has_renormalise_key = true, .rotated_part = 0.5},
     {0}};
 
 #define EXPERT_NAMES(PREFIX, GATE, UP, DOWN)                                               \
     [PD_ROLE_ROUTER] = PREFIX ".gate", [PD_ROLE_EXPERT_GATE] = PREFIX ".experts.%u." GATE, \
     [PD_ROLE_EXPERT_UP] = PREFIX ".experts.%u." UP, [PD_ROLE_EXPERT_DOWN] = PREFIX ".experts.%u." DOWN
 #define QK_NORM_NAMES [PD_ROLE_Q_NORM] = "self_attn.q_norm", [PD_ROLE_K_NORM] = "self_attn.k_norm"
-#define WITH_EXPERTS GATED, .block = "model.layers.%u.", .dialects = {&as_here}, .activation_key = "hidden_act"
+#define WITH_EXPERTS GATED, .block = "model.layers.%u.", .activation_key = "hidden_act"
 
 static const struct pd_family mixtral = {.norm = PD_NORM_RMS,
                                          WITH_EXPERTS,
                                          .router = PD_ROUTER_SOFTMAX,
+                                         .dialects = {&mixtral_here, &megatron_experts, &gguf_experts},
                                          .names = {LLAMA_NAMES, EXPERT_NAMES("block_sparse_moe", "w1", "w3", "w2")},
                                          .keys = mixtral_keys,
                                          .other_keys = ROPE_OTHERS "router_aux_loss_coef ",
@@ -256,6 +327,7 @@ static const struct pd_family qwen3_moe = {
     WITH_EXPERTS,
     .qk_norm = PD_QK_NORM_HEADS,
     .router = PD_ROUTER_SOFTMAX,
+    .dialects = {&experts_here, &torchtitan, &megatron_experts, &gguf_experts},
     .names = {LLAMA_NAMES, QK_NORM_NAMES, EXPERT_NAMES("mlp", "gate_proj", "up_proj", "down_proj")},
     .keys = qwen3_moe_keys,
     .other_keys = ROPE_OTHERS EXPERT_OTHERS,
@@ -266,6 +338,7 @@ static const struct pd_family olmoe = {
     WITH_EXPERTS,
     .qk_norm = PD_QK_NORM_ALL,
     .router = PD_ROUTER_SOFTMAX,
+    .dialects = {&experts_here, &gguf_experts},
     .names = {LLAMA_NAMES, QK_NORM_NAMES, EXPERT_NAMES("mlp", "gate_proj", "up_proj", "down_proj")},
     .keys = olmoe_keys,
     .other_keys = ROPE_OTHERS EXPERT_OTHERS,
@@ -276,6 +349,7 @@ static const struct pd_family glm4_moe = {
     WITH_EXPERTS,
     .qk_norm = PD_QK_NORM_OPTIONAL,
     .router = PD_ROUTER_SIGMOID,
+    .dialects = {&experts_here, &torchtitan, &megatron_experts, &gguf_glm},
     .names =
         {LLAMA_NAMES, QK_NORM_NAMES,
          EXPERT_NAMES("mlp", "gate_proj", "up_proj", "down_proj"), [PD_ROLE_SHARED_GATE] = "mlp.shared_experts.gate_proj",

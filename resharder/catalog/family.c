@@ -29,6 +29,16 @@ const struct pd_model_class *pd_model_class_find(const char *name, const char *t
     return NULL;
 }
 
+const struct pd_model_class *pd_model_class_of_gguf(const char *gguf, bool has_experts, uint32_t *ret_family)
+{
+    const struct pd_model_class *any = pd_model_class_find(NULL, NULL, gguf, ret_family);
+    for (uint32_t f = 0; pd_families[f]; f++)
+        for (const struct pd_model_class *c = pd_families[f]->classes; c->name; c++)
+            if (strcmp(c->gguf, gguf) == 0 && (pd_families[f]->router != PD_ROUTER_NONE) == has_experts)
+                return *ret_family = f, c;
+    return any;
+}
+
 const struct pd_family *pd_family_of_dialect(const char *dialect)
 {
     for (const struct pd_family *const *f = pd_families; *f; f++)

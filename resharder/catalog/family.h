@@ -49,19 +49,23 @@ enum {
     PD_ACROSS = 1,      /* the matrix is [in, out] */
     PD_THIRDS = 2,      /* rows of q, k, v in this order: k and v have no names of their own */
     PD_BY_KV_HEAD = 4,  /* for each key-value head the rows of its q heads, k and v; no names for k and v either */
-    PD_HALVES = 8,      /* rows of gate, if there is one, then of up */
+    PD_HALVES = 8,      /* rows of gate, if there is one, then of up; of experts too */
     PD_NEIGHBOURS = 16, /* Meta's row order within a head, if the class has it */
     PD_LONGER = 32,     /* may have more rows: a vocabulary padded by its system */
     PD_OUTSIDE = 64,    /* outside the base model: lm_head */
+    PD_BY_MLP = 128,    /* the first name is of blocks with experts, the other one of dense blocks */
 };
 
-/* Names of a tensor: %u is the layer, a final * is "weight" or "bias". */
+/* Names of a tensor: %u is the layer, %e the expert, * is "weight" or "bias". The name of an expert's tensor without %e is that
+ * of one tensor of all experts, which are its leading axis. */
 struct pd_source {
     const char *name; /* NULL: our own name if the dialect has has_own_names; else the dialect lacks it */
     unsigned how;
-    const char *other; /* of another version, or NULL */
-    const char *fused; /* a third name, and its layout; only read */
+    const char *other; /* of another version, or NULL: as the first */
+    const char *fused; /* a third name, and its layout; written only for fused experts */
     unsigned fused_how;
+    const char *last; /* a fourth one, only read */
+    unsigned last_how;
 };
 
 /* Names of tensors in another program. */
@@ -72,6 +76,7 @@ struct pd_dialect {
     bool has_own_names;  /* most names are ours */
     bool is_stacked;     /* it may stack layers on a leading axis, with no number in the name; we write it so */
     struct pd_source sources[PD_ROLE_COUNT];
+    struct pd_source selection_bias; /* of a sigmoid router */
 };
 
 /* Numbers of a configuration, with their keys in config.json, GGUF (after the architecture) and Megatron's arguments.
@@ -115,6 +120,7 @@ struct pd_model_class {
     bool is_tied;
     double theta;                           /* rope_theta; 0: 10000 */
     bool renormalises, has_renormalise_key; /* norm_topk_prob */
+    int gguf_renormalises;                  /* llama.cpp: 1 always, -1 never, 0 by expert_weights_norm */
     double balance_loss;                    /* router_aux_loss_coef */
     double rotated_part;                    /* partial_rotary_factor; 0: 1 */
     uint32_t window;                        /* sliding_window; 0: none */
@@ -146,6 +152,11 @@ static inline bool pd_role_is_expert(enum pd_role role)
     return role >= PD_ROLE_EXPERT_GATE && role <= PD_ROLE_EXPERT_DOWN;
 }
 
+static inline bool pd_role_is_up(enum pd_role role)
+{
+    return role == PD_ROLE_UP || role == PD_ROLE_EXPERT_UP || role == PD_ROLE_SHARED_UP;
+}
+
 static inline enum pd_role pd_up_role(const struct pd_family *family)
 {
     return family->up_matrices == 2 ? PD_ROLE_GATE : PD_ROLE_UP;
@@ -161,6 +172,10 @@ const struct pd_family *pd_family_at(uint32_t family);
 /* The first class with that name, type and GGUF architecture; NULL stands for any. Returns NULL if there is none.
  *   ret_family  may be NULL */
 const struct pd_model_class *pd_model_class_find(const char *name, const char *type, const char *gguf, uint32_t *ret_family);
+
+/* As pd_model_class_find for a GGUF architecture: several families share one, and the one that has
+ * experts or not is preferred. */
+const struct pd_model_class *pd_model_class_of_gguf(const char *gguf, bool has_experts, uint32_t *ret_family);
 
 /* The first family with names in a dialect. For a format that holds only one family. */
 const struct pd_family *pd_family_of_dialect(const char *dialect);

@@ -56,6 +56,18 @@ static pd_status complete(struct rewriter *r, struct rewrite_target *t, struct p
     return rewrite_complete(r, t, err);
 }
 
+static void count_expert(struct rewriter *r, const struct pd_chunk_range *s, const struct pd_shard_box *box)
+{
+    const struct pd_tensor *tensor = &r->request->tensors->tensors[s->tensor];
+    if (!tensor->expert || s->kind != PD_PARAM) return;
+    bool is_first = s->target.offset == 0;
+    for (uint32_t d = 0; d < tensor->ndim; d++)
+        is_first &= box->box.start[d] == 0;
+    r->report.expert_tensors += is_first;
+    r->report.expert_bytes += s->bytes;
+    r->report.expert_elements += s->bytes / pd_tensor_element_bytes(tensor, PD_PARAM);
+}
+
 static pd_status copy_range(struct rewriter *r, const struct pd_chunk_range *s, struct pd_error *err)
 {
     struct rewrite_target *t = &r->targets[s->target.shard - r->group_begin];
@@ -79,6 +91,7 @@ static pd_status copy_range(struct rewriter *r, const struct pd_chunk_range *s, 
         done += bytes;
     }
     r->done += s->bytes;
+    count_expert(r, s, &t->boxes[box]);
     const bool is_last = t->next == t->box_count && s->target.offset + s->bytes == s->target.box_bytes;
     return is_last ? complete(r, t, err) : PD_OK;
 }

@@ -32,7 +32,9 @@ struct pd_import_report {
     uint64_t bytes_read, bytes_written, bytes_read_back;
     uint32_t shards;
     uint32_t zeroed; /* arrays initialised to zero */
-    bool has_index;  /* false: index.h5 was too large for the memory */
+    /* Parameters of experts, as they were written. */
+    uint64_t expert_tensors, expert_elements, expert_bytes;
+    bool has_index; /* false: index.h5 was too large for the memory */
 };
 
 /* Checks that every tensor and kind has one link to a catalog tensor that contains its view, with an element type for

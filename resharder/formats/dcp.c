@@ -418,3 +418,21 @@ const struct pd_format pd_format_dcp = {
     .observe = pd_dcp_observe,
     .finish = pd_dcp_finish,
 };
+
+static bool torchtitan_recognizes(struct pd_vfs *vfs, const char *path)
+{
+    (void)vfs, (void)path;
+    return false; /* it is a dcp */
+}
+
+const struct pd_format pd_format_torchtitan = {
+    .name = "torchtitan",
+    .about = "a dcp with torchtitan's names",
+    .is_form = true,
+    .recognizes = torchtitan_recognizes,
+    .read = pd_dcp_read,
+    .holds_moments = true,
+    .plan = pd_torchtitan_plan,
+    .observe = pd_dcp_observe,
+    .finish = pd_dcp_finish,
+};

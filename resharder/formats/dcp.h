@@ -4,11 +4,14 @@
 #include "resharder/formats/format.h"
 
 extern const struct pd_format pd_format_dcp;
+extern const struct pd_format pd_format_torchtitan; /* the same with torchtitan's keys, to be written; it is read as dcp */
 
 /* dcp.c: the read slot, also for formats that wrap such a checkpoint. */
 PD_MUST_USE pd_status pd_dcp_read(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err);
 
 /* dcp_write.c: the slots for writing. */
+PD_MUST_USE pd_status pd_torchtitan_plan(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state,
+                                         struct pd_error *err);
 PD_MUST_USE pd_status pd_dcp_plan(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state, struct pd_error *err);
 void pd_dcp_observe(void *state, uint32_t tensor, const void *data, uint64_t bytes);
 PD_MUST_USE pd_status pd_dcp_finish(void *state, pd_status mine, struct pd_error *err);

@@ -49,6 +49,14 @@ static const struct pd_dcp_style pytorch = {
     .has_paths = true,
 };
 
+/* Its checkpointer flattens the model to the top. */
+static const struct pd_dcp_style torchtitan = {
+    .keys = {[PD_PARAM] = {{"", ""}},
+             [PD_EXP_AVG] = {{"optimizer.state.", ".exp_avg"}},
+             [PD_EXP_AVG_SQ] = {{"optimizer.state.", ".exp_avg_sq"}}},
+    .step = {"optimizer.state.", ".step"},
+};
+
 /* Makes the variant-th name; false: no more. */
 static bool dcp_write_key_of(const struct writer *w, const struct output *o, uint32_t variant, char ret[KEY_MAX])
 {
@@ -148,6 +156,11 @@ static pd_status add_pieces(const struct writer *w, struct pd_error *err)
 pd_status pd_dcp_plan(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state, struct pd_error *err)
 {
     return pd_dcp_plan_as(vfs, plan, plan->directory, &pytorch, NULL, 0, ret_state, err);
+}
+
+pd_status pd_torchtitan_plan(struct pd_vfs *vfs, struct pd_format_plan *plan, void **ret_state, struct pd_error *err)
+{
+    return pd_dcp_plan_as(vfs, plan, plan->directory, &torchtitan, NULL, 0, ret_state, err);
 }
 
 pd_status pd_dcp_plan_as(struct pd_vfs *vfs, struct pd_format_plan *plan, const char *directory,

@@ -18,6 +18,7 @@ const struct pd_format *const pd_formats[] = {
     &pd_format_safetensors,
     &pd_format_megatron,
     /* before dcp, whose files it also has */ &pd_format_dcp,
+    &pd_format_torchtitan,
     &pd_format_deepspeed,
     &pd_format_universal,
     &pd_format_gguf,
@@ -49,7 +50,7 @@ void pd_format_list_read(char ret_names[PD_FORMATS_NAMES_MAX])
 {
     size_t used = 0;
     for (const struct pd_format *const *f = pd_formats; *f; f++) {
-        if (*f == &pd_format_perdure) continue;
+        if (*f == &pd_format_perdure || (*f)->is_form) continue;
         used += (size_t)snprintf(ret_names + used, PD_FORMATS_NAMES_MAX - used, "%s%s", used ? ", " : "", (*f)->name);
         PD_CHECK(used < PD_FORMATS_NAMES_MAX);
     }

@@ -13,8 +13,9 @@ struct pd_format_plan {
 };
 
 struct pd_format {
-    const char *name;   /* --format: "safetensors", "dcp", "megatron", "deepspeed", "universal", "gguf", "llmc", "torch" */
+    const char *name;   /* --format: "safetensors", "dcp", "torchtitan", "megatron", "universal", "gguf", .. */
     const char *about;  /* half a line for --help and errors */
+    bool is_form;       /* a form of the format before it in the table, as which it is read; written by its own name */
     bool holds_moments; /* can write exp_avg and exp_avg_sq */
     const char *file;   /* for a one-file format: its name in a plan's directory; NULL: the directory is the checkpoint */
     /* Looks at names and first bytes only; `path` exists. False if it cannot tell. */

@@ -5,9 +5,8 @@
 
 #include "ckpt/base/checked.h"
 #include "ckpt/base/json.h"
-#include "resharder/catalog/family.h"
 #include "resharder/catalog/model_directory.h"
-#include "resharder/formats/gguf_keys.h"
+#include "resharder/formats/gguf_file.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -18,37 +17,8 @@
 #define PAIRS_MAX 65536u
 #define TEXT_MAX PD_CATALOG_TEXT_MAX /* most bytes of one string */
 #define ALIGNMENT_MAX (1u << 20)
-#define KEYS_MAX 512
 
 static const unsigned type_bytes[PD_GGUF_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
-
-/* A metadata value outside the tokenizer. */
-struct pair {
-    char key[256];
-    enum pd_gguf_type type;
-    double number; /* for an array its length */
-    double first;  /* for an array of numbers */
-    char text[64]; /* why an array is not one number for all layers; "": all its numbers are equal */
-};
-
-struct gguf {
-    struct pd_file *file;
-    const char *path;
-    uint64_t bytes, at; /* size of the file; next offset to read */
-    unsigned char window[65536];
-    uint64_t window_begin, window_end;
-    struct pd_catalog *catalog;
-    uint32_t version, alignment;
-    struct pair pairs[KEYS_MAX]; /* (pair_count) */
-    uint32_t pair_count;
-    struct pd_json_writer tokenizer;
-    bool has_tokenizer;      /* more than the two ids */
-    double number, bos, eos; /* last one from put_value; ids, below zero: none */
-    char *text;              /* (text_bytes) string read last, terminated; owned */
-    uint64_t text_bytes, text_capacity;
-    float rope_factors[PD_GGUF_ROPE_FACTORS_MAX]; /* (rope_count) */
-    uint64_t rope_count;
-};
 
 /* ---- the file, front to back ---- */
 
@@ -282,37 +252,6 @@ static pd_status take_pair(struct gguf *g, struct pd_error *err)
     return inner ? take_tokenizer(g, inner, (enum pd_gguf_type)type, err) : keep_pair(g, key, (enum pd_gguf_type)type, err);
 }
 
-static const struct pair *find_whole(const struct gguf *g, const char *key)
-{
-    for (uint32_t i = 0; i < g->pair_count; i++)
-        if (strcmp(g->pairs[i].key, key) == 0) return &g->pairs[i];
-    return NULL;
-}
-
-static const char *architecture_of(const struct gguf *g)
-{
-    const struct pair *architecture = find_whole(g, "general.architecture");
-    return architecture ? architecture->text : "";
-}
-
-/* Returns what follows the architecture and a dot: "block_count" for "llama.block_count"; NULL for other keys. */
-static const char *inner_key(const struct gguf *g, const char *key)
-{
-    const char *architecture = architecture_of(g);
-    const size_t bytes = strlen(architecture);
-    return bytes && strncmp(key, architecture, bytes) == 0 && key[bytes] == '.' ? key + bytes + 1 : NULL;
-}
-
-/* Finds a key of the architecture. */
-static const struct pair *gguf_find(const struct gguf *g, const char *key)
-{
-    for (uint32_t i = 0; i < g->pair_count; i++) {
-        const char *inner = inner_key(g, g->pairs[i].key);
-        if (inner && strcmp(inner, key) == 0) return &g->pairs[i];
-    }
-    return NULL;
-}
-
 /* ---- tensors ---- */
 
 static bool element_of(uint32_t type, enum pd_element *ret)
@@ -379,232 +318,6 @@ static pd_status take_tensors(struct gguf *g, uint32_t file, uint64_t count, str
     return PD_OK;
 }
 
-/* ---- config.json ---- */
-
-static void put_key(struct gguf *g, struct pd_json_writer *w, const char *ours, const char *theirs)
-{
-    const struct pair *p = gguf_find(g, theirs);
-    if (!p || p->type == PD_GGUF_TEXT || p->type == PD_GGUF_ARRAY) return;
-    if (p->number == floor(p->number) && fabs(p->number) < 9e15)
-        pd_json_i64(w, ours, (int64_t)p->number);
-    else
-        pd_json_double(w, ours, p->number);
-}
-
-static double gguf_number_of(const struct pair *p, double absent)
-{
-    return p && p->type != PD_GGUF_TEXT && p->type != PD_GGUF_ARRAY ? p->number : absent;
-}
-
-static double number_or(const struct gguf *g, const char *key, double absent)
-{
-    return gguf_number_of(gguf_find(g, key), absent);
-}
-
-static double ours_or(const struct gguf *g, const char *key, double absent)
-{
-    return gguf_number_of(find_whole(g, key), absent);
-}
-
-/* Writes the parameters that we stored, or the largest factor and published values; the factors must follow from them. */
-static pd_status put_llama3_scaling(struct gguf *g, struct pd_json_writer *w, struct pd_error *err)
-{
-    const float *factors = g->rope_factors;
-    double most = 1;
-    for (uint64_t i = 0; i < g->rope_count; i++)
-        if ((double)factors[i] > most) most = (double)factors[i];
-    const struct pd_gguf_rope rope = {.theta = number_or(g, "rope.freq_base", 10000),
-                                      .factor = ours_or(g, "perdure.rope_scaling.factor", most),
-                                      .low = ours_or(g, "perdure.rope_scaling.low_freq_factor", 1),
-                                      .high = ours_or(g, "perdure.rope_scaling.high_freq_factor", 4),
-                                      .original = ours_or(g, "perdure.rope_scaling.original_context_length", 8192)};
-    if (!(rope.original >= 1 && rope.original <= UINT32_MAX))
-        PD_FAIL(err, PD_CORRUPT, "%s: perdure.rope_scaling.original_context_length is %g", g->path, rope.original);
-    for (uint64_t i = 0; i < g->rope_count; i++) {
-        const double expected = pd_gguf_rope_factor(&rope, i, g->rope_count);
-        if (!(fabs((double)factors[i] - expected) <= 1e-3 * expected))
-            PD_FAIL(err, PD_UNSUPPORTED,
-                    "%s: " PD_GGUF_ROPE_FACTORS " is not a scaling of Llama 3: factor %" PRIu64 " is %g, not %g", g->path, i,
-                    (double)factors[i], expected);
-    }
-    const struct pd_rope_factors scaling = {true, rope.factor, rope.low, rope.high, (uint64_t)rope.original};
-    return pd_rope_factors_write(&scaling, w), PD_OK;
-}
-
-/* As in llama.cpp: a factor without a type is linear, `scale_linear` is the factor's old name, and 0 means 1. */
-static pd_status put_scaling(struct gguf *g, struct pd_json_writer *w, struct pd_error *err)
-{
-    const struct pair *named = gguf_find(g, "rope.scaling.type");
-    const char *type = named && named->type == PD_GGUF_TEXT ? named->text : "linear";
-    const double factor = number_or(g, "rope.scaling.factor", number_or(g, "rope.scale_linear", 0));
-    const bool is_linear = strcmp(type, "linear") == 0, is_none = strcmp(type, "none") == 0;
-    if (is_none || (is_linear && (factor == 0 || factor == 1))) return g->rope_count ? put_llama3_scaling(g, w, err) : PD_OK;
-    if (!is_linear) {
-        char key[300];
-        snprintf(key, sizeof key, "gguf.%s.rope.scaling.type", architecture_of(g));
-        return pd_json_string(w, key, type), PD_OK;
-    }
-    if (g->rope_count)
-        PD_FAIL(err, PD_UNSUPPORTED,
-                "%s: it has " PD_GGUF_ROPE_FACTORS " and rope.scaling.factor %g; only one is computed here", g->path,
-                factor);
-    return pd_rope_factors_write(&(struct pd_rope_factors){.factor = factor}, w), PD_OK;
-}
-
-static bool has_tensor(const struct gguf *g, const char *name)
-{
-    for (uint32_t t = 0; t < g->catalog->tensor_count; t++)
-        if (strcmp(g->catalog->tensors[t].name, name) == 0) return true;
-    return false;
-}
-
-static uint64_t rows_of(const struct gguf *g, const char *name)
-{
-    for (uint32_t t = 0; t < g->catalog->tensor_count; t++)
-        if (strcmp(g->catalog->tensors[t].name, name) == 0) return g->catalog->tensors[t].shape[0];
-    return 0;
-}
-
-/* Keys that have no effect here at this value (NAN: at any). A key that is neither listed nor used goes into the
- * configuration, under its own name after "gguf.", and code that reads a model from it rejects it by name. */
-static const struct neutral {
-    const char *key;
-    double value;
-} neutral[] = {
-    {"vocab_size", NAN}, /* compared with the embedding's rows */
-    {"tensor_data_layout", NAN},
-    {"rope.scaling.type", NAN}, /* used, like the next four */
-    {"rope.scaling.factor", NAN},
-    {"rope.scale_linear", NAN},
-    {"rope.dimension_count", NAN},
-    {"attention.value_length", NAN},
-    {"rope.scaling.original_context_length", NAN}, /* for yarn and longrope, which are refused */
-    {"rope.scaling.finetuned", NAN},
-    {"rope.scaling.attn_factor", 1},
-    {"attention.causal", 1},
-    {"attention.clamp_kqv", 0},
-    {"attention.max_alibi_bias", 0},
-    {"attention.scale", 0},
-    {"attn_logit_softcapping", 0},
-    {"final_logit_softcapping", 0},
-    {"logit_scale", 0},
-    {"embedding_scale", 0},
-    {"residual_scale", 0},
-    {"pooling_type", 0},
-    {"expert_count", 0},
-    {"expert_used_count", 0},
-    {"expert_shared_count", 0},
-    {"leading_dense_block_count", 0},
-    {"nextn_predict_layers", 0},
-    {"use_parallel_residual", 0},
-    {"attention.sliding_window", 0},
-};
-
-/* `family` NULL: unknown. */
-static bool is_number_key(const struct pd_family *family, const char *inner)
-{
-    for (int i = 0; family && inner && i < PD_NUMBER_COUNT; i++)
-        if (family->keys[i].gguf && strcmp(family->keys[i].gguf, inner) == 0) return true;
-    return false;
-}
-
-/* As in llama.cpp, a number of the model may be a list with an entry per layer: if all are equal it is one number. */
-static void settle_lists(struct gguf *g, const struct pd_family *family)
-{
-    const double layers = number_or(g, "block_count", 0);
-    for (uint32_t i = 0; i < g->pair_count; i++) {
-        struct pair *p = &g->pairs[i];
-        if (p->type != PD_GGUF_ARRAY || p->text[0] || !is_number_key(family, inner_key(g, p->key))) continue;
-        if (p->number == layers)
-            p->type = PD_GGUF_F64, p->number = p->first;
-        else
-            snprintf(p->text, sizeof p->text, "has %.9g entries, and block_count is %.9g", p->number, layers);
-    }
-}
-
-static bool is_taken(const struct gguf *g, const struct pd_family *family, const struct pair *p)
-{
-    const char *inner = inner_key(g, p->key);
-    const bool is_number = p->type != PD_GGUF_TEXT && p->type != PD_GGUF_ARRAY;
-    if (strcmp(p->key, "general.type") == 0) return strcmp(p->text, "model") == 0;
-    if (inner && strcmp(inner, "attention.sliding_window") == 0 && is_number &&
-        p->number >= number_or(g, "context_length", NAN))
-        return true;
-    if (!inner)
-        return strncmp(p->key, "general.", 8) == 0 || strncmp(p->key, "perdure.rope_scaling.", 21) == 0 ||
-               strncmp(p->key, "split.", 6) == 0;
-    if (is_number_key(family, inner)) return is_number;
-    for (size_t i = 0; i < sizeof neutral / sizeof *neutral; i++)
-        if (strcmp(neutral[i].key, inner) == 0)
-            return isnan(neutral[i].value) ? p->type != PD_GGUF_ARRAY : is_number && p->number == neutral[i].value;
-    return false;
-}
-
-/* For a number of the model that is a text or a list, writes what is wrong with it as the value. */
-static void put_refused(struct pd_json_writer *w, const struct pair *p, bool is_number)
-{
-    char key[300];
-    snprintf(key, sizeof key, "gguf.%s", p->key);
-    if (is_number)
-        pd_json_string(w, key, p->type == PD_GGUF_TEXT ? "is a text, not a number" : p->text);
-    else if (p->type == PD_GGUF_TEXT)
-        pd_json_string(w, key, p->text);
-    else if (p->type == PD_GGUF_ARRAY)
-        pd_json_string(w, key, "a list");
-    else if (p->type == PD_GGUF_BOOL)
-        pd_json_bool(w, key, p->number != 0);
-    else
-        pd_json_double(w, key, p->number);
-}
-
-/* Writes a number that contradicts the rest of the file. */
-static void put_other(const struct gguf *g, struct pd_json_writer *w, const char *inner, double number)
-{
-    char key[300];
-    snprintf(key, sizeof key, "gguf.%s.%s", architecture_of(g), inner);
-    pd_json_double(w, key, number);
-}
-
-/* Heads are rotated whole, and values are as long as keys: anything else is passed on, and refused later. */
-static void put_head(struct gguf *g, struct pd_json_writer *w)
-{
-    const double heads = number_or(g, "attention.head_count", 0), hidden = number_or(g, "embedding_length", 0);
-    const double head = number_or(g, "attention.key_length", heads > 0 ? hidden / heads : 0);
-    if (!(head > 0)) return; /* a missing key gets its own error */
-    const double rotated = number_or(g, "rope.dimension_count", head), value = number_or(g, "attention.value_length", head);
-    if (rotated != head) put_other(g, w, "rope.dimension_count", rotated);
-    if (value != head) put_other(g, w, "attention.value_length", value);
-}
-
-static pd_status put_config(struct gguf *g, struct pd_json_writer *w, struct pd_error *err)
-{
-    uint32_t row = 0;
-    const struct pd_model_class *class = pd_model_class_find(NULL, NULL, architecture_of(g), &row);
-    const struct pd_family *family = class ? pd_families[row] : NULL;
-    settle_lists(g, family);
-    pd_json_object_begin(w, NULL);
-    if (class)
-        pd_model_class_write(class, w);
-    else
-        pd_json_string(w, "model_type", architecture_of(g));
-    for (int i = 0; family && i < PD_NUMBER_COUNT; i++)
-        if (family->keys[i].gguf) put_key(g, w, family->keys[i].config, family->keys[i].gguf);
-    pd_json_u64(w, family ? family->keys[PD_NUMBER_VOCAB].config : "vocab_size", rows_of(g, "token_embd.weight"));
-    const double words = number_or(g, "vocab_size", -1);
-    if (words >= 0 && words != (double)rows_of(g, "token_embd.weight")) put_other(g, w, "vocab_size", words);
-    pd_json_bool(w, "tie_word_embeddings", !has_tensor(g, "output.weight"));
-    if (g->bos >= 0 && g->bos <= INT32_MAX) pd_json_u64(w, "bos_token_id", (uint64_t)g->bos);
-    if (g->eos >= 0 && g->eos <= INT32_MAX) pd_json_u64(w, "eos_token_id", (uint64_t)g->eos);
-    for (uint32_t i = 0; i < g->pair_count; i++)
-        if (!is_taken(g, family, &g->pairs[i]))
-            put_refused(w, &g->pairs[i], is_number_key(family, inner_key(g, g->pairs[i].key)));
-    const bool rotates = family && family->positions == PD_POSITIONS_ROPE;
-    if (rotates) put_head(g, w);
-    if (rotates) PD_TRY(put_scaling(g, w, err));
-    pd_json_object_end(w);
-    return PD_OK;
-}
-
 /* ---- the whole ---- */
 
 static pd_status gguf_read_all(struct gguf *g, struct pd_error *err)
@@ -629,7 +342,7 @@ static pd_status gguf_read_all(struct gguf *g, struct pd_error *err)
     for (uint64_t i = 0; i < pairs; i++)
         PD_TRY(take_pair(g, err));
     PD_TRY(pd_json_writer_finish(&g->tokenizer, &text, &bytes, err));
-    const struct pair *alignment = find_whole(g, "general.alignment");
+    const struct pair *alignment = gguf_find_whole(g, "general.alignment");
     g->alignment = PD_GGUF_ALIGNMENT;
     if (alignment) {
         const double a = alignment->number;
@@ -697,7 +410,7 @@ static pd_status read_parts(struct pd_vfs *vfs, const char *path, struct gguf *g
     snprintf(name, sizeof name, "%s", path);
     if (count) snprintf(name, sizeof name, "%.*s-00001-of-%05u.gguf", (int)bytes, path, count);
     PD_TRY(read_file(vfs, name, g, err));
-    const struct pair *parts = find_whole(g, "split.count");
+    const struct pair *parts = gguf_find_whole(g, "split.count");
     if (!count && gguf_number_of(parts, 0) > 1)
         PD_FAIL(err, PD_INVALID,
                 "%s is one of %g parts (split.count), which are found by names that end as llama.cpp writes them: "
@@ -710,7 +423,7 @@ static pd_status read_parts(struct pd_vfs *vfs, const char *path, struct gguf *g
     g->path = path;
     struct pd_json_writer w;
     pd_json_writer_init(&w, 2);
-    return pd_catalog_add_json(g->catalog, "config.json", &w, put_config(g, &w, err), err);
+    return pd_catalog_add_json(g->catalog, "config.json", &w, gguf_put_config(g, &w, err), err);
 }
 
 static pd_status gguf_read_checkpoint(struct pd_vfs *vfs, const char *path, struct pd_catalog *catalog, struct pd_error *err)

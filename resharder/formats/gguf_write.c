@@ -49,7 +49,8 @@ double pd_gguf_rope_factor(const struct pd_gguf_rope *r, uint64_t i, uint64_t co
 
 enum pd_element pd_gguf_element(const struct pd_foreign_tensor *t, enum pd_element wanted)
 {
-    if (t->ndim < 2 || strcmp(t->name, "position_embd.weight") == 0) return PD_ELEMENT_F32;
+    if (t->ndim < 2 || strcmp(t->name, "position_embd.weight") == 0 || strstr(t->name, ".ffn_gate_inp."))
+        return PD_ELEMENT_F32;
     return t->shape[t->ndim - 1] % pd_elements[wanted].block_elements ? PD_ELEMENT_F16 : wanted;
 }
 
@@ -111,7 +112,7 @@ static uint32_t file_type(const struct pd_catalog *wanted)
     static const struct pd_gguf_element types[] = {{1, PD_ELEMENT_F16}, {7, PD_ELEMENT_Q8_0}, {32, PD_ELEMENT_BF16}};
     for (uint32_t t = 0; t < wanted->tensor_count; t++)
         for (size_t i = 0; i < sizeof types / sizeof types[0]; i++)
-            if (wanted->tensors[t].ndim == 2 && wanted->tensors[t].element == types[i].element) return types[i].type;
+            if (wanted->tensors[t].ndim >= 2 && wanted->tensors[t].element == types[i].element) return types[i].type;
     return 0;
 }
 
@@ -147,6 +148,31 @@ static void put_scaling(struct head *h, const char *before)
     }
 }
 
+/* As llama.cpp's converter: it writes these for routers of sigmoids; what others compute follows from the architecture. */
+static void put_router(struct head *h, const char *before)
+{
+    bool is_normed = h->class->renormalises;
+    (void)pd_json_is_bool(pd_json_member(h->config, "norm_topk_prob"), &is_normed);
+    if (h->family->router != PD_ROUTER_SIGMOID) return;
+    begin_pair(h, before, "expert_gating_func", PD_GGUF_U32);
+    put_u32(h, 2);
+    begin_pair(h, before, "expert_weights_scale", PD_GGUF_F32);
+    put_number(h, PD_GGUF_F32, pd_json_number_or(h->config, "routed_scaling_factor", 1));
+    begin_pair(h, before, "expert_weights_norm", PD_GGUF_BOOL);
+    gguf_write_put(h, &(unsigned char){is_normed}, 1);
+}
+
+/* llama.cpp computes some architectures in one way only. */
+static pd_status check_router(const struct head *h, struct pd_error *err)
+{
+    bool is_normed = h->class->renormalises;
+    (void)pd_json_is_bool(pd_json_member(h->config, "norm_topk_prob"), &is_normed);
+    if (!h->class->gguf_renormalises || is_normed == (h->class->gguf_renormalises > 0)) return PD_OK;
+    PD_FAIL(err, PD_UNSUPPORTED,
+            "config.json: norm_topk_prob is %s, and llama.cpp computes models of architecture %s as if it were %s",
+            is_normed ? "true" : "false", h->class->gguf, is_normed ? "false" : "true");
+}
+
 static void put_config(struct head *h)
 {
     char before[64];
@@ -166,12 +192,13 @@ static void put_config(struct head *h)
     }
     const double head = pd_json_number_or(h->config, h->family->keys[PD_NUMBER_HEAD_SIZE].config, 0);
     static const char *const like_head[] = {"attention.value_length", "rope.dimension_count"};
-    for (size_t i = 0; head > 0 && i < sizeof like_head / sizeof like_head[0]; i++) {
+    for (int i = 0; head > 0 && i < 2; i++) {
         begin_pair(h, before, like_head[i], PD_GGUF_U32);
-        put_number(h, PD_GGUF_U32, head);
+        put_number(h, PD_GGUF_U32, i ? head * pd_json_number_or(h->config, "partial_rotary_factor", 1) : head);
     }
     begin_pair(h, before, "vocab_size", PD_GGUF_U32);
     put_number(h, PD_GGUF_U32, pd_json_number_or(h->config, h->family->keys[PD_NUMBER_VOCAB].config, 0));
+    if (h->family->router) put_router(h, before);
     put_scaling(h, before);
 }
 
@@ -328,6 +355,7 @@ static pd_status make_head(struct writer *w, struct head *h, struct pd_error *er
     h->out = open_memstream(&w->head, &w->head_bytes);
     if (!h->out) PD_FAIL(err, PD_NO_MEMORY, "no memory for the head of a GGUF file");
     pd_status st = find_class(h, err);
+    if (!st) st = check_router(h, err);
     if (!st) st = put_head(h, err);
     const bool failed = ferror(h->out);
     if ((fclose(h->out) || failed) && !st) PD_FAIL(err, PD_NO_MEMORY, "no memory for the head of a GGUF file");

@@ -77,8 +77,9 @@ static bool is_class(const struct pd_pickle_node *args, const struct pd_family *
            says(args, "normalization", f->norm == PD_NORM_RMS ? "RMSNorm" : "LayerNorm") &&
            is_on(args, "swiglu") == (f->activation == PD_ACTIVATION_SWIGLU) &&
            is_on(args, "add_bias_linear") == f->has_linear_biases &&
-           is_on(args, "qk_layernorm") == (f->qk_norm == PD_QK_NORM_HEADS) &&
-           (f->has_linear_biases || is_on(args, "add_qkv_bias") == class->qkv_bias);
+           (f->qk_norm == PD_QK_NORM_OPTIONAL || is_on(args, "qk_layernorm") == (f->qk_norm == PD_QK_NORM_HEADS)) &&
+           pd_megatron_is_router(args, f) &&
+           (class->has_qkv_bias_key || f->has_linear_biases || is_on(args, "add_qkv_bias") == class->qkv_bias);
 }
 
 static void write_rope(struct pd_json_writer *w, const struct pd_pickle_node *args)
@@ -94,7 +95,8 @@ static void write_rope(struct pd_json_writer *w, const struct pd_pickle_node *ar
 
 /* Arguments that change the model beyond what a config.json here can express go into it under their own names, so that
  * code that reads a model from it rejects them. */
-static void write_refused(struct pd_json_writer *w, const struct pd_pickle_node *args)
+static void write_refused(struct pd_json_writer *w, const struct pd_pickle_node *args, const struct pd_family *family,
+                          const struct pd_model_class *class)
 {
     static const struct {
         const char *name;
@@ -112,7 +114,9 @@ static void write_refused(struct pd_json_writer *w, const struct pd_pickle_node 
             number = node->boolean;
         else
             (void)pd_pickle_is_number(node, &number);
-        if (number == keys[i].neutral) continue;
+        const bool is_router = family->router && strcmp(keys[i].name, "num_experts") == 0;
+        const bool is_partial = class->rotated_part > 0 && strcmp(keys[i].name, "rotary_percent") == 0;
+        if (number == keys[i].neutral || is_router || is_partial) continue;
         snprintf(key, sizeof key, "megatron.%s", keys[i].name);
         if (isnan(number))
             pd_json_string(w, key, "set");
@@ -145,7 +149,9 @@ static pd_status add_config(const struct pd_torch_archive *common, struct pd_cat
     for (int i = 0; i < PD_NUMBER_EPSILON; i++) {
         const bool has_groups = i != PD_NUMBER_KV_HEADS || is_on(args, "group_query_attention");
         const char *argument = f->keys[has_groups ? i : PD_NUMBER_HEADS].megatron;
-        if (!f->keys[i].config) continue;
+        const bool is_router =
+            f->router && (i == PD_NUMBER_EXPERT_FFN || (i == PD_NUMBER_FFN && !f->keys[PD_NUMBER_EXPERT_FFN].config));
+        if (!f->keys[i].config || is_router) continue;
         if (pd_pickle_is_u64(pd_pickle_field(args, argument), &number) ||
             (i == PD_NUMBER_VOCAB && pd_pickle_is_u64(pd_pickle_field(args, "padded_vocab_size"), &number)))
             pd_json_u64(&w, f->keys[i].config, number);
@@ -154,7 +160,8 @@ static pd_status add_config(const struct pd_torch_archive *common, struct pd_cat
     pd_json_double(&w, f->keys[PD_NUMBER_EPSILON].config, epsilon);
     pd_json_bool(&w, "tie_word_embeddings", !is_on(args, "untie_embeddings_and_output_weights"));
     if (f->positions == PD_POSITIONS_ROPE) write_rope(&w, args);
-    write_refused(&w, args);
+    if (f->router) pd_megatron_read_router(&w, args, f, c);
+    write_refused(&w, args, f, c);
     pd_json_object_end(&w);
     return pd_catalog_add_json(catalog, "config.json", &w, PD_OK, err);
 }

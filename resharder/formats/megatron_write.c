@@ -35,33 +35,102 @@ struct writer {
 
 /* ---- the plan ---- */
 
-/* For the whole model, then for every layer: the version and Transformer Engine decide whether a module has one. */
+/* For the whole model, for every layer, for the MLP of a dense layer, of shared experts, and of each expert: the version and
+ * Transformer Engine decide whether a module has one. */
 static const char *const modules[] = {"output_layer", "decoder.final_layernorm"};
-static const char *const layer_modules[] = {"self_attention.linear_qkv",
-                                            "self_attention.linear_proj",
-                                            "self_attention.core_attention",
-                                            "self_attention.q_layernorm",
-                                            "self_attention.k_layernorm",
-                                            "mlp.linear_fc1",
-                                            "mlp.linear_fc2"};
-enum { MODULES = sizeof modules / sizeof *modules, LAYER_MODULES = sizeof layer_modules / sizeof *layer_modules };
+static const char *const layer_modules[] = {"self_attention.linear_qkv", "self_attention.linear_proj",
+                                            "self_attention.core_attention", "self_attention.q_layernorm",
+                                            "self_attention.k_layernorm"};
+static const char *const mlp_modules[] = {"mlp.linear_fc1", "mlp.linear_fc2"};
+static const char *const shared_modules[] = {"mlp.shared_experts.linear_fc1", "mlp.shared_experts.linear_fc2"};
+static const char *const expert_modules[] = {"mlp.experts.experts.linear_fc1", "mlp.experts.experts.linear_fc2"};
+enum { MODULES = 2, LAYER_MODULES = 5, MLP_MODULES = 2 };
+
+static const char before_layer[] = "decoder.layers.";
+
+/* Layers of the model, and whether they have numbers in names or lie on a leading axis. */
+static uint64_t count_layers(const struct pd_catalog *wanted, bool *ret_numbered)
+{
+    uint64_t layers = 0;
+    *ret_numbered = false;
+    for (uint32_t t = 0; t < wanted->tensor_count; t++) {
+        const char *name = wanted->tensors[t].name, *number = name + sizeof before_layer - 1;
+        if (strncmp(name, before_layer, sizeof before_layer - 1) != 0) continue;
+        const bool is_numbered = *number >= '0' && *number <= '9';
+        const uint64_t count = is_numbered ? strtoull(number, NULL, 10) + 1 : wanted->tensors[t].shape[0];
+        *ret_numbered |= is_numbered;
+        if (count > layers) layers = count;
+    }
+    return layers;
+}
+
+/* Experts of a layer: 0 if it is dense. */
+static uint64_t experts_of(const struct pd_catalog *wanted, bool is_numbered, uint64_t layer)
+{
+    char name[96], number[24] = "";
+    if (is_numbered) snprintf(number, sizeof number, "%" PRIu64 ".", layer);
+    snprintf(name, sizeof name, "%s%smlp.experts.experts.linear_fc2.weight", before_layer, number);
+    for (uint32_t t = 0; t < wanted->tensor_count; t++)
+        if (strcmp(wanted->tensors[t].name, name) == 0) return wanted->tensors[t].shape[is_numbered ? 0 : 1];
+    return 0;
+}
+
+/* A layer being named. */
+struct layer {
+    struct writer *w;
+    bool is_numbered;
+    uint64_t number, layers, experts;
+};
+
+static pd_status add_object(const struct layer *l, const char *module, uint64_t expert, struct pd_error *err)
+{
+    char number[24] = "", at[48] = "0", of[48] = "1";
+    const bool is_of_expert = expert < l->experts;
+    if (l->is_numbered) {
+        snprintf(number, sizeof number, "%" PRIu64 ".", l->number);
+        if (is_of_expert) snprintf(at, sizeof at, "%" PRIu64, expert);
+        if (is_of_expert) snprintf(of, sizeof of, "%" PRIu64, l->experts);
+    } else {
+        const int used = snprintf(at, sizeof at, "%" PRIu64, l->number),
+                  used_of = snprintf(of, sizeof of, "%" PRIu64, l->layers);
+        if (is_of_expert) snprintf(at + used, sizeof at - (size_t)used, ".%" PRIu64, expert);
+        if (is_of_expert) snprintf(of + used_of, sizeof of - (size_t)used_of, ".%" PRIu64, l->experts);
+    }
+    if (asprintf(&l->w->objects[l->w->object_count], "%s%s%s._extra_state/shard_%s_%s", before_layer, number, module, at,
+                 of) < 0)
+        PD_FAIL(err, PD_NO_MEMORY, "no memory for names of modules");
+    l->w->object_count++;
+    return PD_OK;
+}
+
+static pd_status name_layer(const struct layer *l, struct pd_error *err)
+{
+    for (int m = 0; m < LAYER_MODULES; m++)
+        PD_TRY(add_object(l, layer_modules[m], UINT64_MAX, err));
+    for (int m = 0; m < MLP_MODULES; m++)
+        PD_TRY(add_object(l, l->experts ? shared_modules[m] : mlp_modules[m], UINT64_MAX, err));
+    for (uint64_t e = 0; e < l->experts; e++)
+        for (int m = 0; m < MLP_MODULES; m++)
+            PD_TRY(add_object(l, expert_modules[m], e, err));
+    return PD_OK;
+}
 
 static pd_status name_objects(struct writer *w, struct pd_error *err)
 {
-    uint64_t layers = 0;
-    for (uint32_t t = 0; t < w->plan->wanted->tensor_count; t++)
-        if (strncmp(w->plan->wanted->tensors[t].name, "decoder.layers.", 15) == 0)
-            layers = w->plan->wanted->tensors[t].shape[0];
-    w->objects = calloc(MODULES + layers * LAYER_MODULES, sizeof *w->objects);
-    if (!w->objects) PD_FAIL(err, PD_NO_MEMORY, "no memory for names of %" PRIu64 " layers", layers);
+    struct layer l = {.w = w};
+    uint64_t most = 0;
+    l.layers = count_layers(w->plan->wanted, &l.is_numbered);
+    for (uint64_t n = 0; n < l.layers; n++)
+        most += LAYER_MODULES + MLP_MODULES * (1 + experts_of(w->plan->wanted, l.is_numbered, n));
+    w->objects = calloc(MODULES + most, sizeof *w->objects);
+    if (!w->objects) PD_FAIL(err, PD_NO_MEMORY, "no memory for names of %" PRIu64 " layers", l.layers);
     for (int m = 0; m < MODULES; m++)
         if (asprintf(&w->objects[w->object_count++], "%s._extra_state/shard_0_1", modules[m]) < 0)
             PD_FAIL(err, PD_NO_MEMORY, "no memory for names of modules");
-    for (uint64_t l = 0; l < layers; l++)
-        for (int m = 0; m < LAYER_MODULES; m++)
-            if (asprintf(&w->objects[w->object_count++], "decoder.layers.%s._extra_state/shard_%" PRIu64 "_%" PRIu64,
-                         layer_modules[m], l, layers) < 0)
-                PD_FAIL(err, PD_NO_MEMORY, "no memory for names of modules");
+    for (l.number = 0; l.number < l.layers; l.number++) {
+        l.experts = experts_of(w->plan->wanted, l.is_numbered, l.number);
+        PD_TRY(name_layer(&l, err));
+    }
     return PD_OK;
 }
 
@@ -94,7 +163,7 @@ static void put_rope(struct pd_pickle_writer *p, const struct pd_json_value *con
     const struct pd_json_value *scaling = pd_json_member(config, "rope_scaling");
     const char *name = pd_json_member_text(scaling, "rope_type");
     pd_pickle_put_double(p, "rotary_base", pd_json_number_or(config, "rope_theta", 10000));
-    pd_pickle_put_double(p, "rotary_percent", 1);
+    pd_pickle_put_double(p, "rotary_percent", pd_json_number_or(config, "partial_rotary_factor", 1));
     if (!name) return;
     const bool is_llama3 = strcmp(name, "llama3") == 0;
     pd_pickle_put_bool(p, "use_rope_scaling", is_llama3);
@@ -113,21 +182,25 @@ static void put_model(struct pd_pickle_writer *p, const struct pd_json_value *co
     if (!class) return;
     for (int i = 0; i < PD_NUMBER_EPSILON; i++) {
         const uint64_t number = (uint64_t)pd_json_number_or(config, f->keys[i].config, 0);
-        if (number) pd_pickle_put_u64(p, f->keys[i].megatron, number);
+        if (number && f->keys[i].megatron) pd_pickle_put_u64(p, f->keys[i].megatron, number);
     }
     pd_pickle_put_u64(p, "padded_vocab_size", (uint64_t)pd_json_number_or(config, f->keys[PD_NUMBER_VOCAB].config, 0));
     pd_pickle_put_u64(p, "seq_length", (uint64_t)pd_json_number_or(config, f->keys[PD_NUMBER_CONTEXT].config, 0));
     pd_pickle_put_bool(p, "group_query_attention", !f->heads_make_hidden);
     pd_pickle_put_bool(p, "swiglu", f->activation == PD_ACTIVATION_SWIGLU);
     pd_pickle_put_bool(p, "add_bias_linear", f->has_linear_biases);
-    pd_pickle_put_bool(p, "add_qkv_bias", class->qkv_bias && !f->has_linear_biases);
-    pd_pickle_put_bool(p, "qk_layernorm", f->qk_norm == PD_QK_NORM_HEADS);
+    bool has_bias = class->qkv_bias && !f->has_linear_biases, has_norms = f->qk_norm == PD_QK_NORM_HEADS;
+    if (class->has_qkv_bias_key) (void)pd_json_is_bool(pd_json_member(config, "attention_bias"), &has_bias);
+    if (f->qk_norm == PD_QK_NORM_OPTIONAL) (void)pd_json_is_bool(pd_json_member(config, "use_qk_norm"), &has_norms);
+    pd_pickle_put_bool(p, "add_qkv_bias", has_bias);
+    pd_pickle_put_bool(p, "qk_layernorm", has_norms);
     pd_pickle_put_text(p, "normalization", f->norm == PD_NORM_RMS ? "RMSNorm" : "LayerNorm");
     pd_pickle_put_text(p, "position_embedding_type", f->positions == PD_POSITIONS_ROPE ? "rope" : "learned_absolute");
     pd_pickle_put_double(p, "norm_epsilon", pd_json_number_or(config, f->keys[PD_NUMBER_EPSILON].config, 1e-5));
     (void)pd_json_is_bool(pd_json_member(config, "tie_word_embeddings"), &is_tied);
     pd_pickle_put_bool(p, "untie_embeddings_and_output_weights", !is_tied);
     if (f->positions == PD_POSITIONS_ROPE) put_rope(p, config);
+    if (f->router) pd_megatron_put_router(p, config, f, class);
 }
 
 static pd_status put_arguments(struct pd_pickle_writer *p, const struct pd_catalog *wanted, struct pd_error *err)

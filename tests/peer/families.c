@@ -122,7 +122,7 @@ static void write_weights(const struct pd_model *model, uint64_t seed, const cha
     struct pd_links links;
     uint64_t elements;
     pd_catalog_init(&c, "families");
-    MUST(pd_model_foreign(model, "hugging_face", PD_ELEMENT_F32, false, &c, &err));
+    MUST(pd_model_foreign(model, "hugging_face", PD_ELEMENT_F32, PD_EXPERTS_USUAL, false, &c, &err));
     add_pieces(&c);
     MUST(pd_model_links(model, "hugging_face", &c, false, &links, &err));
     uint64_t *places = places_of(&c, &elements);

@@ -342,7 +342,7 @@ static pd_status run_import(int argc, char **argv, struct pd_error *err)
     size_t bytes = sizeof doc;
     size_t used = (size_t)snprintf(doc, bytes, IMPORT_DOC "\vFormats:\n");
     for (const struct pd_format *const *f = pd_formats; *f; f++) {
-        if (*f == &pd_format_perdure) continue;
+        if (*f == &pd_format_perdure || (*f)->is_form) continue;
         used += (size_t)snprintf(doc + used, bytes - used, "  %-12s %s\n", (*f)->name, (*f)->about);
         PD_CHECK(used < bytes);
     }
@@ -354,9 +354,13 @@ static pd_status run_export(int argc, char **argv, struct pd_error *err)
     struct pd_ckpt_options o = {.step = UINT64_MAX};
     struct pd_option options[] = {
         STEP_ROW("this step instead of the newest"),
-        PD_OPTION("format", "NAME", "safetensors, dcp, megatron, universal, gguf or llmc", PD_OPTION_TEXT, &o.format),
+        PD_OPTION("format", "NAME", "safetensors, dcp, torchtitan, megatron, universal, gguf or llmc", PD_OPTION_TEXT,
+                  &o.format),
         PD_OPTION("dtype", "fp32|bf16|fp16", "type of parameters (default: fp32); gguf also takes q8_0", PD_OPTION_TEXT,
                   &o.dtype),
+        PD_OPTION("experts", "FORM",
+                  "separate: one tensor an expert (default); fused: all of a block in two, as transformers 5",
+                  PD_OPTION_TEXT, &o.experts),
         PD_OPTION("only", "TEXT", "only tensors whose name contains TEXT", PD_OPTION_TEXT, &o.only),
         PD_OPTION("prefix", "TEXT", "if SRC holds several models, take the one whose tensor names begin with TEXT",
                   PD_OPTION_TEXT, &o.prefix),

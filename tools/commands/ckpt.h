@@ -16,6 +16,7 @@ struct pd_ckpt_options {
     const char *compression; /* "none", "zstd:3", or NULL: as in the source */
     bool config, json, quiet;
     const char *format, *dtype, *only, *config_file, *prefix; /* for import and export, or NULL */
+    const char *experts;                                      /* "separate", "fused", or NULL */
     bool dry_run, fresh_optimizer;
     uint32_t keep_last;
     uint64_t keep_every, memory, bandwidth;

@@ -51,9 +51,29 @@ void pd_ckpt_json_layout(struct pd_json_writer *w, const struct pd_layout *l)
     pd_json_object_end(w);
 }
 
-static pd_status rewrite_print(const struct pd_ckpt_rewrite *w, const char *format, const struct pd_layout *l, bool is_json,
-                               struct pd_error *err)
+/* Both sides of an import or export; what is missing has been refused. */
+static void print_experts(const struct pd_expert_count *n)
 {
+    if (!n) return;
+    printf("experts: %s, %s in; %s, %s out; the same %s elements\n", pd_counted(n->in.tensors, "tensor").text,
+           pd_text_bytes(n->in.bytes).text, pd_counted(n->out.tensors, "tensor").text, pd_text_bytes(n->out.bytes).text,
+           pd_text_count(n->in.elements).text);
+}
+
+static void json_experts(struct pd_json_writer *w, const struct pd_expert_count *n)
+{
+    if (!n) return;
+    pd_json_object_begin(w, "experts");
+    PD_JSON_U64S(w, {"tensors_in", n->in.tensors}, {"bytes_in", n->in.bytes}, {"elements_in", n->in.elements},
+                 {"tensors_out", n->out.tensors}, {"bytes_out", n->out.bytes}, {"elements_out", n->out.elements});
+    pd_json_object_end(w);
+}
+
+static pd_status rewrite_print(const struct pd_rewritten *result, bool is_json, struct pd_error *err)
+{
+    const struct pd_ckpt_rewrite *w = result->rewrite;
+    const struct pd_layout *l = result->layout;
+    const char *format = result->format;
     const struct pd_import_report *n = &w->report;
     const struct pd_store_entry *entry = pd_ckpt_target_written(&w->target);
     char path[4096], packed[16] = "none";
@@ -66,6 +86,7 @@ static pd_status rewrite_print(const struct pd_ckpt_rewrite *w, const char *form
         printf("%s: step %" PRIu64 "%s%s, under dp %u, tp %u, pp %u, sp %u, %s in %s, compression %s, %.1f s\n", path,
                entry->step, is_ours ? "" : " from ", is_ours ? "" : format, l->dp, l->tp, l->pp, l->sp,
                pd_text_bytes(entry->bytes).text, pd_counted(n->shards, "shard").text, packed, w->seconds);
+        print_experts(result->experts);
         if (n->zeroed) printf("%s of moments begin at zero\n", pd_counted(n->zeroed, "array").text);
         if (!n->has_index)
             fprintf(stderr, "without index.h5 (a view for people), which would take too much memory for so many boxes; a "
@@ -80,6 +101,7 @@ static pd_status rewrite_print(const struct pd_ckpt_rewrite *w, const char *form
                  {"peak_rss_bytes", (uint64_t)usage.ru_maxrss * 1024});
     pd_json_double(&json, "seconds", w->seconds);
     pd_json_bool(&json, "index", n->has_index);
+    json_experts(&json, result->experts);
     pd_ckpt_json_layout(&json, l);
     return pd_output_json(&json, err);
 }
@@ -88,7 +110,7 @@ static pd_status rewrite_print(const struct pd_ckpt_rewrite *w, const char *form
 static pd_status print_rewritten(void *context, const struct pd_rewritten *r, struct pd_error *err)
 {
     const struct pd_ckpt_options *options = ((struct converting *)context)->options;
-    PD_TRY(rewrite_print(r->rewrite, r->format, r->layout, options->json, err));
+    PD_TRY(rewrite_print(r, options->json, err));
     if (r->stored && !options->json)
         printf("weights are %s; train, sample and eval compute in %s (numerics.precision, --precision)\n", r->stored,
                r->computed);
@@ -103,6 +125,7 @@ static pd_status print_exported(void *context, const struct pd_exported *x, stru
     if (!options->json) {
         printf("%s: %s, %s in %s, %s, %.1f s\n", x->path, x->format, pd_counted(x->report->tensors, "tensor").text,
                pd_counted(x->report->files, "file").text, pd_text_bytes(x->report->bytes_written).text, x->seconds);
+        print_experts(x->experts);
         return PD_OK;
     }
     (void)getrusage(RUSAGE_SELF, &usage);
@@ -112,6 +135,7 @@ static pd_status print_exported(void *context, const struct pd_exported *x, stru
                  {"bytes_read", x->report->bytes_read}, {"bytes_written", x->report->bytes_written},
                  {"bytes_read_back", x->report->bytes_read_back}, {"peak_rss_bytes", (uint64_t)usage.ru_maxrss * 1024});
     pd_json_double(&w, "seconds", x->seconds);
+    json_experts(&w, x->experts);
     return pd_output_json(&w, err);
 }
 
@@ -134,6 +158,7 @@ static pd_status convert_run(const struct pd_ckpt_options *o, conversion *body, 
                                        .dtype = o->dtype,
                                        .only = o->only,
                                        .config_file = o->config_file,
+                                       .experts = o->experts,
                                        .prefix = o->prefix,
                                        .dry_run = o->dry_run,
                                        .fresh_optimizer = o->fresh_optimizer};

@@ -5,6 +5,7 @@
 #include "ckpt/base/stop.h"
 #include "resharder/convert/export.h"
 #include "resharder/convert/import.h"
+#include "tools/library/experts.h"
 #include "tools/library/foreign.h"
 
 struct pd_convert {
@@ -13,6 +14,7 @@ struct pd_convert {
     const char *layout;                                       /* "dp=4,tp=2"; NULL: one rank, of an import */
     const char *compression;                                  /* "none", "zstd:3", or NULL: as in the source */
     const char *format, *dtype, *only, *config_file, *prefix; /* for import and export, or NULL */
+    const char *experts;                                      /* for export: "separate", "fused", or NULL */
     bool dry_run, fresh_optimizer;
 };
 
@@ -28,11 +30,13 @@ struct pd_rewritten {
     const char *format;                    /* of the source */
     const struct pd_layout *layout;
     const char *stored, *computed; /* types of an import's weights: in the source, and of numerics.precision; or NULL */
+    const struct pd_expert_count *experts; /* of an import; NULL: there are none */
 };
 struct pd_exported {
     const char *path, *format;
     uint64_t step;
     const struct pd_export_report *report;
+    const struct pd_expert_count *experts; /* NULL: there are none */
     double seconds;
 };
 /* For --dry-run. */

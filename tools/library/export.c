@@ -29,6 +29,7 @@ static const struct {
 } dialects[] = {{"gguf", "gguf", pd_gguf_element},
                 {"llmc", "llmc", as_asked},
                 {"megatron", "megatron", as_asked},
+                {"torchtitan", "torchtitan", as_asked},
                 {NULL, "hugging_face", as_asked}};
 
 struct export
@@ -40,6 +41,7 @@ struct export
     enum pd_element (*element_of)(const struct pd_foreign_tensor *tensor, enum pd_element wanted);
     enum pd_dtype dtype;
     enum pd_element element;
+    enum pd_expert_form experts;
     struct pd_ckpt_foreign source;
     bool is_foreign, has_moments; /* of the source */
     bool is_fresh;                /* missing moments begin at zero */
@@ -50,6 +52,7 @@ struct export
     struct pd_catalog wanted;     /* the requested part of it */
     struct pd_links links;
     struct pd_export_report report;
+    struct pd_expert_count count;
     double seconds;
 };
 
@@ -90,6 +93,18 @@ static pd_status choose_format(struct export *x, struct pd_error *err)
         }
     PD_FAIL(err, PD_USAGE, "--dtype=%s: expected fp32, bf16%s fp16%s", dtype, is_gguf ? "," : " or",
             is_gguf ? " or q8_0" : "");
+}
+
+static pd_status choose_experts(struct export *x, struct pd_error *err)
+{
+    const char *form = x->options->experts;
+    const bool is_fused = form && strcmp(form, "fused") == 0;
+    if (!form) return PD_OK;
+    if (!is_fused && strcmp(form, "separate") != 0) PD_FAIL(err, PD_USAGE, "--experts=%s: expected separate or fused", form);
+    if (strcmp(x->dialect, "hugging_face") != 0)
+        PD_FAIL(err, PD_USAGE, "--experts=%s: %s has one form of experts; leave it out", form, x->format->name);
+    x->experts = is_fused ? PD_EXPERTS_FUSED : PD_EXPERTS_USUAL;
+    return PD_OK;
 }
 
 static pd_status read_config(struct export *x, struct pd_error *err)
@@ -133,7 +148,7 @@ static pd_status open_source(struct export *x, struct pd_error *err)
 static pd_status link_whole(struct export *x, struct pd_error *err)
 {
     pd_catalog_init(&x->whole, x->format->name);
-    PD_TRY(pd_model_foreign(x->model, x->dialect, PD_ELEMENT_F32, x->format->holds_moments, &x->whole, err));
+    PD_TRY(pd_model_foreign(x->model, x->dialect, PD_ELEMENT_F32, x->experts, x->format->holds_moments, &x->whole, err));
     PD_TRY(pd_catalog_add_file(&x->whole, "all", UINT64_MAX, NULL, err));
     for (uint32_t t = 0; t < x->whole.tensor_count; t++) {
         if (x->whole.tensors[t].kind == PD_PARAM)
@@ -310,6 +325,15 @@ static pd_status want(struct export *x, struct pd_error *err)
 
 /* ---- the work ---- */
 
+/* The files have been read back: they hold what was wanted. Without --only that is all of the source's experts. */
+static pd_status count_experts(struct export *x, struct pd_error *err)
+{
+    const struct pd_links *from = x->is_foreign ? &x->source_links : NULL;
+    PD_TRY(pd_expert_count_catalog(x->model, from, &x->source.catalog, &x->count.in, err));
+    PD_TRY(pd_expert_count_catalog(x->model, &x->links, &x->wanted, &x->count.out, err));
+    return x->options->only ? PD_OK : pd_expert_count_compare(&x->count, x->source.path, err);
+}
+
 static pd_status ckpt_export_work(struct export *x, struct pd_error *err)
 {
     const uint64_t start_ns = pd_clock_monotonic_ns(NULL);
@@ -333,6 +357,7 @@ static pd_status ckpt_export_work(struct export *x, struct pd_error *err)
     if (w->begin) w->begin(w->context);
     st = pd_export_run(export, &request, &x->report, err);
     if (w->end) w->end(w->context);
+    if (!st) st = count_experts(x, err);
     st = pd_export_end(export, st, err);
     x->seconds = pd_clock_seconds_since(start_ns);
     pd_arena_free(arena);
@@ -343,6 +368,7 @@ pd_status pd_convert_export(const struct pd_convert *options, const struct pd_co
 {
     struct export x = {.options = options, .watch = watch};
     PD_TRY(choose_format(&x, err));
+    PD_TRY(choose_experts(&x, err));
     pd_status st = open_source(&x, err);
     if (!st) st = link_whole(&x, err);
     if (!st) st = want(&x, err);
@@ -358,6 +384,7 @@ pd_status pd_convert_export(const struct pd_convert *options, const struct pd_co
                                        .format = x.format ? x.format->name : NULL,
                                        .step = x.source.catalog.counters.step,
                                        .report = &x.report,
+                                       .experts = x.model && x.model->config.experts && !options->only ? &x.count : NULL,
                                        .seconds = x.seconds};
     if (!st && !options->dry_run && watch->exported) st = watch->exported(watch->context, &result, err);
     pd_links_deinit(&x.links);

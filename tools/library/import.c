@@ -27,6 +27,7 @@ struct import {
     struct pd_laid_out laid_out;
     struct pd_run_state state;
     struct pd_ckpt_rewrite rewrite;
+    struct pd_expert_count experts;
 };
 
 /* ---- the result ---- */
@@ -173,15 +174,25 @@ static pd_status write_texts(struct import *m, struct pd_error *err)
     return pd_formats_write_texts(m->rewrite.target.place.vfs, m->rewrite.target.place.root, &m->source.catalog, err);
 }
 
+static pd_status count_experts(struct import *m, struct pd_error *err)
+{
+    const struct pd_import_report *n = &m->rewrite.report;
+    m->experts.out = (struct pd_expert_side){n->expert_tensors, n->expert_bytes, n->expert_elements};
+    PD_TRY(pd_expert_count_catalog(m->model, &m->links, &m->source.catalog, &m->experts.in, err));
+    return pd_expert_count_compare(&m->experts, m->source.path, err);
+}
+
 static pd_status convert(struct import *m, struct pd_error *err)
 {
     PD_TRY(open_target(m, err));
     PD_TRY(pd_ckpt_rewrite(&m->rewrite, request_of(m), m->watch, err));
+    PD_TRY(count_experts(m, err));
     PD_TRY(write_texts(m, err));
     const struct pd_rewritten result = {.rewrite = &m->rewrite,
                                         .format = m->source.format->name,
                                         .layout = &m->laid_out.layout,
                                         .stored = stored_type(m),
+                                        .experts = m->model->config.experts ? &m->experts : NULL,
                                         .computed = pd_dtype_name(m->config.numerics.precision)};
     return m->watch->rewritten ? m->watch->rewritten(m->watch->context, &result, err) : PD_OK;
 }

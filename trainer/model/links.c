@@ -2,11 +2,13 @@
  * in a catalog; an export builds a catalog from them. */
 #include "trainer/model/links.h"
 
+#include "ckpt/base/checked.h"
 #include "ckpt/base/words.h"
 #include "trainer/model/hugging_face.h"
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 const char *const pd_model_dialects[] = {"hugging_face", "torchtitan", "megatron", "gguf", "llmc", NULL};
@@ -19,6 +21,7 @@ struct place {
     uint32_t ndim;
     uint64_t shape[PD_FOREIGN_DIMS_MAX];
     bool may_be_longer;
+    bool has_all; /* a tensor of all experts of a block */
     struct pd_view view;
 };
 
@@ -43,7 +46,7 @@ static uint64_t foreign_rows(const struct search *s, unsigned how, uint64_t *ret
     if (how & PD_BY_KV_HEAD) *ret_first = is_q ? 0 : (group + (is_k ? 0 : 1)) * head;
     if (how & (PD_THIRDS | PD_BY_KV_HEAD)) return (c->heads + 2ull * c->kv_heads) * head;
     const uint32_t matrices = pd_families[c->family]->up_matrices;
-    if (how & PD_HALVES) *ret_first = matrices == 2 && s->role == PD_ROLE_UP ? rows : 0;
+    if (how & PD_HALVES) *ret_first = matrices == 2 && pd_role_is_up(s->role) ? rows : 0;
     return how & PD_HALVES ? matrices * rows : rows;
 }
 
@@ -74,50 +77,98 @@ static struct pd_view view_of(const struct search *s, unsigned how, uint64_t for
     return view;
 }
 
-/* The pattern with or without its number. */
+/* Appends to a name of PD_FOREIGN_NAME_MAX; cuts what does not fit. */
+static void name_put(char *name, const char *text, size_t bytes)
+{
+    const size_t used = strlen(name), left = PD_FOREIGN_NAME_MAX - 1 - used;
+    const size_t count = bytes < left ? bytes : left;
+    memcpy(name + used, text, count);
+    name[used + count] = '\0';
+}
+
+/* Fills a pattern in, with or without the layer's number. */
 static void name_of(const struct search *s, unsigned how, const char *pattern, bool is_stacked, char *ret)
 {
-    const char *prefix = s->prefix, *base = s->dialect->base, *end = "";
+    const char *prefix = s->prefix, *base = s->dialect->base;
     size_t length = strlen(prefix);
     const size_t known = strlen(base);
     if (how & PD_OUTSIDE && length >= known && strcmp(prefix + length - known, base) == 0) length -= known;
-    if (!pattern) pattern = s->tensor->name + (how & PD_OUTSIDE ? 0 : known);
-    const char *number = strstr(pattern, "%u"), *rest = number ? number + (is_stacked ? 3 : 2) : pattern;
-    char layer[16] = "";
-    if (number && !is_stacked) snprintf(layer, sizeof layer, "%u", s->tensor->unit - 1);
-    size_t of_rest = strlen(rest);
-    if (of_rest && rest[of_rest - 1] == '*') {
-        of_rest--;
-        end = s->dialect->ends[s->is_bias] ? s->dialect->ends[s->is_bias] : s->is_bias ? "bias" : "weight";
+    *ret = '\0';
+    name_put(ret, prefix, length);
+    if (!pattern) { /* ours, which may be one with a number */
+        pattern = s->tensor->name + (how & PD_OUTSIDE ? 0 : known);
+        name_put(ret, pattern, strlen(pattern));
+        return;
     }
-    snprintf(ret, PD_FOREIGN_NAME_MAX, "%.*s%.*s%s%.*s%s", (int)length, prefix, number ? (int)(number - pattern) : 0,
-             pattern, layer, (int)of_rest, rest, end);
+    const char *end = s->dialect->ends[s->is_bias] ? s->dialect->ends[s->is_bias] : s->is_bias ? "bias" : "weight";
+    while (*pattern) {
+        char number[16];
+        const size_t plain = strcspn(pattern, "%*");
+        name_put(ret, pattern, plain);
+        pattern += plain;
+        if (*pattern == '*') {
+            name_put(ret, end, strlen(end));
+            pattern++;
+        } else if (*pattern && pattern[1] == 'u' && is_stacked) {
+            pattern += 3; /* and the dot */
+        } else if (*pattern) {
+            const uint32_t value = pattern[1] == 'u' ? s->tensor->unit - 1 : s->tensor->expert - 1;
+            snprintf(number, sizeof number, "%" PRIu32, value);
+            name_put(ret, number, strlen(number));
+            pattern += 2;
+        }
+    }
 }
 
-enum variant { FIRST, OTHER, AS_FUSED, VARIANTS };
+/* Names of a tensor in a dialect, in the order in which an import tries them. */
+enum variant { FIRST, OTHER, AS_FUSED, LAST, VARIANTS };
 
-/* False: the dialect has no such name. */
-static bool links_place_of(const struct search *s, bool is_stacked, enum variant variant, struct place *ret)
+static const struct pd_source *source_of(const struct search *s)
 {
     /* If q's matrix has all three, K and V are in it. */
     const struct pd_source *sources = s->dialect->sources, *q = &sources[PD_ROLE_Q];
     const bool is_in_q = (s->role == PD_ROLE_K || s->role == PD_ROLE_V) && q->how & (PD_THIRDS | PD_BY_KV_HEAD);
-    const struct pd_source *source = is_in_q ? q : &sources[s->role];
-    const char *const patterns[VARIANTS] = {source->name, source->other, source->fused};
-    const char *pattern = patterns[variant];
+    if (s->role == PD_ROLE_ROUTER && s->is_bias) return &s->dialect->selection_bias;
+    return is_in_q ? q : &sources[s->role];
+}
+
+static enum variant swapped(const struct search *s, unsigned how, enum variant variant)
+{
+    const bool is_dense = how & PD_BY_MLP && !pd_model_has_experts(&s->model->config, s->tensor->unit - 1);
+    return !is_dense || variant > OTHER ? variant : variant == FIRST ? OTHER : FIRST;
+}
+
+/* Whether the dialect may have this model's layers on a leading axis: they are alike then. */
+static bool links_may_stack(const struct search *s)
+{
+    return s->dialect->is_stacked && !s->model->config.dense_blocks;
+}
+
+/* False: the dialect has no such name. */
+static bool links_place_of(const struct search *s, bool is_stacked, enum variant variant, struct place *ret)
+{
+    const struct pd_source *source = source_of(s);
+    const char *const patterns[VARIANTS] = {source->name, source->other, source->fused, source->last};
+    const unsigned hows[VARIANTS] = {source->how, source->how, source->fused_how, source->last_how};
+    const char *pattern = patterns[swapped(s, source->how, variant)];
     const unsigned across = s->tensor->ndim == 2 ? 0 : PD_ACROSS; /* a vector is not */
-    const unsigned how = (variant == AS_FUSED ? source->fused_how : source->how) & ~across;
+    const unsigned how = hows[variant] & ~across;
     const bool in_block = s->tensor->unit > 0 && s->tensor->unit + 1 < s->model->unit_count;
     if (!pattern && (variant != FIRST || !s->dialect->has_own_names)) return false;
     *ret = (struct place){.may_be_longer = (how & PD_LONGER) != 0};
     name_of(s, source->how, pattern, is_stacked, ret->name);
     uint64_t first;
     const uint64_t columns = s->tensor->shape[1], rows = foreign_rows(s, how, &first);
+    const bool has_all = s->tensor->expert && pattern && !strstr(pattern, "%e");
+    const uint64_t experts = has_all ? s->model->config.experts : 1, expert = has_all ? s->tensor->expert - 1 : 0;
     ret->view = view_of(s, how, rows, first);
+    ret->view.offset += expert * rows * columns;
     if (is_stacked && in_block) {
         ret->shape[ret->ndim++] = s->model->config.layers;
-        ret->view.offset += (s->tensor->unit - 1) * rows * columns;
+        ret->view.offset += (s->tensor->unit - 1) * experts * rows * columns;
     }
+    if (has_all) ret->shape[ret->ndim++] = experts;
+    ret->has_all = has_all;
     ret->shape[ret->ndim++] = how & PD_ACROSS ? columns : rows;
     if (s->tensor->ndim == 2) ret->shape[ret->ndim++] = how & PD_ACROSS ? rows : columns;
     return true;
@@ -193,18 +244,36 @@ static pd_status find_dialect(const struct pd_model *model, const char *name, co
 
 /* ---- import ---- */
 
-/* Tensors that were not found, for one message. */
-struct missing {
-    uint32_t count;
+/* A name of a tensor: the variants with the layer's number, then those without. */
+#define WAYS (2 * VARIANTS)
+#define WAY_NONE WAYS
+
+/* An import being linked. */
+struct linking {
+    const struct pd_catalog *catalog;
+    struct pd_links links;
+    /* How experts are stored, by the first one found of a kind, and its name there. */
+    int expert_way[PD_KIND_COUNT];
+    char expert_name[PD_KIND_COUNT][PD_FOREIGN_NAME_MAX];
+    /* Tensors that were not found, for one message. */
+    uint32_t missing;
     size_t used;
     char text[640];
 };
 
-static void note_missing(struct missing *m, const struct search *s, enum pd_kind kind)
+static bool place_by_way(const struct search *s, int way, struct place *ret)
+{
+    const bool is_stacked = way >= VARIANTS;
+    return (!is_stacked || links_may_stack(s)) && links_place_of(s, is_stacked, (enum variant)(way % VARIANTS), ret);
+}
+
+/* Experts are looked for in the form in which the others are. */
+static void note_missing(struct linking *m, const struct search *s, enum pd_kind kind)
 {
     struct place place = {.name = "no name of its"};
-    (void)links_place_of(s, s->dialect->is_stacked, FIRST, &place);
-    if (m->count++ >= 3) return;
+    const int way = s->tensor->expert ? m->expert_way[kind] : WAY_NONE;
+    if (way == WAY_NONE || !place_by_way(s, way, &place)) (void)links_place_of(s, links_may_stack(s), FIRST, &place);
+    if (m->missing++ >= 3) return;
     m->used += (size_t)snprintf(m->text + m->used, sizeof m->text - m->used, "%s%s%s (looked for %s)", m->used ? ", " : "",
                                 kind == PD_PARAM     ? ""
                                 : kind == PD_EXP_AVG ? "exp_avg of "
@@ -228,55 +297,132 @@ static pd_status check_shape(const struct search *s, const struct place *p, cons
     for (uint32_t i = 0; i < p->ndim && is_same; i++)
         is_same = found->shape[i] == p->shape[i] || (i == 0 && p->may_be_longer && found->shape[i] > p->shape[i]);
     if (is_same) return PD_OK;
-    char has[192], wanted[192];
+    char has[192], wanted[192], why[96] = "";
     shape_text(found->ndim, found->shape, has, sizeof has);
     shape_text(p->ndim, p->shape, wanted, sizeof wanted);
     const bool is_vocabulary = s->role == PD_ROLE_TOKENS || s->role == PD_ROLE_HEAD;
-    PD_FAIL(err, PD_INVALID, "tensor %s is %s, and for %s it must be %s%s", found->name, has, s->tensor->name, wanted,
-            is_vocabulary && found->ndim == p->ndim && found->shape[0] > p->shape[0]
-                ? ": where the further rows are words, say so as vocab_size in config.json"
-                : "");
+    const uint32_t axis = p->ndim - 3; /* of experts, if it has all */
+    if (is_vocabulary && found->ndim == p->ndim && found->shape[0] > p->shape[0])
+        snprintf(why, sizeof why, ": where the further rows are words, say so as vocab_size in config.json");
+    else if (p->has_all && found->ndim == p->ndim && found->shape[axis] != p->shape[axis])
+        snprintf(why, sizeof why, ": it has %" PRIu64 " experts, and the model has %" PRIu64, found->shape[axis],
+                 p->shape[axis]);
+    PD_FAIL(err, PD_INVALID, "tensor %s is %s, and for %s it must be %s%s", found->name, has, s->tensor->name, wanted, why);
+}
+
+/* A file whose experts have two forms may hold some of them twice, and it is unclear which ones a program would take. */
+static pd_status check_form(struct linking *l, int way, enum pd_kind kind, const char *name, struct pd_error *err)
+{
+    if (l->expert_way[kind] == WAY_NONE) {
+        l->expert_way[kind] = way;
+        snprintf(l->expert_name[kind], sizeof l->expert_name[kind], "%s", name);
+    }
+    if (l->expert_way[kind] == way) return PD_OK;
+    PD_FAIL(err, PD_INVALID, "experts are stored in two forms, as %s and as %s; keep one of them", l->expert_name[kind],
+            name);
 }
 
 /* Numbered names first: a stacked one has none. */
-static pd_status link_one(const struct search *s, const struct pd_catalog *catalog, enum pd_kind kind, bool may_lack,
-                          struct pd_links *links, struct missing *missing, struct pd_error *err)
+static pd_status link_one(struct linking *l, const struct search *s, enum pd_kind kind, bool may_lack, struct pd_error *err)
 {
-    for (int way = 0; way < 2 * VARIANTS; way++) {
+    for (int way = 0; way < WAYS; way++) {
         struct place place;
-        const bool is_stacked = way >= VARIANTS;
-        if ((is_stacked && !s->dialect->is_stacked) ||
-            !links_place_of(s, is_stacked, (enum variant)(way % VARIANTS), &place))
-            continue;
-        const int64_t at = pd_catalog_find(catalog, place.name, kind);
+        if (!place_by_way(s, way, &place)) continue;
+        const int64_t at = pd_catalog_find(l->catalog, place.name, kind);
         if (at < 0) continue;
-        PD_TRY(check_shape(s, &place, &catalog->tensors[at], err));
+        PD_TRY(check_shape(s, &place, &l->catalog->tensors[at], err));
+        if (s->tensor->expert) PD_TRY(check_form(l, way, kind, place.name, err));
         const struct pd_link link = {.tensor = (uint32_t)(s->tensor - s->model->tensors.tensors),
                                      .kind = kind,
                                      .name = place.name,
                                      .view = place.view};
-        return pd_links_add(links, &link, err);
+        return pd_links_add(&l->links, &link, err);
     }
-    if (!may_lack) note_missing(missing, s, kind);
+    if (!may_lack) note_missing(l, s, kind);
     return PD_OK;
 }
 
-static pd_status link_all(const struct pd_model *model, const struct pd_dialect *dialect, const char *prefix,
-                          const struct pd_catalog *catalog, enum pd_moments moments, struct pd_links *links,
-                          struct pd_error *err)
+/* Numbers of a layer and an expert in a name that is made by the pattern; UINT32_MAX: the pattern has no such number. False:
+ * the name is not made by it. */
+static bool parse_name(const char *pattern, const char *name, uint32_t *ret_layer, uint32_t *ret_expert)
 {
-    struct missing missing = {0};
+    *ret_layer = *ret_expert = UINT32_MAX;
+    while (*pattern) {
+        uint64_t value = 0;
+        if (pattern[0] == '*') {
+            if (strncmp(name, "weight", 6) != 0) return false;
+            name += 6;
+            pattern++;
+        } else if (pattern[0] == '%') {
+            if (*name < '0' || *name > '9') return false;
+            for (; *name >= '0' && *name <= '9'; name++)
+                value = value < UINT32_MAX ? 10 * value + (uint64_t)(*name - '0') : value;
+            *(pattern[1] == 'u' ? ret_layer : ret_expert) = (uint32_t)pd_min_u64(value, UINT32_MAX - 1);
+            pattern += 2;
+        } else if (*pattern++ != *name++) {
+            return false;
+        }
+    }
+    return !*name;
+}
+
+/* Whether a name after the prefix is that of an expert's tensor in any form, of a layer that the model has. */
+static bool is_of_expert(const struct pd_model *model, const struct pd_dialect *d, const char *name, uint32_t *ret_expert)
+{
+    const struct pd_family *f = pd_families[model->config.family];
+    uint32_t layer;
+    for (int role = PD_ROLE_EXPERT_GATE; role <= PD_ROLE_EXPERT_DOWN; role++) {
+        char own[PD_FOREIGN_NAME_MAX];
+        snprintf(own, sizeof own, "%s%s.weight", f->block + strlen(d->base), f->names[role]);
+        char *expert = strrchr(own, '%');
+        if (expert) expert[1] = 'e';
+        const struct pd_source *source = &d->sources[role];
+        const char *const patterns[] = {source->name ? source->name : own, source->other, source->fused, source->last};
+        for (int i = 0; i < VARIANTS; i++)
+            if (patterns[i] && parse_name(patterns[i], name, &layer, ret_expert) && layer < model->config.layers)
+                return true;
+    }
+    return false;
+}
+
+/* No expert is left out in silence: the model has fewer than the file, or the file has some twice. */
+static pd_status check_no_more_experts(const struct pd_model *model, const struct pd_dialect *d, const char *prefix,
+                                       const struct linking *l, struct pd_error *err)
+{
+    const struct pd_catalog *c = l->catalog;
+    uint32_t expert = 0;
+    if (!model->config.experts) return PD_OK;
+    bool *is_beyond = calloc((size_t)c->tensor_count + 1, sizeof *is_beyond);
+    if (!is_beyond) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u names", c->tensor_count);
+    pd_model_links_beyond(model, &l->links, c, is_beyond);
+    uint32_t t = 0;
+    const size_t before = strlen(prefix);
+    while (t < c->tensor_count &&
+           !(is_beyond[t] && c->tensors[t].kind == PD_PARAM && strncmp(c->tensors[t].name, prefix, before) == 0 &&
+             is_of_expert(model, d, c->tensors[t].name + before, &expert)))
+        t++;
+    free(is_beyond);
+    if (t == c->tensor_count) return PD_OK;
+    if (expert != UINT32_MAX && expert >= model->config.experts)
+        PD_FAIL(err, PD_INVALID, "tensor %s is of expert %u, and the model has %u, the first of which is 0",
+                c->tensors[t].name, expert, model->config.experts);
+    return pd_error_set(err, PD_INVALID, PD_WHERE, 0, "experts are stored in two forms, as %s and as %s; keep one of them",
+                        l->expert_name[PD_PARAM], c->tensors[t].name);
+}
+
+static pd_status link_all(const struct pd_model *model, const struct pd_dialect *dialect, const char *prefix,
+                          enum pd_moments moments, struct linking *l, struct pd_error *err)
+{
     for (uint32_t i = 0; i < model->tensors.count; i++) {
         const struct search s = search_of(model, dialect, i, prefix);
         for (int kind = PD_PARAM; kind < (moments ? PD_KIND_COUNT : 1); kind++)
-            PD_TRY(link_one(&s, catalog, (enum pd_kind)kind, kind != PD_PARAM && moments == PD_MOMENTS_FOUND, links,
-                            &missing, err));
+            PD_TRY(link_one(l, &s, (enum pd_kind)kind, kind != PD_PARAM && moments == PD_MOMENTS_FOUND, err));
     }
-    if (missing.count > 3)
-        PD_FAIL(err, PD_INVALID, "by %s's names these are missing: %s, and %" PRIu32 " more", dialect->name, missing.text,
-                missing.count - 3);
-    if (missing.count) PD_FAIL(err, PD_INVALID, "by %s's names these are missing: %s", dialect->name, missing.text);
-    return PD_OK;
+    if (l->missing > 3)
+        PD_FAIL(err, PD_INVALID, "by %s's names these are missing: %s, and %" PRIu32 " more", dialect->name, l->text,
+                l->missing - 3);
+    if (l->missing) PD_FAIL(err, PD_INVALID, "by %s's names these are missing: %s", dialect->name, l->text);
+    return check_no_more_experts(model, dialect, prefix, l, err);
 }
 
 pd_status pd_model_links(const struct pd_model *model, const char *dialect, const struct pd_catalog *catalog,
@@ -284,13 +430,13 @@ pd_status pd_model_links(const struct pd_model *model, const char *dialect, cons
 {
     const struct pd_dialect *found = NULL;
     char prefix[PD_FOREIGN_NAME_MAX] = "";
-    struct pd_links links = {0};
+    struct linking linking = {.catalog = catalog, .expert_way = {WAY_NONE, WAY_NONE, WAY_NONE}};
     PD_TRY(find_dialect(model, dialect, catalog, &found, prefix, err));
-    const pd_status st = link_all(model, found, prefix, catalog, moments, &links, err);
+    const pd_status st = link_all(model, found, prefix, moments, &linking, err);
     if (st)
-        pd_links_deinit(&links);
+        pd_links_deinit(&linking.links);
     else
-        *ret_links = links;
+        *ret_links = linking.links;
     return st;
 }
 
@@ -335,20 +481,37 @@ void pd_model_links_beyond(const struct pd_model *model, const struct pd_links *
 
 /* ---- export ---- */
 
-pd_status pd_model_foreign(const struct pd_model *model, const char *dialect, enum pd_element element, bool with_moments,
-                           struct pd_catalog *catalog, struct pd_error *err)
+/* The name that is written. Fused experts take the third name of the experts, and of the router where it has one. */
+static enum variant written(const struct search *s, enum pd_expert_form form)
 {
-    const struct pd_dialect *const *known = pd_families[model->config.family]->dialects, *d;
-    PD_TRY(links_check_name(dialect, err));
-    while (*known && strcmp((*known)->name, dialect) != 0)
+    const bool is_of_experts = s->role >= PD_ROLE_ROUTER && s->role <= PD_ROLE_EXPERT_DOWN && !s->is_bias;
+    return form == PD_EXPERTS_FUSED && is_of_experts && s->dialect->sources[s->role].fused ? AS_FUSED : FIRST;
+}
+
+static const struct pd_dialect *named_dialect(const struct pd_model *model, const char *name)
+{
+    const struct pd_dialect *const *known = pd_families[model->config.family]->dialects;
+    while (*known && strcmp((*known)->name, name) != 0)
         known++;
-    d = *known;
+    return *known;
+}
+
+bool pd_model_has_dialect(const struct pd_model *model, const char *name)
+{
+    return named_dialect(model, name) != NULL;
+}
+
+pd_status pd_model_foreign(const struct pd_model *model, const char *dialect, enum pd_element element,
+                           enum pd_expert_form form, bool with_moments, struct pd_catalog *catalog, struct pd_error *err)
+{
+    PD_TRY(links_check_name(dialect, err));
+    const struct pd_dialect *d = named_dialect(model, dialect);
     for (uint32_t i = 0; i < model->tensors.count; i++) {
         struct place p;
         if (!d) break;
         const struct search s = search_of(model, d, i, d->base);
         /* Several tensors may be in one foreign tensor, which is added with the first. */
-        if (!links_place_of(&s, d->is_stacked, FIRST, &p))
+        if (!links_place_of(&s, links_may_stack(&s), written(&s, form), &p))
             PD_FAIL(err, PD_INVALID, "%s has no name for %s", dialect, s.tensor->name);
         for (int kind = PD_PARAM; kind < (with_moments ? PD_KIND_COUNT : 1) && p.view.offset == 0; kind++) {
             struct pd_foreign_tensor t = {

@@ -28,7 +28,7 @@ enum pd_moments { PD_MOMENTS_NONE, PD_MOMENTS_ALL, PD_MOMENTS_FOUND };
  *   dialect    NULL: the one whose token embedding is in the catalog
  *   ret_links  initialised here; the caller calls pd_links_deinit
  *   errors     PD_INVALID: an unknown dialect; names no dialect has; missing tensors, by our names and the names sought; a
- *              shape that differs from the model's. PD_NO_MEMORY */
+ *              shape that differs from the model's; experts in two forms, or more than the model has. PD_NO_MEMORY */
 PD_MUST_USE pd_status pd_model_links(const struct pd_model *model, const char *dialect, const struct pd_catalog *catalog,
                                      enum pd_moments moments, struct pd_links *ret_links, struct pd_error *err);
 
@@ -45,8 +45,13 @@ uint64_t pd_model_links_padding(const struct pd_model *model, const struct pd_li
 /* Whether `name` is an output matrix that this model ties to its token embedding: a copy, if the two are equal. */
 bool pd_model_ties(const struct pd_model *model, const char *name);
 
+/* How an export stores experts: as the dialect usually does, or in two tensors a block, as version 5 of transformers. */
+enum pd_expert_form { PD_EXPERTS_USUAL, PD_EXPERTS_FUSED };
+
 /* Adds the tensors of an export to an initialised catalog: names and shapes of the dialect, stored as `element`, moments as
  * PD_ELEMENT_F32. pd_model_links of the finished catalog returns their views.
  *   errors  PD_INVALID: an unknown dialect, or one without names for this model; PD_NO_MEMORY */
 PD_MUST_USE pd_status pd_model_foreign(const struct pd_model *model, const char *dialect, enum pd_element element,
-                                       bool with_moments, struct pd_catalog *catalog, struct pd_error *err);
+                                       enum pd_expert_form form, bool with_moments, struct pd_catalog *catalog,
+                                       struct pd_error *err);
+bool pd_model_has_dialect(const struct pd_model *model, const char *name);

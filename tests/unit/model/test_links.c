@@ -78,7 +78,8 @@ static struct pd_catalog exported(const struct pd_model *model, const char *dial
     struct pd_catalog wanted, c = begin();
     struct pd_error err;
     pd_catalog_init(&wanted, "test");
-    cr_assert_eq(pd_model_foreign(model, dialect, PD_ELEMENT_F32, with_moments, &wanted, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_model_foreign(model, dialect, PD_ELEMENT_F32, PD_EXPERTS_USUAL, with_moments, &wanted, &err), PD_OK,
+                 "%s", err.message);
     for (uint32_t i = 0; i < wanted.tensor_count; i++) {
         const struct pd_foreign_tensor *t = &wanted.tensors[i];
         add(&c, t->name, t->kind, t->ndim, t->shape[0], t->shape[1], t->shape[2]);
@@ -248,7 +249,7 @@ Test(links, norms_of_heads)
         uint64_t layer;
     } cases[] = {
         {"hugging_face", "model.layers.1.self_attn.q_proj.weight", "model.layers.1.self_attn.q_norm.weight", 0},
-        {"torchtitan", "layers.1.attention.wq.weight", "layers.1.attention.q_norm.weight", 0},
+        {"torchtitan", "layers.1.attention.qkv_linear.wq.weight", "layers.1.attention.q_norm.weight", 0},
         {"gguf", "blk.1.attn_q.weight", "blk.1.attn_q_norm.weight", 0},
         {"megatron", NULL, "decoder.layers.self_attention.q_layernorm.weight", 1},
     };
@@ -298,12 +299,15 @@ Test(links, torchtitan)
     struct pd_model *model = llama(false, false);
     struct pd_catalog c = exported(model, "torchtitan", false);
     struct pd_links links = links_of(model, NULL, &c, false);
-    expect_link(&links, model, "model.layers.2.self_attn.q_proj.weight", "layers.2.attention.wq.weight", 0, 24, neighbours);
-    expect_link(&links, model, "model.layers.2.self_attn.k_proj.weight", "layers.2.attention.wk.weight", 0, 12, neighbours);
-    expect_link(&links, model, "model.layers.2.self_attn.v_proj.weight", "layers.2.attention.wv.weight", 0, 12, dense);
+    expect_link(&links, model, "model.layers.2.self_attn.q_proj.weight", "layers.2.attention.qkv_linear.wq.weight", 0, 24,
+                neighbours);
+    expect_link(&links, model, "model.layers.2.self_attn.k_proj.weight", "layers.2.attention.qkv_linear.wk.weight", 0, 12,
+                neighbours);
+    expect_link(&links, model, "model.layers.2.self_attn.v_proj.weight", "layers.2.attention.qkv_linear.wv.weight", 0, 12,
+                dense);
     expect_link(&links, model, "model.layers.0.mlp.gate_proj.weight", "layers.0.feed_forward.w1.weight", 0, 7, dense);
     expect_link(&links, model, "model.layers.0.mlp.up_proj.weight", "layers.0.feed_forward.w3.weight", 0, 7, dense);
-    expect_link(&links, model, "lm_head.weight", "output.weight", 0, 11, dense);
+    expect_link(&links, model, "lm_head.weight", "lm_head.weight", 0, 11, dense);
     done(model, &c, &links);
 }
 
@@ -320,9 +324,10 @@ static struct pd_catalog with_fused_moments(const struct pd_model *model)
     struct pd_catalog apart = exported(model, "torchtitan", true), c = begin();
     for (uint32_t i = 0; i < apart.tensor_count; i++) {
         const struct pd_foreign_tensor *t = &apart.tensors[i];
-        const char *fused = strstr(t->name, "attention.wq.weight");
+        const char *fused = strstr(t->name, "attention.qkv_linear.wq.weight");
         char name[64];
-        if (t->kind != PD_PARAM && (strstr(t->name, "attention.wk.weight") || strstr(t->name, "attention.wv.weight")))
+        if (t->kind != PD_PARAM &&
+            (strstr(t->name, "attention.qkv_linear.wk.weight") || strstr(t->name, "attention.qkv_linear.wv.weight")))
             continue;
         snprintf(name, sizeof name, "%.*sattention.qkv_linear.wqkv.weight", (int)(fused ? fused - t->name : 0), t->name);
         if (t->kind != PD_PARAM && fused)
@@ -589,7 +594,7 @@ Test(links, a_dialect_without_names_for_a_model_is_refused)
     struct pd_catalog c;
     struct pd_error err;
     pd_catalog_init(&c, "test");
-    cr_expect_eq(pd_model_foreign(model, "torchtitan", PD_ELEMENT_F32, false, &c, &err), PD_INVALID);
+    cr_expect_eq(pd_model_foreign(model, "torchtitan", PD_ELEMENT_F32, PD_EXPERTS_USUAL, false, &c, &err), PD_INVALID);
     cr_expect(strstr(err.message, "torchtitan has no names for models of family gpt2"), "%s", err.message);
     pd_catalog_deinit(&c);
     pd_model_free(model);
