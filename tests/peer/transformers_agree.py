@@ -21,6 +21,7 @@ if os.environ.get("PERDURE_PEER_PYTHON", sys.executable) != sys.executable:
 try:
     import h5py
     import numpy
+    import safetensors
     import torch
     import transformers
     from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
@@ -207,18 +208,40 @@ def train_ours(perdure, directory, text, extra):
         return [entry["loss"] + entry.get("router_loss", 0.0) for entry in map(json.loads, lines) if "loss" in entry]
 
 
-def check_files(perdure, model, directory):
-    """transformers loads what perdure exports, and perdure imports what transformers saves: one tensor an expert, nothing dropped."""
-    run(perdure, "ckpt", "export", f"{directory}/run", f"{directory}/exported", "--format=safetensors")
-    loaded, report = transformers.AutoModelForCausalLM.from_pretrained(f"{directory}/exported", dtype=torch.float32,
+def load_exported(directory, name):
+    loaded, report = transformers.AutoModelForCausalLM.from_pretrained(f"{directory}/{name}", dtype=torch.float32, attn_implementation="eager",
                                                                        output_loading_info=True)
-    assert not any(report.values()), report
-    ours, theirs = model.state_dict(), loaded.state_dict()
-    assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-    loaded.save_pretrained(f"{directory}/saved")
-    run(perdure, "ckpt", "import", f"{directory}/saved", f"{directory}/imported")
-    run(perdure, "ckpt", "export", f"{directory}/imported", f"{directory}/again", "--format=safetensors")
-    assert filecmp.cmp(f"{directory}/exported/model.safetensors", f"{directory}/again/model.safetensors", shallow=False)
+    assert not any(report.values()), (name, report)
+    return loaded.eval()
+
+
+def check_files(perdure, model, directory):
+    """transformers loads both forms that perdure exports, with the same logits, and perdure imports both that transformers saves; nothing
+    is dropped."""
+    blocks = model.config.num_hidden_layers - getattr(model.config, "first_k_dense_replace", 0)
+    tokens, counts = torch.tensor([[(i * 37 + i // 5) % 256 for i in range(100)]]), {"separate": 3 * 8 * blocks, "fused": 2 * blocks}
+    with torch.no_grad():
+        expected = model(tokens).logits
+    for form, count in counts.items():
+        said = json.loads(run(perdure, "ckpt", "export", f"{directory}/run", f"{directory}/{form}", "--format=safetensors", f"--experts={form}", "--json"))
+        assert said["experts"]["tensors_out"] == count and said["experts"]["elements_in"] == said["experts"]["elements_out"], said
+        with safetensors.safe_open(f"{directory}/{form}/model.safetensors", "pt") as file:
+            assert sum(".experts." in name for name in file.keys()) == count, form
+        loaded = load_exported(directory, form)
+        ours, theirs = model.state_dict(), loaded.state_dict()
+        assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours), form
+        with torch.no_grad():
+            assert torch.equal(loaded(tokens).logits, expected), form
+        assert greedy(loaded, b"perdure: ", 32) == greedy(model, b"perdure: ", 32), form
+        loaded.save_pretrained(f"{directory}/saved-{form}")  # in the form of the file it was loaded from
+    for form, count in counts.items():
+        source = f"{directory}/saved-{form}"
+        with safetensors.safe_open(f"{source}/model.safetensors", "pt") as file:
+            assert sum(".experts." in name for name in file.keys()) == count, (form, list(file.keys()))
+        said = json.loads(run(perdure, "ckpt", "import", source, f"{directory}/imported-{form}", "--json"))
+        assert said["experts"]["tensors_in"] == count and said["experts"]["elements_in"] == said["experts"]["elements_out"], said
+        run(perdure, "ckpt", "export", f"{directory}/imported-{form}", f"{directory}/again-{form}", "--format=safetensors")
+        assert filecmp.cmp(f"{directory}/separate/model.safetensors", f"{directory}/again-{form}/model.safetensors", shallow=False), form
 
 
 def greedy(model, prompt, count):
