@@ -121,6 +121,7 @@ static pd_status rewrite_shards(struct rewriter *r, struct pd_error *err)
 {
     const uint32_t shards = pd_layout_world(r->request->layout);
     PD_TRY(build_index(r, err));
+    (void)malloc_trim(0); /* free HDF5's memory before the buffers are used */
     while (r->group_begin < shards) {
         PD_TRY(begin_group(r, err));
         const pd_status st = copy_group(r, err);
@@ -201,6 +202,19 @@ static pd_status import_check_space(struct rewriter *r, struct pd_error *err)
     return st;
 }
 
+/* A shard of very many boxes needs more heap than a group should: the buffers shrink by as much. */
+static pd_status size_buffers(struct rewriter *r, struct pd_error *err)
+{
+    struct rewrite_target t = {0};
+    PD_TRY(pd_layout_shard_boxes(r->request->layout, r->request->tensors, 0, &t.boxes, &t.box_count, err));
+    const uint64_t heap = rewrite_target_bytes(r, &t), excess = heap > GROUP_BYTES_MAX ? heap - GROUP_BYTES_MAX : 0;
+    const uint64_t most = REWRITE_BYTES - pd_min_u64(excess, REWRITE_BYTES - BUFFER_BYTES_MIN);
+    r->buffer_bytes =
+        pd_min_u64(BUFFER_BYTES_MIN + pd_round_up(4 * r->total, PD_VFS_ALIGN), pd_round_up(most, PD_VFS_ALIGN));
+    free(t.boxes);
+    return PD_OK;
+}
+
 static pd_status import_prepare(struct rewriter *r, struct pd_error *err)
 {
     const struct pd_import_request *q = r->request;
@@ -212,12 +226,12 @@ static pd_status import_prepare(struct rewriter *r, struct pd_error *err)
         const struct pd_tensor *tensor = &q->tensors->tensors[i / PD_KIND_COUNT];
         r->total += pd_tensor_elements(tensor) * pd_tensor_element_bytes(tensor, (enum pd_kind)(i % PD_KIND_COUNT));
     }
-    r->buffer_bytes = pd_min_u64(BUFFER_BYTES_MIN + pd_round_up(4 * r->total, PD_VFS_ALIGN), REWRITE_BYTES);
     PD_TRY(import_check_space(r, err));
     r->report.shards = pd_layout_world(q->layout);
     r->summaries = calloc(r->report.shards, sizeof *r->summaries);
     if (!r->summaries) PD_FAIL(err, PD_NO_MEMORY, "reshard: no memory for %u shards", r->report.shards);
     PD_TRY(rewrite_compressor_new(&q->codec, &r->compressor, err));
+    PD_TRY(size_buffers(r, err));
     const uint64_t packing_bytes = rewrite_compressor_cut(r, q->buffers, r->buffer_bytes / 3);
     r->parts = (unsigned char *)q->buffers + packing_bytes;
     r->parts_bytes = r->buffer_bytes - packing_bytes;
