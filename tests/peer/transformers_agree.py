@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""transformers and perdure compute the same models: logits, greedy text, and 20 steps of training.
+"""transformers and perdure compute the same models: logits, greedy text, gradients, and 20 steps of training.
 
 usage: transformers_agree.py PERDURE FAMILIES [FAMILY...]     (FAMILIES: the program of families.c)
 
@@ -7,6 +7,7 @@ For each family: transformers reads the config.json that perdure writes, and the
 perdure's table of names and views. PERDURE_PEER_PYTHON names an interpreter that has torch (CPU), transformers and h5py. Exit
 77: there is none.
 """
+import copy
 import filecmp
 import json
 import math
@@ -125,12 +126,12 @@ def read_weights(directory):
     return state
 
 
-def read_checkpoint(directory, family):
-    """Parameters of the newest checkpoint under the names of transformers, through h5py."""
+def read_checkpoint(directory, family, kind="param"):
+    """Parameters, or moments, of the newest checkpoint under the names of transformers, through h5py."""
     newest = sorted(os.listdir(f"{directory}/checkpoints"))
     newest = [name for name in newest if name.startswith("step-")][-1]
     with h5py.File(f"{directory}/checkpoints/{newest}/index.h5", "r") as index:
-        state = {name: torch.from_numpy(data[...]) for name, data in index["param"].items()}
+        state = {name: torch.from_numpy(data[...]) for name, data in index[kind].items()}
     if family != "gpt2":
         return state
     for name in [n for n in state if ".q_proj." in n]:
@@ -167,6 +168,23 @@ def move_biases(model, extra, chosen):
         router.e_score_correction_bias -= extra.get("bias_step", 0.0) * torch.sign(counts - counts.mean()).float()
 
 
+def gradients_of(model):
+    twin = copy.deepcopy(model)
+    for ours, theirs in zip(twin.parameters(), model.parameters()):
+        ours.data = theirs.grad
+    return one_by_one(twin)
+
+
+def check_gradients(perdure, family, directory, expected):
+    """Of the first step, clipped: the first moment after it is a tenth of them."""
+    run(perdure, "train", f"{directory}/run.yaml", f"run.dir={directory}/one", "run.steps=1", *(f"model.{key}={value}" for key, value in EXTRA.get(family, {}).items()))
+    found = {name: data.double() / 0.1 for name, data in read_checkpoint(f"{directory}/one", family, "exp_avg").items()}
+    compared = {name: data.double() for name, data in expected.items() if name in found and "correction_bias" not in name}
+    assert len(compared) >= len(found) - sum("correction_bias" in name for name in found), set(found) - set(compared)
+    whole = math.sqrt(sum(data.square().sum().item() for data in compared.values()))
+    return max((found[name] - data).norm().item() / max(data.norm().item(), 1e-3 * whole) for name, data in compared.items())
+
+
 def train_theirs(model, text, extra):
     """AdamW with the decay of matrices alone; every step has all samples."""
     matrices = [p for p in model.parameters() if p.dim() >= 2]
@@ -174,7 +192,7 @@ def train_theirs(model, text, extra):
     optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}], lr=RATE,
                                   betas=(0.9, 0.95), eps=1e-8)
     samples = torch.tensor([list(text[i * LENGTH:i * LENGTH + LENGTH + 1]) for i in range(SEQUENCES)])
-    routed, losses = [], []
+    routed, losses, gradients = [], [], None
     hooks = [m.register_forward_hook(lambda _m, _in, out: routed.append(out))
              for name, m in model.named_modules() if name.endswith("mlp.gate")]
     for _ in range(STEPS):
@@ -186,12 +204,13 @@ def train_theirs(model, text, extra):
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        gradients = gradients or gradients_of(model)
         optimizer.step()
         move_biases(model, extra, [indices for _, _, indices in routed])
         losses.append(loss.item())
     for hook in hooks:
         hook.remove()
-    return losses
+    return losses, gradients
 
 
 def train_ours(perdure, directory, text, extra):
@@ -274,10 +293,12 @@ def check(perdure, families, family, directory):
     text = bytes((i * i // 7 + 3 * i) % 61 + 40 for i in range(LENGTH * SEQUENCES + 1))
     load(model, read_weights(ours))
     extra = EXTRA.get(family, {}) if hasattr(model.config, "num_experts_per_tok") else None
-    expected, found = train_theirs(model, text, extra), train_ours(perdure, ours, text, extra)
+    (expected, gradients), found = train_theirs(model, text, extra), train_ours(perdure, ours, text, extra)
     assert len(found) == STEPS, found
     off = max(abs(a - b) / abs(b) for a, b in zip(found, expected))
     assert off < TOLERANCE, f"{family}: losses differ by {off:.2e}: {found} {expected}"
+    apart = check_gradients(perdure, family, ours, gradients)
+    assert apart < TOLERANCE, f"{family}: gradients differ by {apart:.2e}"
     load(model, read_checkpoint(f"{ours}/run", family))
     last = check_logits(families, model, ours, f"{family}, trained weights")
     if extra is not None:
@@ -288,7 +309,7 @@ def check(perdure, families, family, directory):
     wanted = greedy(model, prompt, 40)
     assert sampled["tokens"] == wanted, f"{family}: {sampled['tokens']} {wanted}"
     print(f"{family}: logits differ by {first:.1e} and {last:.1e}, {STEPS} losses by {off:.1e} "
-          f"({expected[0]:.4f} to {expected[-1]:.4f}), 40 tokens are the same")
+          f"({expected[0]:.4f} to {expected[-1]:.4f}), gradients of a tensor by {apart:.1e}, 40 tokens are the same")
 
 
 def main(perdure, families, *names):

@@ -32,6 +32,10 @@ def preset(name, tokens):
               "byte-1m": lambda: transformers.LlamaConfig(
                   vocab_size=256, hidden_size=128, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
                   num_key_value_heads=2, tie_word_embeddings=True, max_position_embeddings=max(256, tokens), bos_token_id=None,
-                  eos_token_id=None)}[name]()
+                  eos_token_id=None),
+              "moe": lambda: transformers.MixtralConfig(  # of perdure bench step --preset=moe
+                  vocab_size=50257, hidden_size=768, intermediate_size=3072, num_hidden_layers=4, num_attention_heads=12,
+                  num_key_value_heads=12, num_local_experts=8, num_experts_per_tok=2, max_position_embeddings=512,
+                  sliding_window=None, bos_token_id=None, eos_token_id=None)}[name]()
     torch.manual_seed(1)
     return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
