@@ -298,6 +298,17 @@ void pd_dev_cuda_identity(uint32_t index, char ret_identity[33])
     if (code == cudaSuccess) say_identity(&properties.uuid, ret_identity);
 }
 
+void pd_dev_cuda_pci(uint32_t index, char ret_address[16])
+{
+    struct cudaDeviceProp p;
+    const cudaError_t code = cudaGetDeviceProperties(&p, (int)index);
+    forget(code);
+    ret_address[0] = '\0';
+    if (code == cudaSuccess)
+        snprintf(ret_address, 16, "%04x:%02x:%02x.0", (unsigned)p.pciDomainID & 0xffffu, (unsigned)p.pciBusID & 0xffu,
+                 (unsigned)p.pciDeviceID & 0xffu);
+}
+
 pd_status pd_dev_open_cuda(uint32_t index, struct pd_dev **ret_dev, struct pd_error *err)
 {
     int count = 0;

@@ -13,6 +13,12 @@ pd_status pd_dev_open_cuda(uint32_t index, struct pd_dev **ret_dev, struct pd_er
             "GPU %u: this build has no CUDA; configure it again where nvcc is on PATH, with -DPERDURE_CUDA=ON", index);
 }
 
+void pd_dev_cuda_pci(uint32_t index, char ret_address[16])
+{
+    (void)index;
+    ret_address[0] = '\0';
+}
+
 void pd_dev_cuda_identity(uint32_t index, char ret_identity[33])
 {
     (void)index;

@@ -165,6 +165,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
     properties->totalGlobalMem = simt_machine().memory_bytes;
     properties->sharedMemPerBlockOptin = 232448;
     properties->multiProcessorCount = 2;
+    properties->pciBusID = 16 + device;
     properties->major = static_cast<int>(simt_machine().capability / 10);
     properties->minor = static_cast<int>(simt_machine().capability % 10);
     return cudaSuccess;

@@ -54,6 +54,7 @@ struct cudaDeviceProp {
     size_t totalGlobalMem;
     size_t sharedMemPerBlockOptin;
     int multiProcessorCount;
+    int pciBusID, pciDeviceID, pciDomainID; /* bus 16 + number */
     int major, minor;
 };
 

@@ -12,6 +12,7 @@
 #include "tools/output.h"
 #include "trainer/comm/comm.h"
 #include "trainer/engine/gpus.h"
+#include "trainer/engine/numa.h"
 #include "trainer/launch/outer.h"
 #include "trainer/launch/starter.h"
 #include "trainer/math/math_cuda.h"
@@ -127,6 +128,28 @@ static void find_use(struct findings *findings, const struct pd_gpus *gpus)
                   : "until this is fixed, run.device=auto trains on the CPU, and run.device=gpu does not start");
 }
 
+/* Which cores each GPU's rank gets. */
+static void find_nodes(struct findings *findings, uint32_t usable)
+{
+    char text[200] = "";
+    bool is_known = false, is_cut_off = false;
+    for (uint32_t i = 0; i < usable; i++) {
+        char address[16];
+        struct pd_numa_place place;
+        const size_t used = strlen(text);
+        pd_dev_cuda_pci(i, address);
+        pd_numa_find(NULL, address, &place);
+        if (place.node < 0) continue;
+        is_known = true;
+        is_cut_off |= !place.usable;
+        snprintf(text + used, sizeof text - used, "%sGPU %u: node %d, cores %s", used ? "; " : "", i, place.node,
+                 place.cpus);
+    }
+    if (!is_known) return;
+    struct finding *f = doctor_add(findings, "gpu numa", FINDING_OK, "%s", text);
+    if (is_cut_off) limit_to(f, "this process may not use the cores of a GPU's node, so its copies cross nodes: allow them");
+}
+
 static const struct wanted {
     enum pd_gpu_library library;
     enum finding_state without;
@@ -163,6 +186,7 @@ static void find_gpus(struct findings *findings)
     else
         doctor_add(findings, "gpu", FINDING_LIMITED, "%u, without a driver: simulated", usable);
     find_use(findings, &gpus);
+    find_nodes(findings, usable);
     find_gpu_libraries(findings);
 }
 

@@ -3,6 +3,7 @@
 #include "ckpt/base/log.h"
 #include "ckpt/base/parse.h"
 #include "ckpt/base/random_bits.h"
+#include "trainer/engine/numa.h"
 #include "trainer/math/math_cuda.h"
 
 #include <stdatomic.h>
@@ -44,6 +45,20 @@ bool pd_rank_device_is_spare(const struct pd_rank_device *d, uint32_t ranks_here
     return others >= ranks_here;
 }
 
+/* Before anything is allocated or a thread is started. */
+static void bind_to_node(uint32_t gpu)
+{
+    char address[16];
+    struct pd_numa_place place;
+    pd_dev_cuda_pci(gpu, address);
+    pd_numa_find(NULL, address, &place);
+    if (pd_numa_bind(&place))
+        pd_log(PD_LOG_INFO, MODULE, "bound to NUMA node %d, cores %s, as GPU %u (%s)", place.node, place.cpus, gpu, address);
+    else if (place.node >= 0)
+        pd_log(PD_LOG_INFO, MODULE, "not bound to NUMA node %d of GPU %u: this process may not use its cores %s", place.node,
+               gpu, place.cpus);
+}
+
 pd_status pd_rank_device_open(enum pd_device_choice choice, uint32_t rank_here, const char *left_out,
                               struct pd_rank_device *ret_device, struct pd_error *err)
 {
@@ -51,6 +66,7 @@ pd_status pd_rank_device_open(enum pd_device_choice choice, uint32_t rank_here, 
     const uint32_t count = choice == PD_DEVICE_CPU ? 0 : pd_dev_cuda_count();
     *ret_device = device;
     if (!count && choice != PD_DEVICE_GPU) return PD_OK;
+    if (count) bind_to_node(choose_gpu(count, rank_here, left_out));
     pd_status st = pd_dev_open_cuda(count ? choose_gpu(count, rank_here, left_out) : 0, &device.dev, err);
     if (!st) st = pd_dev_enter(device.dev, err);
     if (!st) st = pd_math_cuda_load(err);
