@@ -28,7 +28,14 @@ struct collective {
     int posted, read; /* numbers of collectives, from 1 */
 };
 
+#define PLACES 512 /* collectives that a rank may be ahead by */
+struct place {
+    int collective;
+    size_t place;
+};
+
 struct world {
+    struct place places[PLACES];
     int size, joined;
     struct collective collectives[RANKS];
     bool has_called[RANKS];           /* a first collective */
@@ -181,9 +188,9 @@ __attribute__((destructor)) static void report(void)
     if (!f) return;
     fprintf(f,
             "{\"gathered_bytes\": %llu, \"scattered_bytes\": %llu, \"received_bytes\": %llu, \"collectives\": %llu, "
-            "\"registered_collectives\": %llu, \"registered\": %lld}\n",
+            "\"registered_collectives\": %llu, \"unequal_places\": %llu, \"registered\": %lld}\n",
             counts.gathered_bytes, counts.scattered_bytes, counts.received_bytes, counts.collectives,
-            counts.registered_collectives, counts.registered);
+            counts.registered_collectives, counts.unequal_places, counts.registered);
     fclose(f);
 }
 
@@ -326,12 +333,31 @@ static bool is_registered(const struct comm *c, const void *memory, size_t bytes
     return false;
 }
 
+/* Of the buffer of all parts in registered memory; 0: it is not. */
+static size_t place_of(const struct group *g)
+{
+    const char *whole = g->is_sum ? g->parts : g->out;
+    for (const struct registration *r = g->comm->registered; r; r = r->next)
+        if (whole >= r->memory && whole < r->memory + r->bytes) return (size_t)(whole - r->memory) + 1;
+    return 0;
+}
+
+/* The first rank that calls a collective says where it should lie. */
+static bool is_elsewhere(const struct group *g)
+{
+    struct place *p = &g->comm->world->places[g->collective % PLACES];
+    const size_t place = place_of(g);
+    if (p->collective != g->collective) *p = (struct place){g->collective, place};
+    return p->place != place;
+}
+
 /* What a rank receives of it, as by a ring. */
 static void count_collective(const struct group *g)
 {
     const size_t size = (size_t)g->comm->world->size, others = (size - 1) * g->bytes;
     *(g->is_sum ? &counts.scattered_bytes : &counts.gathered_bytes) += others;
     counts.collectives++;
+    counts.unequal_places += is_elsewhere(g);
     counts.registered_collectives += is_registered(g->comm, g->parts, g->is_sum ? size * g->bytes : g->bytes) &&
                                      is_registered(g->comm, g->out, g->is_sum ? g->bytes : size * g->bytes);
 }

@@ -8,6 +8,7 @@
 struct fake_nccl_counts {
     unsigned long long gathered_bytes, scattered_bytes, received_bytes, collectives;
     unsigned long long registered_collectives; /* both of whose buffers ncclCommRegister was given */
+    unsigned long long unequal_places;         /* of these, a rank's whose buffer lies elsewhere in it than the first's */
     long long registered;                      /* and is not yet to forget */
 };
 

@@ -397,16 +397,57 @@ static pd_status zero_build(struct pd_zero *zero, struct pd_arena *arena, struct
     return PD_OK;
 }
 
+/* FNV-1a over the offset of a buffer in registered memory. */
+static uint64_t add_place(uint64_t hash, const void *memory, const void *buffer)
+{
+    const uint64_t at = buffer ? (uint64_t)((const char *)buffer - (const char *)memory) : UINT64_MAX;
+    return (hash ^ at) * UINT64_C(0x100000001b3);
+}
+
+static uint64_t places_of_parameters(const struct pd_zero *zero, const void *memory)
+{
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+    for (uint32_t i = 0; i < zero->gathers.most; i++)
+        hash = add_place(hash, memory, zero->gathers.turns[i].parts);
+    return hash;
+}
+
+static uint64_t places_of_gradients(const struct pd_zero *zero, const void *memory)
+{
+    uint64_t hash = add_place(UINT64_C(0xcbf29ce484222325), memory, zero->has.gradient);
+    for (uint32_t bucket = 0; bucket < zero->has.bucket_count; bucket++) {
+        const struct pd_zero_bucket *s = &zero->buckets[bucket];
+        if (s->count) hash = add_place(hash, memory, s->own_terms.data);
+        if (s->count) hash = add_place(hash, zero->has.gradient, pd_zero_sums(zero, bucket));
+    }
+    for (int i = 0; i < 2; i++)
+        hash = add_place(hash, memory, zero->turns[i].data);
+    return hash;
+}
+
+/* NCCL looks for a peer's buffer at the offset of its own, so memory is registered only if all ranks have all of it at the same
+ * places: no bit is set in the places of one rank and in the complement of another's. */
+static pd_status register_places(struct pd_comm *comm, void *memory, uint64_t bytes, uint64_t places, struct pd_error *err)
+{
+    uint64_t found[] = {places, ~places};
+    if (!comm || !comm->ops->will_use) return PD_OK;
+    PD_TRY(pd_comm_all_reduce(comm, found, 2, PD_REDUCE_OR_U64, err));
+    if (!(found[0] & found[1])) pd_comm_will_use(comm, memory, bytes);
+    return PD_OK;
+}
+
 /* Buffers of parameter parts, terms and sums stay the same in every step. */
-static void tell_comms(const struct pd_zero *zero, const struct pd_arena *arena)
+static pd_status tell_comms(const struct pd_zero *zero, const struct pd_arena *arena, struct pd_error *err)
 {
     const struct pd_grid *grid = zero->grid;
     uint64_t parameters_bytes, gradients_bytes;
+    if (pd_arena_is_dry(arena)) return PD_OK;
     void *parameters = pd_arena_mapped(arena, PD_MEMORY_PARAMETERS, &parameters_bytes);
     void *gradients = pd_arena_mapped(arena, PD_MEMORY_GRADIENTS, &gradients_bytes);
-    if (grid->gathers) pd_comm_will_use(grid->gathers, parameters, parameters_bytes);
-    if (grid->shard) pd_comm_will_use(grid->shard, gradients, gradients_bytes);
-    if (grid->replicas) pd_comm_will_use(grid->replicas, gradients, gradients_bytes);
+    const uint64_t places = places_of_gradients(zero, gradients);
+    PD_TRY(register_places(grid->gathers, parameters, parameters_bytes, places_of_parameters(zero, parameters), err));
+    PD_TRY(register_places(grid->shard, gradients, gradients_bytes, places, err));
+    return register_places(grid->replicas, gradients, gradients_bytes, places, err);
 }
 
 /* A lane is a term; with cut sequences, each piece of each micro-batch is. */
@@ -459,11 +500,11 @@ pd_status pd_zero_new(const struct pd_model *model, const struct pd_zero_options
     zero->math = math;
     zero_describe(zero);
     pd_status st = zero_build(zero, arena, err);
+    if (!st) st = tell_comms(zero, arena, err);
     if (st) {
         pd_zero_free(zero);
         return st;
     }
-    tell_comms(zero, arena);
     *ret_zero = zero;
     return PD_OK;
 }
