@@ -42,7 +42,7 @@ CUT_LAYOUTS = {2: ["layout.ranks=2 layout.sp=2 layout.ep=2 layout.zero_stage=1",
                4: ["layout.ranks=6 layout.dp=3 layout.sp=2 layout.ep=2 layout.zero_stage=2 layout.recompute=selective",
                    "layout.ranks=4 layout.sp=4 layout.ep=2 layout.zero_stage=2 offload.optimizer=nvme offload.activations=nvme",
                    "layout.ranks=8 layout.dp=2 layout.sp=4 layout.ep=8 layout.ep_rows=1 layout.zero_stage=3 layout.order=breadth_first"]}
-REFUSED = {"numerics.linears=fp8": "fp8", "run.device=gpu": "GPU"}
+REFUSED = {"numerics.linears=fp8": "fp8"}
 EP_REFUSED = {"layout.ranks=3 layout.ep=2": "does not divide dp x sp, which is 3; use layout.ep=1",
               "layout.ranks=6 layout.ep=3": "does not divide model.experts, which is 8; use layout.ep=2",
               "layout.ranks=8 layout.ep=4 layout.zero_shard=2": "does not divide layout.zero_shard, which is 2; use layout.ep=2"}

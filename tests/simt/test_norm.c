@@ -178,7 +178,7 @@ Test(norm, heads)
 /* Two runs of heads whose norms have a weight each, as of q and k, rotated behind the norms. */
 struct turned {
     enum pd_dtype dtype;
-    uint32_t tokens, first, others, columns;
+    uint32_t tokens, first, others, columns, rotated;
     size_t ld, kept_heads;
     const void *weight, *other_weight;
     const int32_t *positions;
@@ -221,11 +221,11 @@ static struct pd_norm turned_gradient(const struct turned *t, const struct turne
 static void run_turned(struct fixture *f, const struct turned *t, const struct turned_buffers *r, bool cpu)
 {
     struct pd_norm n = turned_norm(t, r);
-    n.positions = t->positions, n.cos_sin = t->cos_sin;
+    n.positions = t->positions, n.cos_sin = t->cos_sin, n.rotated = t->rotated;
     n.other_weight = t->other_weight, n.other_first = t->first;
     MUST(forward(f, &n, cpu, &err));
     n = turned_gradient(t, r);
-    n.positions = t->positions, n.cos_sin = t->cos_sin;
+    n.positions = t->positions, n.cos_sin = t->cos_sin, n.rotated = t->rotated;
     MUST(backward(f, &n, cpu, &err));
 }
 
@@ -241,7 +241,8 @@ static void run_apart(struct fixture *f, const struct turned *t, const struct tu
                            .x = r->x.data,
                            .ld = t->ld,
                            .positions = t->positions,
-                           .cos_sin = t->cos_sin};
+                           .cos_sin = t->cos_sin,
+                           .rotated = t->rotated};
     n.rows = (uint64_t)t->tokens * t->first, n.heads = t->first;
     MUST(forward(f, &n, false, &err));
     n.rows = (uint64_t)t->tokens * t->others, n.heads = t->others;
@@ -303,6 +304,8 @@ Test(norm, heads_that_are_rotated)
         {.tokens = 33, .first = 2, .others = 1, .columns = 64, .ld = 256, .kept_heads = 3},
         {.tokens = 40, .first = 4, .others = 2, .columns = 128, .ld = 1024, .kept_heads = 6},
         {.tokens = 5, .first = 1, .others = 3, .columns = 256, .ld = 1024, .kept_heads = 4},
+        {.tokens = 33, .first = 2, .others = 1, .columns = 64, .rotated = 32, .ld = 256, .kept_heads = 3},
+        {.tokens = 9, .first = 3, .others = 2, .columns = 6, .rotated = 2, .ld = 37, .kept_heads = 7},
     };
     struct fixture f = fixture_new(PD_ISA_AUTO, 2);
     for (size_t d = 0; d < 3; d++)

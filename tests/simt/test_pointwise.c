@@ -75,7 +75,8 @@ Test(pointwise, swiglu)
     fixture_free(&f);
 }
 
-static void check_rope(struct fixture *f, enum pd_dtype dtype, uint32_t heads, uint32_t head_size, uint64_t ld, bool inverse)
+static void check_rope(struct fixture *f, enum pd_dtype dtype, uint32_t heads, uint32_t head_size, uint32_t rotated,
+                       uint64_t ld, bool inverse)
 {
     enum { ROWS = 5, POSITIONS = 9 };
     uint64_t seed = heads + head_size + ld;
@@ -90,7 +91,8 @@ static void check_rope(struct fixture *f, enum pd_dtype dtype, uint32_t heads, u
                         .ld = ld,
                         .positions = positions,
                         .cos_sin = table.data,
-                        .inverse = inverse};
+                        .inverse = inverse,
+                        .rotated = rotated};
     MUST(pd_rope(f->math, &r, &err));
     r.x = got.data;
     MUST(pd_cuda_rope(NULL, &r, &err));
@@ -103,11 +105,14 @@ Test(pointwise, rope)
     struct fixture f = fixture_new(PD_ISA_AUTO, 2);
     for (size_t d = 0; d < 3; d++) {
         for (int inverse = 0; inverse < 2; inverse++) {
-            check_rope(&f, all_dtypes[d], 1, 2, 2, inverse);
-            check_rope(&f, all_dtypes[d], 3, 16, 64, inverse);
-            check_rope(&f, all_dtypes[d], 5, 64, 321, inverse);
-            check_rope(&f, all_dtypes[d], 8, 128, 1040, inverse);
-            check_rope(&f, all_dtypes[d], 2, 24, 48, inverse);
+            check_rope(&f, all_dtypes[d], 1, 2, 0, 2, inverse);
+            check_rope(&f, all_dtypes[d], 3, 16, 0, 64, inverse);
+            check_rope(&f, all_dtypes[d], 5, 64, 0, 321, inverse);
+            check_rope(&f, all_dtypes[d], 8, 128, 0, 1040, inverse);
+            check_rope(&f, all_dtypes[d], 2, 24, 0, 48, inverse);
+            check_rope(&f, all_dtypes[d], 3, 64, 32, 192, inverse);
+            check_rope(&f, all_dtypes[d], 3, 20, 16, 64, inverse);
+            check_rope(&f, all_dtypes[d], 2, 8, 4, 19, inverse);
         }
     }
     fixture_free(&f);
@@ -242,6 +247,8 @@ static void make_positive(struct buffer *r, size_t n)
             ((uint16_t *)r->data)[i] &= 0x7fff;
 }
 
+static bool by_sign; /* of check_adam */
+
 static void check_adam(struct fixture *f, size_t n, size_t shift, bool decay, int copy, enum pd_dtype moments)
 {
     uint64_t seed = n + shift;
@@ -268,6 +275,8 @@ static void check_adam(struct fixture *f, size_t n, size_t shift, bool decay, in
         struct buffer *r = which ? got : want;
         const struct pd_update_range range = {.n = n,
                                               .decay = decay,
+                                              .by_sign = by_sign,
+                                              .sign_step = 1e-3f,
                                               .param = r[0].data,
                                               .exp_avg = r[1].data,
                                               .exp_avg_sq = r[2].data,
@@ -284,6 +293,15 @@ static void check_adam(struct fixture *f, size_t n, size_t shift, bool decay, in
         buffers_equal(&got[i], &want[i], names[i]);
         buffer_free(&got[i]), buffer_free(&want[i]);
     }
+}
+
+Test(pointwise, moves_by_sign)
+{
+    struct fixture f = fixture_new(PD_ISA_AUTO, 1);
+    by_sign = true;
+    for (int copy = -1; copy < 3; copy++)
+        check_adam(&f, 77, copy == 1, true, copy, PD_F32);
+    fixture_free(&f);
 }
 
 Test(pointwise, adamw)

@@ -446,8 +446,6 @@ static pd_status check_experts(const struct pd_config *c, struct pd_error *err)
     if (!c->model.experts) return PD_OK;
     if (c->numerics.linears == PD_LINEARS_FP8)
         PD_FAIL(err, PD_INVALID, "experts are not supported yet in fp8; leave numerics.linears at precision");
-    if (c->run.device == PD_DEVICE_GPU)
-        PD_FAIL(err, PD_INVALID, "experts are not supported yet on a GPU; set run.device=cpu");
     return PD_OK;
 }
 

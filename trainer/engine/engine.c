@@ -325,6 +325,50 @@ static pd_status engine_build(struct pd_engine *e, struct pd_arena *arena, struc
     return PD_OK;
 }
 
+/* A unit's passes: forward, and backward into `dstream`, which only a product's addresses make use of. */
+static pd_status rehearse_unit(struct pd_engine *e, uint32_t unit, void *dstream, struct pd_error *err)
+{
+    struct pd_transformer *t = e->transformer;
+    const uint32_t head = pd_zero_held(e->zero)->bucket_count - 1;
+    void *const *weights, *stream; /* also output: the next unit may be on another rank */
+    float *const *gradients;
+    pd_zero_rehearse(e->zero, unit, &weights, &gradients);
+    pd_transformer_set_sources(t, pd_zero_sources(e->zero));
+    if (unit == 0) return pd_transformer_embed(t, 0, weights, err);
+    if (unit == head) {
+        PD_TRY(pd_transformer_head(t, 0, weights, NULL, 1.0f, NULL, err));
+        return pd_transformer_head(t, 0, weights, gradients, 1.0f, dstream, err);
+    }
+    PD_TRY(pd_transformer_stream(t, 0, unit - 1, &stream, err));
+    PD_TRY(pd_transformer_block_forward(t, 0, unit - 1, weights, stream, err));
+    return pd_transformer_block_backward(t, 0, unit - 1, weights, gradients, dstream, err);
+}
+
+/* Loads the algorithm of every product before the first exchange between GPUs: CUDA may wait for a kernel that waits for
+ * other ranks (math_cuda.h). All memory is zeros, and stays so. Training, validation and comparing make the same products. */
+static pd_status rehearse(struct pd_engine *e, struct pd_arena *arena, struct pd_error *err)
+{
+    void *dstream = e->is_breadth_first ? e->own->dstreams[0] : e->own->dstream;
+    pd_status st = PD_OK;
+    if (!e->options.device || !e->own->comm || pd_arena_is_dry(arena)) return PD_OK;
+    if (!dstream) PD_TRY(pd_pipeline_next_gradient(e->own->pipeline, &dstream, err));
+    pd_transformer_rehearse(e->transformer, true);
+    pd_transformer_begin(e->transformer, false, 1.0f);
+    pd_math_cuda_rehearse(e->math, true);
+    const struct pd_gemm measured = pd_engine_gemm(e); /* between gathers of parameters and the first step */
+    st = pd_gemm(e->math, &measured, err);
+    for (uint32_t c = 0; c < e->own->chunk_count && !st; c++) {
+        const struct pd_stage *stage = &e->own->chunks[c];
+        const uint32_t first = stage->has_embedding ? 0 : 1 + stage->first_block,
+                       end = 1 + stage->first_block + stage->block_count + stage->has_head;
+        for (uint32_t unit = first; unit < end && !st; unit++)
+            st = rehearse_unit(e, unit, dstream, err);
+    }
+    pd_math_cuda_rehearse(e->math, false);
+    pd_transformer_rehearse(e->transformer, false);
+    return st ? st : pd_math_sync(e->math, err);
+}
+
 static pd_status engine_lay_out(struct pd_engine *e, struct pd_error *err)
 {
     const struct pd_engine_options *o = &e->options;
@@ -372,6 +416,7 @@ pd_status pd_engine_new(const struct pd_engine_options *options, struct pd_comm 
     if (!st) st = describe_chunks(e, err);
     if (!st) st = check_order(e, err);
     if (!st) st = engine_build(e, arena, err);
+    if (!st) st = rehearse(e, arena, err);
     if (st) {
         pd_engine_free(e);
         return st;

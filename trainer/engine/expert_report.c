@@ -44,6 +44,7 @@ pd_status pd_experts_report(struct pd_engine *e, struct pd_step_result *result, 
     const struct pd_model_config *m = &e->options.model->config;
     struct pd_expert_counts *c = pd_transformer_expert_counts(e->transformer);
     if (!c) return PD_OK;
+    PD_TRY(pd_transformer_expert_read(e->transformer, err));
     if (!e->own->experts) e->own->experts = calloc(m->layers, sizeof *e->own->experts);
     if (!e->own->experts) PD_FAIL(err, PD_NO_MEMORY, "engine: no memory for a report of %u blocks", m->layers);
     drop_copies(e, c);

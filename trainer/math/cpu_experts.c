@@ -146,6 +146,99 @@ pd_status PD_CPU(route_backward)(struct pd_math *math, const struct pd_route *ro
     return pd_cpu_run(math, route->rows, route_backward_row, route);
 }
 
+/* ---- slots ---- */
+
+/* Place of an expert's slots. */
+static uint64_t slot_place(uint32_t experts, uint32_t ranks, uint32_t expert)
+{
+    return expert % ranks * (uint64_t)(experts / ranks) + expert / ranks;
+}
+
+pd_status PD_CPU(slot_order)(struct pd_math *math, const struct pd_slot_order *o, struct pd_error *err)
+{
+    const uint64_t count = (uint64_t)o->experts * o->pieces;
+    int32_t *first = o->first;
+    (void)math, (void)err;
+    memset(first, 0, (count + 1) * sizeof *first);
+    for (uint32_t p = 0; p < o->pieces; p++)
+        for (uint64_t i = o->piece_rows[p] * o->per_token; i < o->piece_rows[p + 1] * o->per_token; i++)
+            first[slot_place(o->experts, o->ranks, (uint32_t)o->choice[i]) * o->pieces + p + 1]++;
+    for (uint64_t i = 0; i < count; i++)
+        first[i + 1] += first[i];
+    for (uint32_t p = 0; p < o->pieces; p++)
+        for (uint64_t i = o->piece_rows[p] * o->per_token; i < o->piece_rows[p + 1] * o->per_token; i++) {
+            /* advances first[e] to the end of e */
+            const int32_t slot = first[slot_place(o->experts, o->ranks, (uint32_t)o->choice[i]) * o->pieces + p]++;
+            o->slots[i] = slot;
+            o->tokens[slot] = (int32_t)(i / o->per_token);
+            o->slot_weights[slot] = o->weights[i];
+        }
+    memmove(first + 1, first, count * sizeof *first);
+    first[0] = 0;
+    return PD_OK;
+}
+
+pd_status PD_CPU(slot_counts)(struct pd_math *math, uint32_t experts, uint32_t ranks, uint32_t pieces, const int32_t *first,
+                              int32_t *tokens, struct pd_error *err)
+{
+    (void)math, (void)err;
+    for (uint32_t e = 0; e < experts; e++)
+        for (uint32_t p = 0; p < pieces; p++) {
+            const uint64_t at = slot_place(experts, ranks, e) * pieces + p;
+            tokens[(uint64_t)p * experts + e] = first[at + 1] - first[at];
+        }
+    return PD_OK;
+}
+
+/* ---- losses ---- */
+
+pd_status PD_CPU(router_losses)(struct pd_math *math, const struct pd_router_losses *l, struct pd_error *err)
+{
+    double balance = 0;
+    (void)math, (void)err;
+    for (uint32_t e = 0; e < l->experts; e++) {
+        double scores = 0, tokens = 0;
+        for (uint32_t p = 0; p < l->pieces; p++) {
+            scores += l->scores[(uint64_t)p * l->experts + e];
+            tokens += l->tokens[(uint64_t)p * l->experts + e];
+        }
+        balance += tokens / l->rows * (scores / l->rows);
+        if (l->balance) l->balance[e] = (float)(l->factor * tokens / l->rows);
+    }
+    *l->balance_loss = balance * l->experts;
+    for (uint32_t p = 0; p < l->z_pieces; p++) {
+        double z = 0;
+        for (uint64_t r = l->z_rows[p]; r < l->z_rows[p + 1]; r++)
+            z += (double)l->lse[r] * l->lse[r];
+        l->z_loss[p] = z / l->rows;
+    }
+    return PD_OK;
+}
+
+pd_status PD_CPU(slot_surplus)(struct pd_math *math, uint32_t experts, double slots, float scale, const int32_t *tokens,
+                               float *out, struct pd_error *err)
+{
+    uint64_t unit = 1;
+    (void)math, (void)err;
+    while (unit < experts)
+        unit *= 2;
+    for (uint32_t e = 0; e < experts; e++)
+        out[e] = scale * (float)((double)tokens[e] * experts - slots) / (float)unit;
+    return PD_OK;
+}
+
+pd_status PD_CPU(value_range)(struct pd_math *math, uint64_t n, const float *values, float *range, struct pd_error *err)
+{
+    float low = values[0], high = values[0];
+    (void)math, (void)err;
+    for (uint64_t i = 1; i < n; i++) {
+        low = values[i] < low ? values[i] : low;
+        high = values[i] > high ? values[i] : high;
+    }
+    *range = high - low;
+    return PD_OK;
+}
+
 /* ---- rows of tokens ---- */
 
 struct gather_job {

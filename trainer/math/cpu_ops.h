@@ -8,5 +8,4 @@
     pd_status PD_CPU(name)(struct pd_math * math, PD_MATH_OPERANDS operands, struct pd_error * err);
 PD_MATH_WORKSPACE(PD_CPU_SLOT)
 PD_MATH_KERNELS(PD_CPU_SLOT)
-PD_MATH_EXPERTS(PD_CPU_SLOT)
 #undef PD_CPU_SLOT

@@ -384,6 +384,42 @@ pd_status pd_route_backward(struct pd_math *math, const struct pd_route *r, stru
     return math->ops->route_backward(math, r, err);
 }
 
+pd_status pd_slot_order(struct pd_math *math, const struct pd_slot_order *o, struct pd_error *err)
+{
+    PD_CHECK(o->experts && o->experts <= PD_EXPERTS_MAX && o->per_token && o->per_token <= o->experts);
+    PD_CHECK(o->ranks && o->experts % o->ranks == 0 && o->pieces && o->pieces <= PD_SLOT_PIECES_MAX);
+    PD_CHECK(o->rows * o->per_token <= INT32_MAX && o->piece_rows[o->pieces] == o->rows && o->first);
+    PD_CHECK(o->rows == 0 || (o->choice && o->weights && o->slots && o->tokens && o->slot_weights));
+    return math->ops->slot_order(math, o, err);
+}
+
+pd_status pd_slot_counts(struct pd_math *math, uint32_t experts, uint32_t ranks, uint32_t pieces, const int32_t *first,
+                         int32_t *tokens, struct pd_error *err)
+{
+    PD_CHECK(experts && ranks && experts % ranks == 0 && pieces && first && tokens);
+    return math->ops->slot_counts(math, experts, ranks, pieces, first, tokens, err);
+}
+
+pd_status pd_router_losses(struct pd_math *math, const struct pd_router_losses *l, struct pd_error *err)
+{
+    PD_CHECK(l->experts && l->experts <= PD_EXPERTS_MAX && l->rows > 0 && l->scores && l->tokens && l->balance_loss);
+    PD_CHECK(l->z_pieces <= PD_SLOT_PIECES_MAX && (l->z_pieces == 0 || (l->lse && l->z_rows && l->z_loss)));
+    return math->ops->router_losses(math, l, err);
+}
+
+pd_status pd_slot_surplus(struct pd_math *math, uint32_t experts, double slots, float scale, const int32_t *tokens,
+                          float *out, struct pd_error *err)
+{
+    PD_CHECK(experts && tokens && out);
+    return math->ops->slot_surplus(math, experts, slots, scale, tokens, out, err);
+}
+
+pd_status pd_value_range(struct pd_math *math, uint64_t n, const float *values, float *range, struct pd_error *err)
+{
+    PD_CHECK(n && values && range);
+    return math->ops->value_range(math, n, values, range, err);
+}
+
 pd_status pd_gather_rows(struct pd_math *math, uint64_t rows, uint64_t bytes, const int32_t *from, const void *src,
                          void *dst, struct pd_error *err)
 {

@@ -60,7 +60,6 @@ void pd_math_free(struct pd_math *math);
     PD_MUST_USE pd_status pd_##name(struct pd_math *math, PD_MATH_OPERANDS operands, struct pd_error *err);
 PD_MATH_WORKSPACE(PD_MATH_WRAPPER)
 PD_MATH_KERNELS(PD_MATH_WRAPPER)
-PD_MATH_EXPERTS(PD_MATH_WRAPPER)
 #undef PD_MATH_WRAPPER
 PD_MUST_USE pd_status pd_gemm(struct pd_math *math, const struct pd_gemm *gemm, struct pd_error *err);
 PD_MUST_USE pd_status pd_superaccumulate(struct pd_math *math, uint64_t n, const double *terms,

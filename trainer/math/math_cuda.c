@@ -20,6 +20,9 @@ struct pd_math_cuda {
     struct pd_cuda_event *events;     /* of all marks ever set */
     struct pd_device_spans *spans;    /* NULL: time is not recorded */
     struct pd_stream *lane;           /* the same stream, for spans */
+    /* GEMM shapes of a rehearsal and later ones: hashes, 0: free. NULL: nothing was rehearsed. */
+    uint64_t *shapes;
+    uint32_t late_shapes;
 };
 
 static struct pd_math_cuda *cuda_of(struct pd_math *math)
@@ -53,23 +56,102 @@ static void *stream_of(struct pd_math *math)
 PD_MATH_KERNELS(FORWARDING_SLOT)
 PD_MATH_PLAIN(FORWARDING_SLOT)
 
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wunused-parameter"
-#define REFUSING_SLOT(name, operands, ...)                                                              \
-    static pd_status name##_slot(struct pd_math *math, PD_MATH_OPERANDS operands, struct pd_error *err) \
-    {                                                                                                   \
-        PD_FAIL(err, PD_UNSUPPORTED, "experts are not computed on GPUs yet (" #name ")");               \
+/* ---- products, and their rehearsal ---- */
+
+#define SHAPES_MAX 4096u /* a power of two; a model has some tens, with experts some hundreds */
+#define VARYING_ROWS_MIN 16u
+
+/* The rows that data decides. */
+static uint64_t *varying_rows(struct pd_gemm *g)
+{
+    return g->trans_a ? &g->k : &g->m;
+}
+
+/* The number of rows whose algorithm so many rows take: cuda/gemm.h. */
+static uint64_t rows_above(uint64_t rows)
+{
+    uint64_t power = VARYING_ROWS_MIN;
+    while (power < rows)
+        power *= 2;
+    return power;
+}
+
+static uint64_t alignment(const void *data, uint64_t ld, uint32_t bytes)
+{
+    const uint64_t all = (uint64_t)(uintptr_t)data | ld * bytes | 16;
+    return all & (~all + 1);
+}
+
+/* Of what an algorithm is chosen by. FNV-1a over words; never 0. */
+static uint64_t shape_hash(const struct pd_gemm *gemm)
+{
+    struct pd_gemm g = *gemm;
+    const bool adds = g.residual.data && g.residual.data != g.c.data;
+    if (g.rows_vary) *varying_rows(&g) = rows_above(*varying_rows(&g));
+    const uint64_t words[] = {g.m,
+                              g.n,
+                              g.k,
+                              g.a.ld,
+                              g.b.ld,
+                              g.c.ld,
+                              (uint64_t)g.a.dtype << 16 | (uint64_t)g.b.dtype << 8 | (uint64_t)g.c.dtype,
+                              (uint64_t)g.a_format << 8 | (uint64_t)g.b_format,
+                              (uint64_t)g.trans_a << 4 | (uint64_t)g.trans_b << 3 | (uint64_t)g.accumulate << 2 |
+                                  (uint64_t)(g.bias != NULL) << 1 | adds,
+                              alignment(g.a.data, g.a.ld, pd_dtype_bytes(g.a.dtype)),
+                              alignment(g.b.data, g.b.ld, pd_dtype_bytes(g.b.dtype)),
+                              alignment(g.c.data, g.c.ld, pd_dtype_bytes(g.c.dtype))};
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        hash = (hash ^ words[i]) * UINT64_C(0x100000001b3);
+    return hash ? hash : 1;
+}
+
+/* False if the shape was there, or the table is full. */
+static bool is_new_shape(uint64_t *shapes, uint64_t hash)
+{
+    for (uint32_t i = 0; i < SHAPES_MAX; i++) {
+        uint64_t *at = &shapes[(hash + i) % SHAPES_MAX];
+        if (*at == hash) return false;
+        if (*at) continue;
+        *at = hash;
+        return true;
     }
+    return false;
+}
 
-PD_MATH_EXPERTS(REFUSING_SLOT)
-#pragma GCC diagnostic pop
-
-/* ---- the others ---- */
+static void note_late_shape(struct pd_math_cuda *cuda, const struct pd_gemm *g)
+{
+    if (!cuda->shapes || !g->m || !g->n || !g->k || !is_new_shape(cuda->shapes, shape_hash(g))) return;
+    cuda->late_shapes++;
+    pd_log_warn(
+        "math",
+        "GEMM (%llu, %llu) by (%llu, %llu) was not loaded before the first exchange between GPUs, so loading it now may "
+        "wait for one; please report it",
+        (unsigned long long)g->m, (unsigned long long)g->k, (unsigned long long)g->k, (unsigned long long)g->n);
+}
 
 static pd_status gemm_slot(struct pd_math *math, const struct pd_gemm *gemm, struct pd_error *err)
 {
+    note_late_shape(cuda_of(math), gemm);
     SPANNED(math, "gemm", pd_cuda_gemms_run(cuda_of(math)->gemms, stream_of(math), gemm, err));
 }
+
+/* Each number of rows with an algorithm of its own is a shape. */
+static pd_status gemm_rehearsed(struct pd_math *math, const struct pd_gemm *gemm, struct pd_error *err)
+{
+    struct pd_math_cuda *cuda = cuda_of(math);
+    struct pd_gemm g = *gemm;
+    const uint64_t most = *varying_rows(&g);
+    for (uint64_t rows = VARYING_ROWS_MIN; g.rows_vary && rows < most; rows *= 2) {
+        *varying_rows(&g) = rows;
+        if (is_new_shape(cuda->shapes, shape_hash(&g))) PD_TRY(pd_cuda_gemms_run(cuda->gemms, cuda->stream, &g, err));
+    }
+    if (!is_new_shape(cuda->shapes, shape_hash(gemm))) return PD_OK;
+    return pd_cuda_gemms_run(cuda->gemms, cuda->stream, gemm, err);
+}
+
+/* ---- the others ---- */
 
 static pd_status attention_forward_slot(struct pd_math *math, const struct pd_attention *a, struct pd_error *err)
 {
@@ -123,11 +205,45 @@ static void free_slot(struct pd_math *math)
 {
     pd_cuda_events_free(cuda_of(math)->events);
     pd_cuda_gemms_free(cuda_of(math)->gemms);
+    free(cuda_of(math)->shapes);
     free(cuda_of(math));
 }
 
 #define ENTRY(name, ...) .name = name##_slot,
 static const struct pd_math_ops cuda_ops = {.name = "cuda", .sync = sync_slot, .free = free_slot, PD_MATH_ALL(ENTRY)};
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+#define SILENT_SLOT(name, operands, ...)                                                                  \
+    static pd_status name##_silent(struct pd_math *math, PD_MATH_OPERANDS operands, struct pd_error *err) \
+    {                                                                                                     \
+        return PD_OK;                                                                                     \
+    }
+PD_MATH_WORKSPACE(SILENT_SLOT)
+PD_MATH_KERNELS(SILENT_SLOT)
+PD_MATH_PLAIN(SILENT_SLOT)
+#pragma GCC diagnostic pop
+
+#define SILENT_ENTRY(name, ...) .name = name##_silent,
+static const struct pd_math_ops rehearsal_ops = {
+    .name = "cuda",
+    .sync = sync_slot,
+    .free = free_slot,
+    PD_MATH_WORKSPACE(SILENT_ENTRY) PD_MATH_KERNELS(SILENT_ENTRY) PD_MATH_PLAIN(SILENT_ENTRY).gemm = gemm_rehearsed,
+    .mark = mark_slot,
+    .reach = reach_slot};
+
+void pd_math_cuda_rehearse(struct pd_math *math, bool on)
+{
+    struct pd_math_cuda *cuda = cuda_of(math);
+    if (!cuda->shapes) cuda->shapes = calloc(SHAPES_MAX, sizeof *cuda->shapes);
+    math->ops = on && cuda->shapes ? &rehearsal_ops : &cuda_ops;
+}
+
+uint32_t pd_math_cuda_late_shapes(const struct pd_math *math)
+{
+    return ((const struct pd_math_cuda *)math)->late_shapes;
+}
 
 void pd_math_cuda_kernels(uint32_t capability, const struct pd_attention *attention, char *ret_text, size_t bytes)
 {

@@ -31,9 +31,14 @@ uint32_t pd_math_cuda_plain_shapes(const struct pd_math *math);
 
 /* Loads every kernel of the program onto the calling thread's device. CUDA otherwise loads one at its first launch and may
  * wait there for kernels that run: with one of NCCL's, whose peers wait for this rank, for ever. Call before the first
- * collective. Algorithms of cuBLASLt are still loaded by the first product of their shape.
+ * collective. Algorithms of cuBLASLt are loaded by the first product of their shape: rehearse them.
  *   errors   PD_NO_MEMORY, PD_DEVICE_LOST */
 PD_MUST_USE pd_status pd_math_cuda_load(struct pd_error *err);
+/* Until it is switched off, products load their algorithms, and all other operations do nothing. Products write to C; those
+ * whose rows data decides are made with each number of rows that has an algorithm of its own, up to m or k. */
+void pd_math_cuda_rehearse(struct pd_math *math, bool on);
+/* Number of GEMM shapes after a rehearsal that were not in it; each is logged. */
+uint32_t pd_math_cuda_late_shapes(const struct pd_math *math);
 uint32_t pd_math_cuda_kernel_count(void); /* how many those are; 0: a build without CUDA */
 
 /* Workspaces come from `arena` (PD_MEMORY_BUFFERS), which must provide device memory; on a dry arena *ret_math is NULL. */

@@ -52,12 +52,19 @@
     X(terms, (const struct pd_terms *terms), terms) /* gradients to integers, or integers added: terms.h */ \
     X(term_sums, (const struct pd_term_sums *sums), sums) /* and sums of terms to fp32 */ \
     /* sums (rows) fp64 = sum over columns of x^2, in fp64, 16 lanes; x (rows, columns) fp32 dense */ \
-    X(row_squares, (uint64_t rows, uint64_t columns, const float *x, double *sums), rows, columns, x, sums)
-
-/* Operations of experts. A CPU has one of each per instruction set; a GPU has none yet and refuses. */
-#define PD_MATH_EXPERTS(X) \
+    X(row_squares, (uint64_t rows, uint64_t columns, const float *x, double *sums), rows, columns, x, sums) \
     X(route_forward, (const struct pd_route *route), route) \
     X(route_backward, (const struct pd_route *route), route) \
+    X(slot_order, (const struct pd_slot_order *order), order) \
+    /* tokens (pieces, E) = how many slots of each piece an expert has, from `first` of a slot_order */ \
+    X(slot_counts, (uint32_t experts, uint32_t ranks, uint32_t pieces, const int32_t *first, int32_t *tokens), \
+      experts, ranks, pieces, first, tokens) \
+    X(router_losses, (const struct pd_router_losses *losses), losses) \
+    /* out[e] = scale * (tokens[e] * experts - slots) / power of two not below experts: exact unless scale is not */ \
+    X(slot_surplus, (uint32_t experts, double slots, float scale, const int32_t *tokens, float *out), \
+      experts, slots, scale, tokens, out) \
+    /* *range = largest minus smallest of n > 0 values */ \
+    X(value_range, (uint64_t n, const float *values, float *range), n, values, range) \
     /* dst row i = src row from[i], rows of `bytes` */ \
     X(gather_rows, (uint64_t rows, uint64_t bytes, const int32_t *from, const void *src, void *dst), \
       rows, bytes, from, src, dst) \
@@ -85,4 +92,4 @@
     X(reach, (const struct pd_math_mark *mark), mark)
 /* clang-format on */
 
-#define PD_MATH_ALL(X) PD_MATH_WORKSPACE(X) PD_MATH_KERNELS(X) PD_MATH_EXPERTS(X) PD_MATH_PLAIN(X) PD_MATH_OTHERS(X)
+#define PD_MATH_ALL(X) PD_MATH_WORKSPACE(X) PD_MATH_KERNELS(X) PD_MATH_PLAIN(X) PD_MATH_OTHERS(X)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ckpt/tensor/tensor.h"
+#include "trainer/math/expert_operations.h"
 #include "trainer/math/terms.h"
 #include <stdbool.h>
 
@@ -44,6 +45,7 @@ struct pd_gemm {
     uint64_t m, n, k;
     struct pd_matrix a, b, c; /* A is (m,k), or (k,m) if trans_a; B is (k,n), or (n,k) if trans_b */
     bool trans_a, trans_b;
+    bool rows_vary;   /* data decides m, or k if trans_a: a GPU chooses the algorithm for the next power of two */
     bool accumulate;  /* starts the chain from C, which is fp32 */
     const void *bias; /* (n) of bias_dtype, or NULL */
     enum pd_dtype bias_dtype;
@@ -205,53 +207,4 @@ struct pd_embedding {
     float *dtoken_table;    /* (V,C) overwritten with chains over rows, ascending; NULL: skip */
     float *dposition_table; /* (context,C) overwritten, likewise; NULL: none */
     bool adds;              /* backward adds to the tables; rows without tokens stay unchanged */
-};
-
-#define PD_EXPERTS_MAX 512u
-
-/* Chooses per_token experts for each row, by score plus bias; the lower of equal ones. With groups, from the experts of the
- * groups_kept groups whose two best have the largest sums. A chosen expert's weight is scale times its score, divided by the
- * sum of the chosen ones if `renormalise`. */
-struct pd_route {
-    uint64_t rows;
-    uint32_t experts, per_token, groups, groups_kept;
-    bool is_sigmoid; /* score: logistic function of the logit; false: softmax over all experts */
-    bool renormalise;
-    float scale;
-    const float *logits; /* (R,E) fp32 */
-    const float *bias;   /* (E) fp32, or NULL */
-    float *scores;       /* (R,E) */
-    int32_t *choice;     /* (R, per_token), best first */
-    float *weights;      /* (R, per_token), forward only */
-    float *lse;          /* (R) log of the sum of exponentials of the logits */
-    /* backward: the gradient of the chosen weights and of two auxiliary losses */
-    const float *dweights; /* (R, per_token) */
-    const float *balance;  /* (E) gradient of every row's scores, or NULL */
-    float z;               /* factor of lse^2 */
-    float *dlogits;        /* (R,E); may be logits if the router is a softmax */
-};
-
-/* out (R,C) = sum over j, ascending, of parts[slots[r,j]]. parts NULL: 0 */
-struct pd_combine {
-    uint64_t rows, columns;
-    uint32_t per_token;
-    const void *parts;    /* (slots, C) of dtype */
-    const int32_t *slots; /* (R, per_token) */
-    float *out;
-    enum pd_dtype dtype;
-};
-
-/* out = silu(gate) * up * weight of the row, rounded once. */
-struct pd_weighted_swiglu {
-    uint64_t rows, columns;
-    enum pd_dtype dtype;
-    const void *gate_up;  /* (R, 2F) */
-    const float *weights; /* (R) */
-    void *out;            /* (R,F) forward */
-    /* backward */
-    const void *dout; /* (R,F) */
-    void *dgate_up;   /* (R, 2F) */
-    uint32_t chunks;  /* of `chunk` columns each; the last ones may be short or empty */
-    uint64_t chunk;
-    float *dweights; /* (chunks, R): sum over a chunk's columns of dout * silu(gate) * up */
 };

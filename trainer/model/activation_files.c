@@ -262,7 +262,7 @@ pd_status pd_transformer_prefetch(struct pd_transformer *t, uint32_t slot, uint3
 pd_status pd_activations_ensure(struct pd_transformer *t, uint32_t slot, uint32_t block, struct pd_error *err)
 {
     const uint32_t place = pd_transformer_place(t, slot, block);
-    if (!pd_activations_are_away(t) || stays(t, place)) return PD_OK;
+    if (!pd_activations_are_away(t) || stays(t, place) || t->rehearses) return PD_OK;
     PD_TRY(pd_transformer_prefetch(t, slot, block, err));
     const uint32_t region = find_region(t, place);
     PD_TRY(clear_region(t, region, err));

@@ -36,6 +36,7 @@ static struct pass pass_of(struct pd_transformer *t, uint32_t slot, uint32_t blo
     PD_CHECK(block < t->model->config.layers);
     pd_fp8_enter(t, block);
     t->experts.is_absent = false;
+    pd_router_enter(t, place, &t->blocks[place].experts);
     return (struct pass){.t = t,
                          .places = t->model->places,
                          .up = pd_up_role(t->family),

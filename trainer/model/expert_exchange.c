@@ -30,22 +30,50 @@ uint64_t pd_experts_arrived(const struct pd_transformer *t)
     return (uint64_t)t->experts.slice.first[t->model->config.experts * t->sp.pieces];
 }
 
-pd_status pd_experts_meet(struct pd_transformer *t, struct pd_expert_activations *x, struct pd_error *err)
+static pd_status exchange_counts(struct pd_transformer *t, struct pd_expert_activations *x, struct pd_error *err)
 {
     const uint32_t all = t->model->config.experts * t->sp.pieces;
-    int32_t *own = x->counts + (uint64_t)t->options.ep_rank * all;
+    const uint64_t bytes = all * sizeof(int32_t);
+    int32_t *own = x->device_counts + (uint64_t)t->options.ep_rank * all;
     struct pd_peer_transfer *travel = &t->experts.travel;
-    if (t->options.ep == 1) return PD_OK;
-    for (uint32_t i = 0; i < all; i++)
-        own[i] = x->first[i + 1] - x->first[i];
+    PD_TRY(pd_slot_counts(t->math, all, 1, 1, x->device_first, own, err));
     pd_peer_transfer_clear(travel);
     for (uint32_t r = 0; r < t->options.ep; r++) {
         if (r == t->options.ep_rank) continue;
-        pd_peer_transfer_send(travel, r, own, all * sizeof *own);
-        pd_peer_transfer_recv(travel, r, x->counts + (uint64_t)r * all, all * sizeof *own);
+        pd_peer_transfer_send(travel, r, own, bytes);
+        pd_peer_transfer_recv(travel, r, x->device_counts + (uint64_t)r * all, bytes);
     }
     PD_TRY(pd_peer_transfer_start(travel, err));
-    return pd_peer_transfer_wait(travel, err);
+    PD_TRY(pd_peer_transfer_wait(travel, err));
+    return t->options.on_device ? pd_math_copy(t->math, x->counts, x->device_counts, t->options.ep * bytes, err) : PD_OK;
+}
+
+/* All rows of this rank, one an expert and token, go to its own first expert, which no product exceeds. */
+static void rehearse_counts(const struct pd_transformer *t, struct pd_expert_activations *x)
+{
+    const uint32_t all = t->model->config.experts * t->sp.pieces, ep = t->options.ep, own = t->options.ep_rank * (all / ep);
+    for (uint32_t i = 0; i <= all; i++)
+        x->first[i] = i > own ? (int32_t)t->rows : 0;
+    for (uint32_t i = 0; ep > 1 && i < ep * all; i++)
+        x->counts[i] = i == t->options.ep_rank * all + own ? (int32_t)t->rows : 0;
+}
+
+/* Waits until the host has first and counts. */
+static pd_status wait_for_counts(struct pd_transformer *t, struct pd_expert_activations *x, struct pd_error *err)
+{
+    if (!t->options.on_device) return PD_OK;
+    PD_TRY(pd_math_mark(t->math, &t->experts.counted, err));
+    PD_TRY(pd_math_reach(t->math, &t->experts.counted, err));
+    if (t->rehearses) rehearse_counts(t, x);
+    return PD_OK;
+}
+
+/* The only time in a pass over a block that the host waits for its GPU: it launches a product an expert, and lists what
+ * travels, by numbers that are only known now. Gathering the rows is queued before. */
+pd_status pd_experts_meet(struct pd_transformer *t, struct pd_expert_activations *x, struct pd_error *err)
+{
+    if (t->options.ep > 1) PD_TRY(exchange_counts(t, x, err));
+    return wait_for_counts(t, x, err);
 }
 
 /* ---- slices ---- */

@@ -40,25 +40,36 @@ static uint32_t first_at(const struct pd_transformer *t, uint32_t expert, uint32
     return pd_expert_position(t, expert) * t->sp.pieces + place;
 }
 
-/* Orders (token, choice) by the rank of the expert, the expert, then by token. */
-static void order_slots(struct pd_transformer *t, struct pd_expert_activations *x)
+uint64_t pd_expert_place_counts(const struct pd_transformer *t)
 {
-    const uint32_t k = t->model->config.experts_per_token, count = t->model->config.experts * t->sp.pieces;
-    memset(x->first, 0, (count + 1ull) * sizeof *x->first);
-    for (uint32_t place = 0; place < t->sp.pieces; place++)
-        for (uint64_t i = t->sp.row[place] * k; i < t->sp.row[place + 1] * k; i++)
-            x->first[first_at(t, (uint32_t)x->choice[i], place) + 1]++;
-    for (uint32_t i = 0; i < count; i++)
-        x->first[i + 1] += x->first[i];
-    for (uint32_t place = 0; place < t->sp.pieces; place++)
-        for (uint64_t i = t->sp.row[place] * k; i < t->sp.row[place + 1] * k; i++) { /* advances first to the end */
-            const int32_t slot = x->first[first_at(t, (uint32_t)x->choice[i], place)]++;
-            x->slots[i] = slot;
-            x->tokens[slot] = (int32_t)(i / k);
-            x->weights[slot] = t->experts.weights[i];
-        }
-    memmove(x->first + 1, x->first, count * sizeof *x->first);
-    x->first[0] = 0;
+    return t->model->config.experts * (uint64_t)t->sp.pieces * (t->options.ep > 1 ? 1 + t->options.ep : 1) + 1;
+}
+
+void pd_router_enter(struct pd_transformer *t, uint32_t place, struct pd_expert_activations *x)
+{
+    if (!t->options.on_device || !t->experts.firsts) return;
+    x->first = t->experts.firsts + place * pd_expert_place_counts(t);
+    x->counts = x->first + t->model->config.experts * (uint64_t)t->sp.pieces + 1;
+}
+
+static pd_status order_slots(struct pd_transformer *t, struct pd_expert_activations *x, struct pd_error *err)
+{
+    const struct pd_slot_order order = {.rows = t->rows,
+                                        .experts = t->model->config.experts,
+                                        .per_token = t->model->config.experts_per_token,
+                                        .ranks = t->options.ep,
+                                        .pieces = t->sp.pieces,
+                                        .piece_rows = t->sp.row,
+                                        .choice = x->choice,
+                                        .weights = t->experts.weights,
+                                        .slots = x->slots,
+                                        .tokens = x->tokens,
+                                        .slot_weights = x->weights,
+                                        .first = x->device_first};
+    PD_TRY(pd_slot_order(t->math, &order, err));
+    if (!t->options.on_device) return PD_OK;
+    const uint64_t count = order.experts * (uint64_t)order.pieces + 1;
+    return pd_math_copy(t->math, x->first, x->device_first, count * sizeof *x->first, err);
 }
 
 static pd_status logits_of(struct pd_transformer *t, const void *norm2, void *const *w, struct pd_error *err)
@@ -85,8 +96,7 @@ pd_status pd_router_choose(struct pd_transformer *t, const void *norm2, struct p
         route.bias = t->experts.bias;
     }
     PD_TRY(pd_route_forward(t->math, &route, err));
-    order_slots(t, x);
-    return PD_OK;
+    return order_slots(t, x, err);
 }
 
 /* ---- auxiliary losses and statistics ---- */
@@ -99,6 +109,7 @@ void pd_experts_begin(struct pd_transformer *t)
     memset(c->tokens, 0, m->layers * (m->experts + 1ull) * sizeof *c->tokens);
     pd_superaccumulator_init(&c->balance);
     pd_superaccumulator_init(&c->z);
+    t->experts.has_sums = false;
 }
 
 static uint64_t tokens_of(const struct pd_transformer *t, const struct pd_expert_activations *x, uint32_t expert,
@@ -116,9 +127,8 @@ pd_status pd_router_meet(struct pd_transformer *t, const struct pd_expert_activa
     for (uint32_t place = 0; place < t->sp.pieces; place++) {
         PD_TRY(pd_column_sum(t->math, t->sp.rows[place], experts, experts, PD_F32, x->scores + t->sp.row[place] * experts,
                              t->experts.scores + own + place * (uint64_t)experts, err));
-        for (uint32_t e = 0; e < experts; e++)
-            t->experts.tokens[own + place * (uint64_t)experts + e] = (int32_t)tokens_of(t, x, e, place);
     }
+    PD_TRY(pd_slot_counts(t->math, experts, t->options.ep, t->sp.pieces, x->device_first, t->experts.tokens + own, err));
     if (t->partition.sp == 1) return PD_OK;
     pd_peer_transfer_clear(meeting);
     for (uint32_t r = 0; r < t->partition.sp; r++) {
@@ -131,81 +141,94 @@ pd_status pd_router_meet(struct pd_transformer *t, const struct pd_expert_activa
     return pd_peer_transfer_start(meeting, err);
 }
 
-/* Of the whole micro-batch, piece after piece in the order of places. */
-static double met_scores(const struct pd_transformer *t, uint32_t expert)
+/* Where the losses are added up: on a GPU in its memory, from zeros on. */
+static pd_status begin_sums(struct pd_transformer *t, struct pd_error *err)
 {
-    double sum = 0;
-    for (uint32_t i = 0; i < t->sp.total; i++)
-        sum += t->experts.scores[(uint64_t)i * t->model->config.experts + expert];
-    return sum;
+    struct pd_expert_work *w = &t->experts;
+    const uint32_t layers = t->model->config.layers;
+    if (!t->options.on_device || w->has_sums) return PD_OK;
+    memset(w->host_sums, 0, sizeof *w->host_sums);
+    memset(w->host_ranges, 0, layers * sizeof *w->host_ranges);
+    w->has_sums = true;
+    PD_TRY(pd_math_copy(t->math, w->sums, w->host_sums, sizeof *w->sums, err));
+    return pd_math_copy(t->math, w->ranges, w->host_ranges, layers * sizeof *w->ranges, err);
 }
 
-static uint64_t met_tokens(const struct pd_transformer *t, uint32_t expert)
+static void set_range(struct pd_transformer *t, uint32_t block, float range)
 {
-    uint64_t sum = 0;
-    for (uint32_t i = 0; i < t->sp.total; i++)
-        sum += (uint64_t)t->experts.tokens[(uint64_t)i * t->model->config.experts + expert];
-    return sum;
+    memcpy(&t->expert_counts.tokens[(block + 1) * (t->model->config.experts + 1ull) - 1], &range, sizeof range);
 }
 
-static double micro_batch_rows(const struct pd_transformer *t)
+pd_status pd_transformer_expert_read(struct pd_transformer *t, struct pd_error *err)
 {
-    return (double)t->options.sequences * t->options.length;
-}
-
-/* Balance loss: E * sum over experts of (share of tokens that chose it) * (mean score). z loss: mean of lse^2. Here for the
- * statistics of a block and micro-batch; their gradients are in route_backward. */
-static void count_block(struct pd_transformer *t, uint32_t block, const struct pd_expert_activations *x)
-{
-    const uint32_t experts = t->model->config.experts;
-    const double rows = micro_batch_rows(t);
-    struct pd_expert_counts *c = &t->expert_counts;
-    double balance = 0;
-    for (uint32_t e = 0; e < experts; e++)
-        balance += (double)met_tokens(t, e) / rows * (met_scores(t, e) / rows);
-    if (t->partition.sp_rank == 0) pd_superaccumulator_add(&c->balance, balance * experts);
-    for (uint32_t place = 0; place < t->sp.pieces; place++) {
-        double z = 0;
-        for (uint64_t r = t->sp.row[place]; r < t->sp.row[place + 1]; r++)
-            z += (double)x->lse[r] * x->lse[r];
-        pd_superaccumulator_add(&c->z, z / rows);
-        for (uint32_t e = 0; e < experts; e++)
-            c->tokens[block * (experts + 1ull) + e] += tokens_of(t, x, e, place);
-    }
-}
-
-/* Gradients of losses are of sums over tokens, so an auxiliary loss, a mean over tokens and blocks, counts once a token. */
-static void balance_gradient(struct pd_transformer *t)
-{
-    const struct pd_model_config *c = &t->model->config;
-    const double blocks = c->layers - c->dense_blocks, factor = t->scale * (double)c->balance_loss * c->experts / blocks;
-    for (uint32_t e = 0; e < c->experts; e++)
-        t->experts.balance[e] = (float)(factor * (double)met_tokens(t, e) / micro_batch_rows(t));
-}
-
-static pd_status bias_gradient(struct pd_transformer *t, void *context, uint32_t place, float *dst, struct pd_error *err)
-{
-    const struct pd_expert_activations *x = context;
-    const struct pd_model_config *c = &t->model->config;
-    const double slots = (double)t->sp.rows[place] * c->experts_per_token;
-    uint64_t unit = 1;
-    (void)err;
-    while (unit < c->experts)
-        unit *= 2;
-    /* Whole numbers, so that sums are exact: positive where an expert has more tokens than the mean. */
-    for (uint32_t e = 0; e < c->experts; e++)
-        dst[e] = t->scale * (float)((double)tokens_of(t, x, e, place) * c->experts - slots) / (float)unit;
+    struct pd_expert_work *w = &t->experts;
+    const uint32_t layers = t->model->config.layers;
+    if (!t->options.on_device || !w->has_sums) return PD_OK;
+    PD_TRY(pd_math_copy(t->math, w->host_sums, w->sums, sizeof *w->sums, err));
+    PD_TRY(pd_math_copy(t->math, w->host_ranges, w->ranges, layers * sizeof *w->ranges, err));
+    PD_TRY(pd_math_sync(t->math, err));
+    pd_superaccumulator_normalise(&w->host_sums->balance);
+    pd_superaccumulator_normalise(&w->host_sums->z);
+    t->expert_counts.balance = w->host_sums->balance;
+    t->expert_counts.z = w->host_sums->z;
+    for (uint32_t block = 0; block < layers; block++)
+        set_range(t, block, w->host_ranges[block]);
     return PD_OK;
 }
 
-static float range_of(const float *values, uint32_t count)
+/* Counts of a block and micro-batch, auxiliary losses for the statistics, and the gradient of the balance loss. Gradients of
+ * losses are of sums over tokens, so an auxiliary loss, a mean over tokens and blocks, counts once a token. */
+static pd_status count_block(struct pd_transformer *t, uint32_t block, const struct pd_expert_activations *x,
+                             struct pd_error *err)
 {
-    float low = values[0], high = values[0];
-    for (uint32_t i = 1; i < count; i++) {
-        low = values[i] < low ? values[i] : low;
-        high = values[i] > high ? values[i] : high;
-    }
-    return high - low;
+    const struct pd_model_config *m = &t->model->config;
+    const double blocks = m->layers - m->dense_blocks;
+    struct pd_expert_counts *c = &t->expert_counts;
+    const struct pd_router_losses losses = {.experts = m->experts,
+                                            .pieces = t->sp.total,
+                                            .rows = (double)t->options.sequences * t->options.length,
+                                            .scores = t->experts.scores,
+                                            .tokens = t->experts.tokens,
+                                            .factor = t->scale * (double)m->balance_loss * m->experts / blocks,
+                                            .balance = t->experts.balance,
+                                            .balance_loss = t->experts.losses,
+                                            .lse = x->lse,
+                                            .z_pieces = t->sp.pieces,
+                                            .z_rows = t->sp.row,
+                                            .z_loss = t->experts.losses + 1};
+    struct pd_superaccumulator *balance = t->options.on_device ? &t->experts.sums->balance : &c->balance,
+                               *z = t->options.on_device ? &t->experts.sums->z : &c->z;
+    PD_TRY(begin_sums(t, err));
+    PD_TRY(pd_router_losses(t->math, &losses, err));
+    if (t->partition.sp_rank == 0) PD_TRY(pd_superaccumulate(t->math, 1, losses.balance_loss, balance, err));
+    PD_TRY(pd_superaccumulate(t->math, t->sp.pieces, losses.z_loss, z, err));
+    for (uint32_t e = 0; e < m->experts; e++)
+        for (uint32_t place = 0; place < t->sp.pieces; place++)
+            c->tokens[block * (m->experts + 1ull) + e] += tokens_of(t, x, e, place);
+    return PD_OK;
+}
+
+/* Whole numbers, so that sums are exact: positive where an expert has more tokens than the mean. */
+static pd_status bias_gradient(struct pd_transformer *t, void *context, uint32_t place, float *dst, struct pd_error *err)
+{
+    const struct pd_model_config *c = &t->model->config;
+    const uint64_t at = ((uint64_t)t->partition.sp_rank * t->sp.pieces + place) * c->experts;
+    (void)context;
+    return pd_slot_surplus(t->math, c->experts, (double)t->sp.rows[place] * c->experts_per_token, t->scale,
+                           t->experts.tokens + at, dst, err);
+}
+
+static pd_status bias_backward(struct pd_transformer *t, uint32_t block, const void *bias, float *gradient,
+                               struct pd_error *err)
+{
+    const uint32_t experts = t->model->config.experts;
+    float range;
+    PD_TRY(pd_vector_gradient(t, experts, bias_gradient, NULL, gradient, err));
+    PD_TRY(pd_cast(t->math, experts, PD_F32, t->experts.bias, t->options.dtype, bias, err));
+    if (t->options.on_device) return pd_value_range(t->math, experts, t->experts.bias, t->experts.ranges + block, err);
+    PD_TRY(pd_value_range(t->math, experts, t->experts.bias, &range, err));
+    set_range(t, block, range);
+    return PD_OK;
 }
 
 /* ---- backward ---- */
@@ -217,15 +240,16 @@ static float *dlogits_of(const struct pd_transformer *t)
 }
 
 /* dW (E,C) = dlogits^T norm2, a chain of tokens a piece. */
-static pd_status router_piece(struct pd_transformer *t, void *norm2, uint32_t place, float *dst, struct pd_error *err)
+static pd_status router_piece(struct pd_transformer *t, void *context, uint32_t place, float *dst, struct pd_error *err)
 {
+    const struct pd_matrix *norm2 = context;
     const uint64_t experts = t->model->config.experts, hidden = t->model->config.hidden, row = t->sp.row[place];
     const struct pd_gemm g = {.m = experts,
                               .n = hidden,
                               .k = t->sp.rows[place],
                               .trans_a = true,
                               .a = {dlogits_of(t) + row * experts, PD_F32, experts},
-                              .b = {(char *)norm2 + row * hidden * t->element_bytes, t->options.dtype, hidden},
+                              .b = {(char *)norm2->data + row * hidden * pd_dtype_bytes(norm2->dtype), norm2->dtype, hidden},
                               .c = {dst, PD_F32, hidden},
                               .residual = pd_gradient_so_far(t, dst, hidden)};
     return pd_gemm(t->math, &g, err);
@@ -240,34 +264,38 @@ pd_status pd_router_backward(struct pd_transformer *t, uint32_t block, const str
     struct pd_route route = route_of(t, x);
     PD_TRY(pd_peer_transfer_wait(&t->experts.meeting, err));
     if (dlogits_of(t) != t->experts.logits) PD_TRY(logits_of(t, a->norm2, w, err));
-    count_block(t, block, x);
-    if (c->balance_loss > 0) {
-        balance_gradient(t);
-        route.balance = t->experts.balance;
-    }
+    PD_TRY(count_block(t, block, x, err));
+    if (c->balance_loss > 0) route.balance = t->experts.balance;
     route.dweights = t->experts.weights;
     route.z = t->scale * c->z_loss / (float)(c->layers - c->dense_blocks);
     route.dlogits = dlogits_of(t);
     PD_TRY(pd_route_backward(t->math, &route, err));
-    if (bias >= 0) {
-        PD_TRY(pd_vector_gradient(t, c->experts, bias_gradient, (void *)(uintptr_t)x, g[bias], err));
-        PD_TRY(pd_cast(t->math, c->experts, PD_F32, t->experts.bias, t->options.dtype, w[bias], err));
-        const float range = range_of(t->experts.bias, c->experts);
-        memcpy(&t->expert_counts.tokens[block * (c->experts + 1ull) + c->experts], &range, sizeof range);
+    if (bias >= 0) PD_TRY(bias_backward(t, block, w[bias], g[bias], err));
+    struct pd_matrix norm2 = {a->norm2, t->options.dtype, c->hidden};
+    if (t->experts.widens) {
+        PD_TRY(pd_cast(t->math, t->rows * c->hidden, PD_F32, t->experts.product, t->options.dtype, a->norm2, err));
+        norm2 = (struct pd_matrix){t->experts.product, PD_F32, c->hidden};
     }
-    return pd_piece_gradients(t, (uint64_t)c->experts * c->hidden, router_piece, a->norm2,
+    return pd_piece_gradients(t, (uint64_t)c->experts * c->hidden, router_piece, &norm2,
                               g[t->model->places[PD_ROLE_ROUTER][0]], err);
 }
 
 pd_status pd_router_input(struct pd_transformer *t, void *const *w, struct pd_matrix chain, struct pd_error *err)
 {
     const struct pd_model_config *c = &t->model->config;
+    struct pd_matrix weight = router_weight(t, w);
+    if (t->tp.first_chunk) return PD_OK;
+    if (t->experts.widens) {
+        PD_TRY(pd_cast(t->math, (uint64_t)c->experts * c->hidden, PD_F32, t->experts.wide_weight, weight.dtype, weight.data,
+                       err));
+        weight.data = t->experts.wide_weight, weight.dtype = PD_F32;
+    }
     const struct pd_gemm g = {.m = t->rows,
                               .n = c->hidden,
                               .k = c->experts,
                               .accumulate = true,
                               .a = {dlogits_of(t), PD_F32, c->experts},
-                              .b = router_weight(t, w),
+                              .b = weight,
                               .c = chain};
-    return t->tp.first_chunk == 0 ? pd_gemm(t->math, &g, err) : PD_OK;
+    return pd_gemm(t->math, &g, err);
 }

@@ -9,7 +9,8 @@
  *             are cut, a chain over its tokens of each piece, which is a term
  *
  * A token's weight multiplies the expert's hidden row before the product with down, so backward needs no result of an expert.
- * On a CPU an element's bits do not depend on the number of rows of a product, so slots are not padded; a GPU will have to.
+ * On a CPU an element's bits do not depend on the number of rows of a product; on a GPU its algorithm is chosen by that number
+ * alone (pd_gemm.rows_vary). So slots are not padded.
  *
  *   source  Shazeer et al. 2017 */
 #include "resharder/layout.h"
@@ -41,6 +42,7 @@ struct gated {
     uint64_t columns; /* of this rank */
     const void *gate_up, *down;
     float *dgate_up, *ddown;
+    bool rows_vary; /* an expert */
 };
 
 static struct gated expert_of(const struct pd_transformer *t, uint32_t number, void *const *w)
@@ -50,7 +52,8 @@ static struct gated expert_of(const struct pd_transformer *t, uint32_t number, v
                           w[expert_tensor(t, number, 0)],
                           w[expert_tensor(t, number, 2)],
                           NULL,
-                          NULL};
+                          NULL,
+                          true};
 }
 
 /* A group's rows of the slice. */
@@ -75,7 +78,8 @@ static struct gated shared_of(const struct pd_transformer *t, void *const *w, fl
                           w[gate],
                           w[down],
                           g ? g[gate] : NULL,
-                          g ? g[down] : NULL};
+                          g ? g[down] : NULL,
+                          false};
 }
 
 /* up (n, 2F) = x (n,C) [gate; up]^T */
@@ -83,8 +87,14 @@ static pd_status gated_up(struct pd_transformer *t, const struct gated *m, uint6
                           struct pd_matrix up, struct pd_error *err)
 {
     const uint64_t hidden = t->model->config.hidden;
-    const struct pd_gemm g = {
-        .m = n, .n = 2 * m->columns, .k = hidden, .trans_b = true, .a = x, .b = act(t, m->gate_up, 0, hidden), .c = up};
+    const struct pd_gemm g = {.m = n,
+                              .n = 2 * m->columns,
+                              .k = hidden,
+                              .trans_b = true,
+                              .rows_vary = m->rows_vary,
+                              .a = x,
+                              .b = act(t, m->gate_up, 0, hidden),
+                              .c = up};
     return n && m->columns ? pd_gemm(t->math, &g, err) : PD_OK;
 }
 
@@ -99,6 +109,7 @@ static pd_status gated_down(struct pd_transformer *t, const struct gated *m, uin
                               .n = hidden,
                               .k = k,
                               .trans_b = true,
+                              .rows_vary = m->rows_vary,
                               .accumulate = adds,
                               .a = {(char *)x.data + r.begin * t->element_bytes, x.dtype, x.ld},
                               .b = act(t, m->down, r.begin * hidden, k),
@@ -116,6 +127,7 @@ static pd_status gated_down_input(struct pd_transformer *t, const struct gated *
         const struct pd_gemm g = {.m = n,
                                   .n = columns,
                                   .k = hidden,
+                                  .rows_vary = m->rows_vary,
                                   .a = dy,
                                   .b = act(t, m->down, r.begin * hidden, columns),
                                   .c = {(char *)dhidden.data + r.begin * t->element_bytes, dhidden.dtype, dhidden.ld}};
@@ -138,6 +150,7 @@ static pd_status gated_up_input(struct pd_transformer *t, const struct gated *m,
         const struct pd_gemm g = {.m = n,
                                   .n = hidden,
                                   .k = is_whole ? 2 * m->columns : r.end - r.begin,
+                                  .rows_vary = m->rows_vary,
                                   .accumulate = adds || half,
                                   .a = {(char *)dup.data + column * t->element_bytes, dup.dtype, dup.ld},
                                   .b = act(t, m->gate_up, column * hidden, hidden),
@@ -148,13 +161,14 @@ static pd_status gated_up_input(struct pd_transformer *t, const struct gated *m,
 }
 
 /* dW (out, in) = dy^T x over n rows; 0 if there are none. */
-static pd_status rows_gradient(struct pd_transformer *t, uint64_t out, uint64_t in, uint64_t n, struct pd_matrix dy,
-                               struct pd_matrix x, float *dst, struct pd_error *err)
+static pd_status rows_gradient(struct pd_transformer *t, uint64_t out, uint64_t in, uint64_t n, bool rows_vary,
+                               struct pd_matrix dy, struct pd_matrix x, float *dst, struct pd_error *err)
 {
     const struct pd_gemm g = {.m = out,
                               .n = in,
                               .k = n,
                               .trans_a = true,
+                              .rows_vary = rows_vary,
                               .a = dy,
                               .b = x,
                               .c = {dst, PD_F32, in},
@@ -167,12 +181,12 @@ static pd_status gated_weights(struct pd_transformer *t, const struct gated *m, 
                                struct pd_matrix dup, struct pd_matrix hidden_rows, struct pd_matrix dy, struct pd_error *err)
 {
     const uint64_t hidden = t->model->config.hidden;
-    PD_TRY(rows_gradient(t, 2 * m->columns, hidden, n, dup, x, m->dgate_up, err));
+    PD_TRY(rows_gradient(t, 2 * m->columns, hidden, n, m->rows_vary, dup, x, m->dgate_up, err));
     for (uint32_t i = 0; i < t->tp.chunks; i++) {
         const struct pd_range r = pd_chunk_columns(t, m->ffn, 1, i);
         const struct pd_matrix part = {(char *)hidden_rows.data + r.begin * t->element_bytes, hidden_rows.dtype,
                                        hidden_rows.ld};
-        PD_TRY(rows_gradient(t, hidden, r.end - r.begin, n, dy, part, m->ddown + r.begin * hidden, err));
+        PD_TRY(rows_gradient(t, hidden, r.end - r.begin, n, m->rows_vary, dy, part, m->ddown + r.begin * hidden, err));
     }
     return PD_OK;
 }
@@ -335,7 +349,9 @@ pd_status pd_experts_join_forward(struct pd_transformer *t, struct pd_block_acti
                                   struct pd_error *err)
 {
     struct pd_expert_activations *x = &a->experts;
-    memset(x->first, 0, (t->model->config.experts * t->sp.pieces + 1ull) * sizeof *x->first);
+    const uint64_t bytes = (t->model->config.experts * t->sp.pieces + 1ull) * sizeof *x->first;
+    memset(x->first, 0, bytes);
+    if (t->options.on_device) PD_TRY(pd_math_copy(t->math, x->device_first, t->experts.zeros, bytes, err));
     PD_TRY(pd_experts_meet(t, x, err));
     pd_experts_first_slice(t, x);
     do {

@@ -21,9 +21,11 @@ struct pd_expert_activations {
     int32_t *choice;                 /* (R, k) */
     int32_t *slots;                  /* (R, k) slot of each choice */
     int32_t *tokens;                 /* (S) row of each slot */
-    int32_t *first;                  /* (E * pieces + 1) first slot of each expert and piece of this rank */
+    int32_t *first;                  /* (E * pieces + 1) first slot of each expert and piece of this rank; for the host */
+    int32_t *device_first;           /* the same for operations; on a CPU `first` itself */
     float *weights;                  /* (S) */
     int32_t *counts;                 /* (ep, E * pieces) rows of each of the ep ranks, as its `first`; only with ep > 1 */
+    int32_t *device_counts;          /* the same, as they arrive; on a CPU `counts` itself */
     struct pd_expert_products kept;  /* of the first slice */
     void *shared_up, *shared_hidden; /* (R, 2G), (R, G) act, G columns of shared experts */
 };
@@ -52,8 +54,18 @@ struct pd_expert_work {
     float *weights;                  /* (R, k), then their gradient */
     float *dlogits;                  /* (R,E), only if backward reads logits */
     float *bias, *balance;           /* (E) */
-    float *scores;                   /* (pieces of a sequence, E) sums of scores over the rows of a piece */
-    int32_t *tokens;                 /* (the same) rows of each piece that chose each expert */
+    double *losses;                  /* balance loss of a block and micro-batch, then z losses of this rank's pieces */
+    float *wide_weight;              /* (E,C) of the router, if the type of activations is another: `widens` */
+    bool widens;                     /* cuBLASLt does not multiply operands of two types */
+    /* On a GPU. Copies to `firsts` begin in pd_router_choose and pd_experts_meet, which waits for them. */
+    int32_t *firsts; /* (places, pd_expert_place_counts) host: `first`, then `counts` of each place */
+    int32_t *zeros;  /* (E * pieces + 1) host */
+    struct pd_math_mark counted;
+    struct pd_expert_sums *sums, *host_sums; /* sums on the device, and their copy: zeros, then what was added up */
+    float *ranges, *host_ranges;             /* (layers) ranges of the selection bias; the copy */
+    bool has_sums;                           /* since pd_experts_begin */
+    float *scores;                           /* (pieces of a sequence, E) sums of scores over the rows of a piece */
+    int32_t *tokens;                         /* (the same) rows of each piece that chose each expert */
     void *dup, *dhidden, *dshared_up, *dshared_hidden;
     float *dweights, *arrived_dweights, *dchosen; /* (chunks, S); (chunks, N); (chunks, R, k) */
     struct pd_peer_transfer travel;
@@ -73,6 +85,11 @@ struct pd_expert_rows {
 struct pd_expert_counts {
     uint64_t *tokens; /* (layers, E + 1) that chose each expert; then the bits of the range of the selection bias, a float */
     struct pd_superaccumulator balance, z; /* auxiliary losses of blocks and micro-batches, without coefficients */
+};
+
+/* As in pd_expert_counts. */
+struct pd_expert_sums {
+    struct pd_superaccumulator balance, z;
 };
 
 struct pd_block_activations;
@@ -95,6 +112,9 @@ PD_MUST_USE pd_status pd_experts_join_backward(struct pd_transformer *t, struct 
 /* ---- expert_router.c ---- */
 PD_MUST_USE pd_status pd_router_choose(struct pd_transformer *t, const void *norm2, struct pd_expert_activations *x,
                                        void *const *w, struct pd_error *err);
+uint64_t pd_expert_place_counts(const struct pd_transformer *t);
+/* The host's memory of a place. Call before a pass over its block. */
+void pd_router_enter(struct pd_transformer *t, uint32_t place, struct pd_expert_activations *x);
 /* Counts of the whole micro-batch; sp ranks start to tell each other. Call before pd_router_backward. */
 PD_MUST_USE pd_status pd_router_meet(struct pd_transformer *t, const struct pd_expert_activations *x, struct pd_error *err);
 /* From the gradient of a token's weights to that of the logits, the router's weight and its bias. */

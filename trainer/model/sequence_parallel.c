@@ -14,7 +14,8 @@ pd_status pd_take_piece(struct pd_transformer *t, const float *gradient, uint64_
 pd_status pd_take_piece_of(struct pd_transformer *t, uint32_t source, const float *gradient, uint64_t n,
                            struct pd_error *err)
 {
-    return t->sp.pieces == 1 ? PD_OK : t->options.take_piece(t->options.take_context, source, gradient, n, err);
+    return t->sp.pieces == 1 || t->rehearses ? PD_OK
+                                             : t->options.take_piece(t->options.take_context, source, gradient, n, err);
 }
 
 pd_status pd_piece_gradients(struct pd_transformer *t, uint64_t n, pd_piece_gradient *piece, void *context, float *dst,

@@ -83,12 +83,13 @@ static void take_experts(const struct pd_transformer *t, struct pd_expert_activa
     x->choice = take_from(allocator, slots, sizeof(int32_t));
     x->slots = take_from(allocator, slots, sizeof(int32_t));
     x->tokens = take_from(allocator, slots, sizeof(int32_t));
-    x->first = take_from(allocator, c->experts * t->sp.pieces + 1ull, sizeof(int32_t));
+    x->first = x->device_first = take_from(allocator, c->experts * t->sp.pieces + 1ull, sizeof(int32_t));
     x->weights = take_from(allocator, slots, sizeof(float));
     x->kept.weights = x->weights;
     x->kept.arrived = NULL;
     if (t->options.ep > 1) {
-        x->counts = take_from(allocator, (uint64_t)t->options.ep * c->experts * t->sp.pieces, sizeof(int32_t));
+        x->counts = x->device_counts =
+            take_from(allocator, (uint64_t)t->options.ep * c->experts * t->sp.pieces, sizeof(int32_t));
         x->kept.weights = take_from(allocator, arrivals, sizeof(float));
         x->kept.arrived = take_from(allocator, arrivals * c->hidden, t->element_bytes);
     }
@@ -330,13 +331,29 @@ static void take_slices(struct pd_transformer *t, struct pd_arena *arena)
     const struct pd_model_config *c = &t->model->config;
     struct pd_expert_work *x = &t->experts;
     const uint64_t bytes = t->element_bytes, again = x->is_sliced ? x->limit : 0;
-    x->slice.begin = storage_take(arena, t->options.ep, sizeof *x->slice.begin);
-    x->slice.end = storage_take(arena, t->options.ep, sizeof *x->slice.end);
-    if (t->options.ep > 1) x->slice.own = storage_take(arena, c->experts * t->sp.pieces + 1ull, sizeof(int32_t));
+    x->slice.begin = take_host(arena, t->options.ep, sizeof *x->slice.begin);
+    x->slice.end = take_host(arena, t->options.ep, sizeof *x->slice.end);
+    if (t->options.ep > 1) x->slice.own = take_host(arena, c->experts * t->sp.pieces + 1ull, sizeof(int32_t));
     x->again.arrived = storage_take(arena, again * c->hidden, bytes);
     x->again.weights = storage_take(arena, again, sizeof(float));
     x->again.up = storage_take(arena, again * 2 * t->share.expert_columns, bytes);
     x->again.hidden = storage_take(arena, again * t->share.expert_columns, bytes);
+}
+
+static void take_expert_sums(struct pd_transformer *t, struct pd_arena *arena)
+{
+    const struct pd_model_config *c = &t->model->config;
+    struct pd_expert_work *x = &t->experts;
+    x->losses = storage_take(arena, 1ull + t->sp.pieces, sizeof(double));
+    x->widens = t->options.on_device && t->options.dtype != PD_F32;
+    if (x->widens) x->wide_weight = storage_take(arena, (uint64_t)c->experts * c->hidden, sizeof(float));
+    if (!t->options.on_device) return;
+    x->firsts = take_host(arena, t->place_count * pd_expert_place_counts(t), sizeof(int32_t));
+    x->zeros = take_host(arena, c->experts * (uint64_t)t->sp.pieces + 1, sizeof(int32_t));
+    x->sums = storage_take(arena, 1, sizeof *x->sums);
+    x->host_sums = take_host(arena, 1, sizeof *x->host_sums);
+    x->ranges = storage_take(arena, c->layers, sizeof(float));
+    x->host_ranges = take_host(arena, c->layers, sizeof(float));
 }
 
 /* Of one block's pass at a time. */
@@ -358,6 +375,7 @@ static void take_expert_work(struct pd_transformer *t, struct pd_arena *arena)
     x->weights = storage_take(arena, slots, sizeof(float));
     x->bias = storage_take(arena, c->experts, sizeof(float));
     x->balance = storage_take(arena, c->experts, sizeof(float));
+    take_expert_sums(t, arena);
     if (travels) {
         const uint32_t pieces = t->options.ep * (uint32_t)pd_max_u64(1 + t->tp.chunks, 3);
         x->arrived = storage_take(arena, arrivals * c->hidden, bytes);

@@ -33,6 +33,7 @@ static const char the_exchange[] = "the exchange with a peer";
 pd_status pd_peer_transfer_start(struct pd_peer_transfer *transfer, struct pd_error *err)
 {
     PD_CHECK(!transfer->in_flight);
+    if (transfer->is_rehearsed) return PD_OK;
     transfer->op = (struct pd_comm_op){.sends = transfer->sends,
                                        .recvs = transfer->recvs,
                                        .send_count = transfer->send_count,

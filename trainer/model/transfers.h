@@ -16,6 +16,7 @@ struct pd_peer_transfer {
     struct pd_comm_piece *sends, *recvs; /* arena */
     uint32_t send_capacity, recv_capacity, send_count, recv_count;
     bool in_flight;
+    bool is_rehearsed; /* nothing is exchanged */
 };
 
 /* Computation that the caller runs during an exchange; it must not touch the exchange's memory. run NULL: none. */

@@ -3,6 +3,7 @@
 #include "trainer/model/transformer_internal.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- layout ---- */
 
@@ -109,7 +110,6 @@ static pd_status expert_counts_init(struct pd_transformer *t, struct pd_error *e
     const struct pd_model_config *c = &t->model->config;
     if (!c->experts) return PD_OK;
     PD_CHECK(!t->options.fp8_linears);
-    if (t->options.on_device) PD_FAIL(err, PD_UNSUPPORTED, "experts are not computed on GPUs yet; set run.device=cpu");
     t->expert_counts.tokens = calloc(c->layers * (c->experts + 1ull), sizeof *t->expert_counts.tokens);
     if (!t->expert_counts.tokens)
         PD_FAIL(err, PD_NO_MEMORY, "model: no memory to count the tokens of %u experts", c->experts);
@@ -186,15 +186,34 @@ pd_status pd_transformer_new(const struct pd_model *model, struct pd_math *math,
     return PD_OK;
 }
 
-void pd_transformer_sync(struct pd_transformer *t)
+#define TRANSFERS 13
+
+static void list_transfers(struct pd_transformer *t, struct pd_peer_transfer *ret_all[TRANSFERS])
 {
     struct pd_peer_transfer *all[] = {
         &t->tp.sums[0],    &t->tp.sums[1],     &t->tp.slices[0],   &t->tp.slices[1],   &t->tp.kv,
         &t->tp.loss,       &t->tp.embedding,   &t->sp.transfer[0], &t->sp.transfer[1], &t->head_norms.transfer,
         &t->shared.gather, &t->experts.travel, &t->experts.meeting};
+    _Static_assert(sizeof all / sizeof all[0] == TRANSFERS, "one of each");
+    memcpy(ret_all, all, sizeof all);
+}
+
+void pd_transformer_sync(struct pd_transformer *t)
+{
+    struct pd_peer_transfer *all[TRANSFERS];
     struct pd_error ignored;
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+    list_transfers(t, all);
+    for (size_t i = 0; i < TRANSFERS; i++)
         if (pd_peer_transfer_wait(all[i], &ignored)) continue;
+}
+
+void pd_transformer_rehearse(struct pd_transformer *t, bool on)
+{
+    struct pd_peer_transfer *all[TRANSFERS];
+    list_transfers(t, all);
+    t->rehearses = on;
+    for (size_t i = 0; i < TRANSFERS; i++)
+        all[i]->is_rehearsed = on;
 }
 
 void pd_transformer_free(struct pd_transformer *t)

@@ -110,6 +110,10 @@ PD_MUST_USE pd_status pd_transformer_gather_rows(struct pd_transformer *transfor
 PD_MUST_USE pd_status pd_transformer_keep_rows(struct pd_transformer *transformer, void *whole, void *rows,
                                                struct pd_error *err);
 
+/* Rehearsal: what follows only calls the math, with a slot's forward of a block right before its backward. Nothing is
+ * exchanged, and no file is written or read. `begin` ends nothing of it. */
+void pd_transformer_rehearse(struct pd_transformer *transformer, bool on);
+
 /* ---- activations in files ---- */
 
 struct pd_spill;
@@ -123,6 +127,8 @@ void pd_transformer_attach_files(struct pd_transformer *transformer, struct pd_s
  * change until the next call. */
 void pd_transformer_begin(struct pd_transformer *transformer, bool learns, float scale);
 struct pd_expert_counts; /* trainer/model/experts.h */
+/* On a GPU: waits, and brings sums and ranges of pd_expert_counts up to date. Call before reading those. */
+PD_MUST_USE pd_status pd_transformer_expert_read(struct pd_transformer *transformer, struct pd_error *err);
 /* What experts did since pd_transformer_begin; NULL: there are none. Borrowed. */
 struct pd_expert_counts *pd_transformer_expert_counts(struct pd_transformer *transformer);
 /* Announces that the block's backward comes soon, after at most one other. */

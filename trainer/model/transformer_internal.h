@@ -151,6 +151,7 @@ struct pd_transformer {
     struct pd_expert_work experts;
     struct pd_expert_counts expert_counts;
     float scale; /* of gradients: pd_transformer_begin */
+    bool rehearses;
     const struct pd_family *family;
     bool has_embedding, has_head, has_blocks;
     uint64_t rows, element_bytes, logits_rows, ld_logits;

@@ -130,6 +130,10 @@ uint32_t pd_zero_prefetches(const struct pd_zero *zero);
 PD_MUST_USE pd_status pd_zero_acquire(struct pd_zero *zero, uint32_t bucket, void *const **ret_weights,
                                       struct pd_error *err);
 
+/* Where a bucket's tensors and its micro-batch's gradients will lie, and the sources of its experts (pd_zero_sources). Gathers
+ * nothing. Valid until the next call. */
+void pd_zero_rehearse(struct pd_zero *zero, uint32_t bucket, void *const **ret_weights, float *const **ret_gradients);
+
 /* Call before the first gradient of a step, or of its recomputation. loss_scale: factor of the gradients; terms are divided
  * by it. sizes: for terms of 32 bits; coarser: as in pd_quantum_of (trainer/math/terms.h). */
 PD_MUST_USE pd_status pd_zero_begin_step(struct pd_zero *zero, double loss_scale, const struct pd_gradient_sizes *sizes,

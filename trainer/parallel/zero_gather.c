@@ -183,14 +183,21 @@ uint32_t pd_zero_prefetches(const struct pd_zero *zero)
     return zero->gathers.most;
 }
 
-static void *weights_of(struct pd_zero *zero, uint32_t bucket, uint32_t e)
+static void *weights_of(struct pd_zero *zero, uint32_t bucket, uint32_t e, bool rehearses)
 {
     const struct pd_zero_bucket *s = &zero->buckets[bucket];
     if (is_here(zero, bucket)) return pd_zero_parameters(zero, bucket, e);
     if (!pd_zero_is_redirected(zero, bucket, e, PD_ZERO_PARAMETERS))
         return s->place + s->needed[e] * pd_dtype_bytes(zero->options.compute);
-    PD_CHECK(is_current(zero, 0));
+    PD_CHECK(rehearses || is_current(zero, 0));
     return zero->buckets[0].place;
+}
+
+void *const *pd_zero_places(struct pd_zero *zero, uint32_t bucket, bool rehearses)
+{
+    for (uint32_t e = 0; e < zero->buckets[bucket].count; e++)
+        zero->gathers.pointers[e] = weights_of(zero, bucket, e, rehearses);
+    return zero->gathers.pointers;
 }
 
 pd_status pd_zero_acquire(struct pd_zero *zero, uint32_t bucket, void *const **ret_weights, struct pd_error *err)
@@ -200,9 +207,7 @@ pd_status pd_zero_acquire(struct pd_zero *zero, uint32_t bucket, void *const **r
         PD_CHECK(oldest(zero)->bucket == bucket);
         PD_TRY(zero_gather_end(zero, err));
     }
-    for (uint32_t e = 0; e < zero->buckets[bucket].count; e++)
-        zero->gathers.pointers[e] = weights_of(zero, bucket, e);
-    *ret_weights = zero->gathers.pointers;
+    *ret_weights = pd_zero_places(zero, bucket, false);
     return PD_OK;
 }
 

@@ -240,6 +240,18 @@ pd_status pd_zero_micro_batch_gradients(struct pd_zero *zero, uint32_t bucket, u
     return PD_OK;
 }
 
+void pd_zero_rehearse(struct pd_zero *zero, uint32_t bucket, void *const **ret_weights, float *const **ret_gradients)
+{
+    const struct pd_zero_bucket *s = &zero->buckets[bucket];
+    float *base = zero->micro_batch ? zero->micro_batch : s->lane;
+    for (uint32_t e = 0; e < s->count; e++)
+        zero->micro_batch_pointers[e] = base + s->computed[e];
+    for (uint32_t i = 0; i < zero->ep; i++)
+        zero->sources[i] = base + pd_zero_source_at(zero, s, i);
+    *ret_weights = pd_zero_places(zero, bucket, true);
+    *ret_gradients = zero->micro_batch_pointers;
+}
+
 float *const *pd_zero_sources(const struct pd_zero *zero)
 {
     return zero->sources;

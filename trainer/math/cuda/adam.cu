@@ -53,6 +53,32 @@ template <int N> __device__ void at(uint64_t i) const
 }
 ;
 
+/* By the sign of the gradient: few elements, so that one kernel serves all types of the copy. */
+struct signed_move {
+    float step;
+    float *param;
+    const float *grad;
+    void *copy;
+    enum pd_dtype copy_dtype;
+
+    template <int N> __device__ void at(uint64_t i) const
+    {
+        float p[N], g[N];
+        pd_get_n<PD_F32, N>(grad, i, g);
+        pd_get_n<PD_F32, N>(param, i, p);
+        for (int j = 0; j < N; j++)
+            p[j] = p[j] - step * static_cast<float>((g[j] > 0.0f) - (g[j] < 0.0f));
+        pd_put_n<PD_F32, N>(param, i, p);
+        if (copy) pd_put_any<N>(copy_dtype, copy, i, p);
+    }
+};
+
+static pd_status move_by_sign(void *stream, const struct pd_update_range *r, struct pd_error *err)
+{
+    const signed_move move = {r->sign_step, r->param, r->grad, r->copy, r->copy_dtype};
+    return pd_each_launch<1>(stream, r->n, true, move, err);
+}
+
 template <enum pd_dtype M, enum pd_dtype D, bool copied>
 static pd_status launch(void *stream, const struct pd_adam_step *step, const struct pd_update_range *r, struct pd_error *err)
 {
@@ -74,6 +100,7 @@ static pd_status launch_copied(void *stream, const struct pd_adam_step *step, co
 
 pd_status pd_cuda_adam(void *stream, const struct pd_adam_step *step, const struct pd_update_range *r, struct pd_error *err)
 {
+    if (r->by_sign) return move_by_sign(stream, r, err);
     if (r->moments == PD_F32) return launch_copied<PD_F32>(stream, step, r, err);
     return launch_copied<PD_BF16>(stream, step, r, err);
 }

@@ -14,6 +14,7 @@
 #define SPLIT_STEP 128u
 #define TILE 128u /* assumed side of a tile of C; cuBLASLt's may differ */
 #define PARTS_MAX 4u
+#define VARYING_ROWS_MIN 16u
 #define PARTS_K 4096u /* the least k in parts: README.md, "What is expected" */
 
 /* All inputs to the choice of an algorithm. Compared bytewise: zeroed before it is filled. */
@@ -148,6 +149,18 @@ static bool is_for_cublaslt(const struct pd_gemm *g)
     if (g->c.dtype != PD_F32 && g->c.dtype != g->a.dtype) return false;
     if (g->bias && g->bias_dtype != g->c.dtype) return false;
     return !g->residual.data || (!g->accumulate && g->residual.dtype == g->c.dtype);
+}
+
+/* The GEMM whose algorithm this one takes: of rows that data decides as many as the next power of two. So there are few keys,
+ * all known before the first token, and the number of rows alone decides about bits. */
+static struct pd_gemm rounded_up(const struct pd_gemm *g)
+{
+    struct pd_gemm rounded = *g;
+    uint64_t *rows = g->trans_a ? &rounded.k : &rounded.m, most = VARYING_ROWS_MIN;
+    while (most < *rows)
+        most *= 2;
+    if (g->rows_vary && *rows) *rows = most;
+    return rounded;
 }
 
 static struct key key_of(const struct pd_cuda_gemms *p, const struct pd_gemm *g, uint32_t parts)
@@ -381,16 +394,17 @@ static pd_status describe_gemm(const struct pd_cuda_gemms *p, struct description
                                const struct pd_gemm *g, struct pd_error *err)
 {
     struct key key = *chosen;
+    key.k = g->k;
     set_shape(&key, g);
     PD_TRY(describe(p, d, &key, err));
     return point(d, g, err);
 }
 
 /* Whether the algorithm, chosen for another shape, accepts this one within the workspace. */
-static bool is_taken(struct pd_cuda_gemms *p, struct description *d, const struct plan *plan)
+static bool is_taken(struct pd_cuda_gemms *p, struct description *d, const struct pd_gemm *g, const struct plan *plan)
 {
     cublasLtMatmulHeuristicResult_t result;
-    if (!p->options.any_shape) return true;
+    if (!p->options.any_shape && !g->rows_vary) return true;
     return pd_cublaslt.cublasLtMatmulAlgoCheck(p->handle, &d->operation, &d->a, &d->b, &d->c, &d->d, &plan->algorithm,
                                                &result) == CUBLAS_STATUS_SUCCESS &&
            result.workspaceSize <= PD_CUDA_GEMM_LIBRARY_BYTES;
@@ -426,15 +440,29 @@ static pd_status multiply_plainly(struct pd_cuda_gemms *p, void *stream, const s
     return pd_cuda_gemm_plain(stream, g, err);
 }
 
-static pd_status run_whole(struct pd_cuda_gemms *p, void *stream, const struct pd_gemm *g, struct pd_error *err)
+/* By the algorithm for `chosen`, if the library has one. */
+static pd_status run_chosen(struct pd_cuda_gemms *p, void *stream, const struct pd_gemm *g, const struct pd_gemm *chosen,
+                            struct plan **ret_plan, bool *ret_done, struct pd_error *err)
 {
     struct description d;
-    struct plan *plan;
-    const struct key key = key_of(p, g, 1);
-    PD_TRY(find(p, &key, g, &plan, err));
-    if (plan->is_plain) return multiply_plainly(p, stream, g, plan, err);
+    const struct key key = key_of(p, chosen, 1);
+    PD_TRY(find(p, &key, chosen, ret_plan, err));
+    *ret_done = false;
+    if ((*ret_plan)->is_plain) return PD_OK;
     PD_TRY(describe_gemm(p, &d, &key, g, err));
-    return is_taken(p, &d, plan) ? multiply(p, stream, g, plan, &d, err) : multiply_plainly(p, stream, g, plan, err);
+    *ret_done = is_taken(p, &d, g, *ret_plan);
+    return *ret_done ? multiply(p, stream, g, *ret_plan, &d, err) : PD_OK;
+}
+
+/* An algorithm for more rows that refuses these gives way to their own. */
+static pd_status run_whole(struct pd_cuda_gemms *p, void *stream, const struct pd_gemm *g, struct pd_error *err)
+{
+    const struct pd_gemm rounded = rounded_up(g);
+    struct plan *plan;
+    bool is_done;
+    PD_TRY(run_chosen(p, stream, g, &rounded, &plan, &is_done, err));
+    if (!is_done && g->rows_vary) PD_TRY(run_chosen(p, stream, g, g, &plan, &is_done, err));
+    return is_done ? PD_OK : multiply_plainly(p, stream, g, plan, err);
 }
 
 /* ---- in parts of k ---- */
@@ -444,7 +472,8 @@ static uint32_t parts_of(const struct pd_cuda_gemms *p, const struct pd_gemm *g)
 {
     const uint64_t tiles = (g->m + TILE - 1) / TILE * ((g->n + TILE - 1) / TILE);
     uint32_t parts = PARTS_MAX;
-    if (!p->options.invariant || p->options.any_shape || g->a_format || g->c.dtype != PD_F32 || g->bias) return 1;
+    if (!p->options.invariant || p->options.any_shape || g->rows_vary) return 1;
+    if (g->a_format || g->c.dtype != PD_F32 || g->bias) return 1;
     if (g->accumulate && g->residual.data) return 1; /* one of the two is added */
     if (g->k < PARTS_K || g->k % (PARTS_MAX * SPLIT_STEP)) return 1;
     while (parts > 1 && parts * tiles > PD_CUDA_GEMM_TILES)

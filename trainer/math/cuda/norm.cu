@@ -389,7 +389,25 @@ static bool rows_are_aligned(const struct pd_norm *n)
            pd_is_16_aligned(n->weight) && pd_is_16_aligned(n->other_weight) && pd_is_16_aligned(n->bias);
 }
 
-pd_status pd_cuda_norm_forward(void *stream, const struct pd_norm *n, struct pd_error *err)
+/* Rotates the first elements of heads in place: a kernel of its own, since pairs of norms are the halves of a head. */
+static pd_status turn_part(void *stream, const struct pd_norm *n, void *x, bool inverse, struct pd_error *err)
+{
+    const struct pd_rope rope = {.rows = n->rows / n->heads,
+                                 .heads = n->heads,
+                                 .head_size = static_cast<uint32_t>(n->columns),
+                                 .dtype = n->dtype,
+                                 .x = x,
+                                 .ld = n->ld,
+                                 .positions = n->positions,
+                                 .cos_sin = n->cos_sin,
+                                 .inverse = inverse,
+                                 .from = NULL,
+                                 .ld_from = 0,
+                                 .rotated = n->rotated};
+    return pd_cuda_rope(stream, &rope, err);
+}
+
+static pd_status norm_forward(void *stream, const struct pd_norm *n, struct pd_error *err)
 {
     const bool aligned = rows_are_aligned(n) && pd_is_16_aligned(n->out);
     const unsigned blocks = pd_blocks(n->rows, ROWS), threads = ROWS * PD_LANES;
@@ -401,8 +419,22 @@ pd_status pd_cuda_norm_forward(void *stream, const struct pd_norm *n, struct pd_
     });
 }
 
-pd_status pd_cuda_norm_backward(void *stream, const struct pd_norm *n, struct pd_cuda_workspace workspace,
-                                struct pd_error *err)
+static bool turns_part(const struct pd_norm *n)
+{
+    return n->positions && n->rotated && n->rotated < n->columns;
+}
+
+pd_status pd_cuda_norm_forward(void *stream, const struct pd_norm *n, struct pd_error *err)
+{
+    struct pd_norm whole = *n;
+    if (!turns_part(n)) return norm_forward(stream, n, err);
+    whole.positions = NULL;
+    PD_TRY(norm_forward(stream, &whole, err));
+    return turn_part(stream, n, n->out, false, err);
+}
+
+static pd_status norm_backward(void *stream, const struct pd_norm *n, struct pd_cuda_workspace workspace,
+                               struct pd_error *err)
 {
     const bool aligned =
         rows_are_aligned(n) && pd_is_16_aligned(n->dout) && pd_is_16_aligned(n->dresidual) && pd_is_16_aligned(n->dx);
@@ -410,4 +442,14 @@ pd_status pd_cuda_norm_backward(void *stream, const struct pd_norm *n, struct pd
     PD_CHECK(n->heads == 0 || n->columns <= PD_THREADS);
     PD_CHECK(workspace.bytes >= pd_cuda_norm_workspace_bytes(n));
     PD_WITH_DTYPE(n->dtype, D, return launch_bands<D>(stream, n, b, static_cast<float *>(workspace.data), aligned, err));
+}
+
+pd_status pd_cuda_norm_backward(void *stream, const struct pd_norm *n, struct pd_cuda_workspace workspace,
+                                struct pd_error *err)
+{
+    struct pd_norm whole = *n;
+    if (!turns_part(n)) return norm_backward(stream, n, workspace, err);
+    whole.positions = NULL;
+    PD_TRY(turn_part(stream, n, n->dx, true, err)); /* dout is dx */
+    return norm_backward(stream, &whole, workspace, err);
 }

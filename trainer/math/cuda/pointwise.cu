@@ -124,13 +124,13 @@ pd_status pd_cuda_swiglu_backward(void *stream, uint64_t rows, uint64_t columns,
 
 /* ---- RoPE ---- */
 
-/* "Columns" are pairs: of a head's half each, heads side by side. */
+/* "Columns" are pairs: of half of what is rotated of a head each, heads side by side. */
 template <enum pd_dtype D> struct rope {
     struct pd_rope r;
 
     template <int N> __device__ void at(uint64_t row, uint64_t pair) const
     {
-        const uint32_t half = r.head_size / 2, head = static_cast<uint32_t>(pair) / half;
+        const uint32_t half = r.rotated / 2, head = static_cast<uint32_t>(pair) / half;
         const uint32_t i = static_cast<uint32_t>(pair) % half;
         const uint64_t column = static_cast<uint64_t>(head) * r.head_size + i, from = row * r.ld_from + column,
                        to = row * r.ld + column;
@@ -147,12 +147,13 @@ template <enum pd_dtype D> struct rope {
 
 pd_status pd_cuda_rope(void *stream, const struct pd_rope *r, struct pd_error *err)
 {
-    const uint32_t half = r->head_size / 2;
+    const uint32_t rotated = r->rotated ? r->rotated : r->head_size, half = rotated / 2;
     const uint64_t pairs = static_cast<uint64_t>(r->heads) * half;
     struct pd_rope both = *r;
+    both.rotated = rotated;
     if (!r->from) both.from = r->x, both.ld_from = r->ld;
     const bool aligned = pd_is_16_aligned(both.x) && pd_is_16_aligned(both.from) && half % WIDE == 0 &&
-                         both.ld % WIDE == 0 && both.ld_from % WIDE == 0;
+                         r->head_size % WIDE == 0 && both.ld % WIDE == 0 && both.ld_from % WIDE == 0;
     PD_WITH_DTYPE(r->dtype, D, return pd_each_row_launch<WIDE>(stream, r->rows, pairs, aligned, rope<D>{both}, err));
 }
 
