@@ -1,4 +1,5 @@
 /* perdure doctor: what this machine offers, what is missing and how to get it, one finding a row. Leaves no files. */
+#include "tools/commands/doctor.h"
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/fault.h"
 #include "ckpt/base/memory_limit.h"
@@ -29,44 +30,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
-#define FINDINGS_MAX 40
 #define RATE_BYTES (UINT64_C(64) << 20) /* up, and down */
-
-enum finding_state {
-    FINDING_OK,
-    FINDING_LIMITED, /* works, but could be better */
-    FINDING_MISSING, /* something will not work */
-    FINDING_UNUSED,  /* optional: nothing depends on it */
-};
-
-struct finding {
-    const char *what; /* "memory", static */
-    enum finding_state state;
-    char here[200];   /* what this machine offers */
-    char advice[200]; /* what to do about it, or empty */
-};
-
-struct findings {
-    struct finding items[FINDINGS_MAX];
-    uint32_t count;
-};
-
-/* Adds a row without advice. */
-PD_PRINTF(4, 5)
-static struct finding *doctor_add(struct findings *findings, const char *what, enum finding_state state, const char *format,
-                                  ...)
-{
-    PD_CHECK(findings->count < FINDINGS_MAX);
-    struct finding *finding = &findings->items[findings->count++];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(finding->here, sizeof finding->here, format, arguments);
-    va_end(arguments);
-    finding->what = what;
-    finding->state = state;
-    finding->advice[0] = '\0';
-    return finding;
-}
 
 PD_PRINTF(2, 3)
 static void advise(struct finding *finding, const char *format, ...)
@@ -92,9 +56,9 @@ static void find_kind(struct findings *findings, const struct pd_gpus *gpus)
 {
     const struct pd_gpu *gpu = &gpus->gpus[0];
     const char *machine = pd_gpu_machine_name(gpu->name), *visible = getenv("CUDA_VISIBLE_DEVICES");
-    struct finding *f = doctor_add(findings, "gpu", FINDING_OK, "%u x %s, %s each, compute capability %u.%u%s%s",
-                                   gpus->count, gpu->name, pd_text_bytes(gpu->bytes).text, gpu->major, gpu->minor,
-                                   visible ? "; CUDA_VISIBLE_DEVICES=" : "", visible ? visible : "");
+    struct finding *f = pd_doctor_add(findings, "gpu", FINDING_OK, "%u x %s, %s each, compute capability %u.%u%s%s",
+                                      gpus->count, gpu->name, pd_text_bytes(gpu->bytes).text, gpu->major, gpu->minor,
+                                      visible ? "; CUDA_VISIBLE_DEVICES=" : "", visible ? visible : "");
     if (gpu->major < CAPABILITY_MIN)
         limit_to(f, "kernels are made for compute capability %d.0 and later: run.device=cpu", CAPABILITY_MIN);
     else if (!is_same_kind(gpus))
@@ -110,18 +74,18 @@ static void find_use(struct findings *findings, const struct pd_gpus *gpus)
     struct pd_error err = {0};
     struct pd_dev *dev = NULL;
     if (!pd_dev_open_cuda(0, &dev, &err)) {
-        struct finding *f = doctor_add(findings, "gpu use", FINDING_OK, "opens as %s", dev->description);
+        struct finding *f = pd_doctor_add(findings, "gpu use", FINDING_OK, "opens as %s", dev->description);
         const size_t used = strlen(f->here);
         if (gpus->driver)
             snprintf(f->here + used, sizeof f->here - used, "; driver for CUDA %u.%u", gpus->driver / 1000,
                      gpus->driver % 1000 / 10);
         char kernels[160];
         pd_math_cuda_kernels(dev->capability, NULL, kernels, sizeof kernels);
-        doctor_add(findings, "gpu kernels", FINDING_OK, "%s", kernels);
+        pd_doctor_add(findings, "gpu kernels", FINDING_OK, "%s", kernels);
         pd_dev_close(dev);
         return;
     }
-    struct finding *f = doctor_add(findings, "gpu use", FINDING_LIMITED, "%.190s", err.message);
+    struct finding *f = pd_doctor_add(findings, "gpu use", FINDING_LIMITED, "%.190s", err.message);
     /* As in pd_rank_device_open: even a start with device auto fails if CUDA counts a GPU that does not open. */
     advise(f, pd_dev_cuda_count()
                   ? "until this is fixed, run.device=auto and run.device=gpu do not start; use run.device=cpu"
@@ -146,7 +110,7 @@ static void find_nodes(struct findings *findings, uint32_t usable)
                  place.cpus);
     }
     if (!is_known) return;
-    struct finding *f = doctor_add(findings, "gpu numa", FINDING_OK, "%s", text);
+    struct finding *f = pd_doctor_add(findings, "gpu numa", FINDING_OK, "%s", text);
     if (is_cut_off) limit_to(f, "this process may not use the cores of a GPU's node, so its copies cross nodes: allow them");
 }
 
@@ -165,10 +129,10 @@ static void find_gpu_libraries(struct findings *findings)
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
         struct pd_gpu_library_version version;
         if (pd_gpu_library_find(wanted[i].library, true, &version)) {
-            doctor_add(findings, version.name, FINDING_OK, "%s, %.150s", version.version, version.path);
+            pd_doctor_add(findings, version.name, FINDING_OK, "%s, %.150s", version.version, version.path);
             continue;
         }
-        advise(doctor_add(findings, version.name, wanted[i].without, "not found"), "%s", wanted[i].missing);
+        advise(pd_doctor_add(findings, version.name, wanted[i].without, "not found"), "%s", wanted[i].missing);
     }
 }
 
@@ -178,13 +142,13 @@ static void find_gpus(struct findings *findings)
     const uint32_t usable = pd_dev_cuda_count();
     pd_gpus_find(&gpus);
     if (!gpus.count && !usable) {
-        doctor_add(findings, "gpu", FINDING_UNUSED, "%s", gpus.why_none);
+        pd_doctor_add(findings, "gpu", FINDING_UNUSED, "%s", gpus.why_none);
         return;
     }
     if (gpus.count)
         find_kind(findings, &gpus);
     else
-        doctor_add(findings, "gpu", FINDING_LIMITED, "%u, without a driver: simulated", usable);
+        pd_doctor_add(findings, "gpu", FINDING_LIMITED, "%u, without a driver: simulated", usable);
     find_use(findings, &gpus);
     find_nodes(findings, usable);
     find_gpu_libraries(findings);
@@ -212,7 +176,7 @@ static void find_cores(struct findings *findings)
     }
     if (file) fclose(file);
     const double quota = pd_cpu_quota(NULL);
-    struct finding *f = doctor_add(findings, "cores", FINDING_OK, "%ld of %ld usable, %s", usable, online, model);
+    struct finding *f = pd_doctor_add(findings, "cores", FINDING_OK, "%ld of %ld usable, %s", usable, online, model);
     if (quota < (double)usable)
         limit_to(f, "the cgroup allows %.1f cores: more threads (layout.ranks x layout.threads) wait", quota);
 }
@@ -228,11 +192,11 @@ static void find_isa(struct findings *findings)
             snprintf(offered + used, sizeof offered - used, "%s%s", used ? ", " : "", pd_isa_name((enum pd_isa)i));
     }
     if (pd_isa_resolve(PD_ISA_AUTO, &isa, &err)) {
-        advise(doctor_add(findings, "kernels", FINDING_MISSING, "%s", offered), "%.190s", err.message);
+        advise(pd_doctor_add(findings, "kernels", FINDING_MISSING, "%s", offered), "%.190s", err.message);
         return;
     }
-    doctor_add(findings, "kernels", isa == PD_ISA_PORTABLE ? FINDING_LIMITED : FINDING_OK, "%s; used: %s", offered,
-               pd_isa_name(isa));
+    pd_doctor_add(findings, "kernels", isa == PD_ISA_PORTABLE ? FINDING_LIMITED : FINDING_OK, "%s; used: %s", offered,
+                  pd_isa_name(isa));
 }
 
 static void find_processor(struct findings *findings)
@@ -247,8 +211,8 @@ static void find_ram(struct findings *findings)
     const struct pd_memory_places no_groups = {.cgroups.self = "/dev/null"}, groups_alone = {.meminfo = "/dev/null"};
     struct pd_memory_limit machine = {0}, group;
     (void)pd_memory_limit_read(&no_groups, &machine);
-    struct finding *f = doctor_add(findings, "memory", FINDING_OK, "%s, %s available",
-                                   pd_text_bytes(machine.limit_bytes).text, pd_text_bytes(machine.free_bytes).text);
+    struct finding *f = pd_doctor_add(findings, "memory", FINDING_OK, "%s, %s available",
+                                      pd_text_bytes(machine.limit_bytes).text, pd_text_bytes(machine.free_bytes).text);
     if (pd_memory_limit_read(&groups_alone, &group) && group.most_bytes < machine.most_bytes)
         limit_to(f, "%s ends at %s: compare with perdure plan", group.most_who, pd_text_bytes(group.most_bytes).text);
 }
@@ -258,10 +222,10 @@ static void find_lockable(struct findings *findings)
     struct rlimit limit;
     if (getrlimit(RLIMIT_MEMLOCK, &limit)) return;
     if (limit.rlim_cur == RLIM_INFINITY || geteuid() == 0) {
-        doctor_add(findings, "lockable memory", FINDING_OK, "unlimited");
+        pd_doctor_add(findings, "lockable memory", FINDING_OK, "unlimited");
         return;
     }
-    struct finding *f = doctor_add(findings, "lockable memory", FINDING_OK, "%s", pd_text_bytes(limit.rlim_cur).text);
+    struct finding *f = pd_doctor_add(findings, "lockable memory", FINDING_OK, "%s", pd_text_bytes(limit.rlim_cur).text);
     if (limit.rlim_cur >= 64 * MIB) return;
     limit_to(f, "I/O buffers may stay unregistered: ulimit -l unlimited, or memlock in /etc/security/limits.conf");
 }
@@ -270,14 +234,14 @@ static void find_shared(struct findings *findings)
 {
     struct statvfs space;
     if (statvfs("/dev/shm", &space)) {
-        advise(doctor_add(findings, "/dev/shm", FINDING_MISSING, "not there"),
+        advise(pd_doctor_add(findings, "/dev/shm", FINDING_MISSING, "not there"),
                "ranks of one host share memory there: mount -t tmpfs tmpfs /dev/shm");
         return;
     }
     uint64_t free_bytes = (uint64_t)space.f_bavail * space.f_frsize;
     struct finding *f =
-        doctor_add(findings, "/dev/shm", FINDING_OK, "%s, %s free",
-                   pd_text_bytes((uint64_t)space.f_blocks * space.f_frsize).text, pd_text_bytes(free_bytes).text);
+        pd_doctor_add(findings, "/dev/shm", FINDING_OK, "%s, %s free",
+                      pd_text_bytes((uint64_t)space.f_blocks * space.f_frsize).text, pd_text_bytes(free_bytes).text);
     if (free_bytes >= 256 * MIB) return;
     limit_to(f, "many ranks will not fit: docker run --shm-size=1g, or an emptyDir of medium Memory in Kubernetes");
 }
@@ -286,7 +250,7 @@ static void find_files(struct findings *findings)
 {
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit)) return;
-    struct finding *f = doctor_add(findings, "open files", FINDING_OK, "%" PRIu64 " at most", (uint64_t)limit.rlim_cur);
+    struct finding *f = pd_doctor_add(findings, "open files", FINDING_OK, "%" PRIu64 " at most", (uint64_t)limit.rlim_cur);
     if (limit.rlim_cur >= 1024) return;
     limit_to(f, "checkpoints of many ranks need more: ulimit -n 4096");
 }
@@ -318,32 +282,32 @@ static void find_mpi(struct findings *findings)
     char path[4096], version[128];
     struct pd_error err;
     if (pd_outer_check_slurm(&err)) {
-        limit_to(doctor_add(findings, "mpi launcher", FINDING_OK, "squeue does not know of job %.40s",
-                            getenv("SLURM_JOB_ID") ? getenv("SLURM_JOB_ID") : getenv("SLURM_JOBID")),
+        limit_to(pd_doctor_add(findings, "mpi launcher", FINDING_OK, "squeue does not know of job %.40s",
+                               getenv("SLURM_JOB_ID") ? getenv("SLURM_JOB_ID") : getenv("SLURM_JOBID")),
                  "if Slurm's variables are left over: env -u SLURM_JOB_ID -u SLURM_JOBID perdure ...");
         return;
     }
     bool srun = getenv("SLURM_JOB_ID") && pd_starter_find_program("srun", path);
     if (srun) {
-        doctor_add(findings, "mpi launcher", FINDING_OK, "srun, inside Slurm job %s", getenv("SLURM_JOB_ID"));
+        pd_doctor_add(findings, "mpi launcher", FINDING_OK, "srun, inside Slurm job %s", getenv("SLURM_JOB_ID"));
         return;
     }
     if (!pd_starter_find_program("mpirun", path)) {
-        advise(doctor_add(findings, "mpi launcher", FINDING_MISSING, "no mpirun on PATH"),
+        advise(pd_doctor_add(findings, "mpi launcher", FINDING_MISSING, "no mpirun on PATH"),
                "apt-get install openmpi-bin; without it: layout.transport=local");
         return;
     }
     first_line_of("mpirun --version 2>&1", version, sizeof version);
-    doctor_add(findings, "mpi launcher", FINDING_OK, "%.100s: %.90s", path, version);
+    pd_doctor_add(findings, "mpi launcher", FINDING_OK, "%.100s: %.90s", path, version);
 }
 
 /* The other libraries are linked, so they exist if this program starts. */
 static void find_libraries(struct findings *findings)
 {
-    doctor_add(findings, "hdf5", FINDING_OK, "%s", pd_h5_version());
-    doctor_add(findings, "zstd", FINDING_OK, "%s", pd_zstd_version());
+    pd_doctor_add(findings, "hdf5", FINDING_OK, "%s", pd_h5_version());
+    pd_doctor_add(findings, "zstd", FINDING_OK, "%s", pd_zstd_version());
     if (!pd_comm_has_mpi())
-        advise(doctor_add(findings, "mpi library", FINDING_MISSING, "not in this build"),
+        advise(pd_doctor_add(findings, "mpi library", FINDING_MISSING, "not in this build"),
                "apt-get install libopenmpi-dev, then build again without -DPERDURE_MPI=OFF");
 }
 
@@ -352,15 +316,15 @@ static void find_program(struct findings *findings, const char *name, const char
 {
     char path[4096];
     if (pd_starter_find_program(name, path))
-        doctor_add(findings, what, FINDING_OK, "%.190s", path);
+        pd_doctor_add(findings, what, FINDING_OK, "%.190s", path);
     else
-        advise(doctor_add(findings, what, absent, "no %s on PATH", name), "%s", advice);
+        advise(pd_doctor_add(findings, what, absent, "no %s on PATH", name), "%s", advice);
 }
 
 static void find_software(struct findings *findings)
 {
     struct utsname kernel;
-    if (uname(&kernel) == 0) doctor_add(findings, "kernel", FINDING_OK, "%.60s %.60s", kernel.sysname, kernel.release);
+    if (uname(&kernel) == 0) pd_doctor_add(findings, "kernel", FINDING_OK, "%.60s %.60s", kernel.sysname, kernel.release);
     find_mpi(findings);
     find_libraries(findings);
     find_program(findings, "h5ls", "hdf5 tools", FINDING_LIMITED, "to look into checkpoints: apt-get install hdf5-tools");
@@ -372,33 +336,33 @@ static void find_engine(struct findings *findings, const struct pd_vfs *vfs)
 {
     const char *description = pd_vfs_describe(vfs);
     bool uring = strncmp(description, "io_uring", 8) == 0;
-    struct finding *f = doctor_add(findings, "i/o engine", uring ? FINDING_OK : FINDING_LIMITED, "%s", description);
+    struct finding *f = pd_doctor_add(findings, "i/o engine", uring ? FINDING_OK : FINDING_LIMITED, "%s", description);
     if (!uring) advise(f, "io_uring is faster");
 }
 
 static void find_features(struct findings *findings, const struct pd_probe *probe)
 {
-    struct finding *f = doctor_add(findings, "direct i/o", probe->is_direct ? FINDING_OK : FINDING_LIMITED,
-                                   probe->is_direct ? "yes" : "refused: bytes go through the page cache");
+    struct finding *f = pd_doctor_add(findings, "direct i/o", probe->is_direct ? FINDING_OK : FINDING_LIMITED,
+                                      probe->is_direct ? "yes" : "refused: bytes go through the page cache");
     if (!probe->is_direct) advise(f, "checkpoints are slower here; use a local ext4 or xfs");
-    f = doctor_add(findings, "hard links", probe->has_links ? FINDING_OK : FINDING_LIMITED,
-                   probe->has_links ? "yes" : "refused: the index is copied into each checkpoint");
-    f = doctor_add(findings, "locks", probe->has_locks ? FINDING_OK : FINDING_LIMITED, "%s",
-                   !probe->has_locks   ? "refused"
-                   : probe->is_network ? "yes, maybe of this host only"
-                                       : "yes");
+    f = pd_doctor_add(findings, "hard links", probe->has_links ? FINDING_OK : FINDING_LIMITED,
+                      probe->has_links ? "yes" : "refused: the index is copied into each checkpoint");
+    f = pd_doctor_add(findings, "locks", probe->has_locks ? FINDING_OK : FINDING_LIMITED, "%s",
+                      !probe->has_locks   ? "refused"
+                      : probe->is_network ? "yes, maybe of this host only"
+                                          : "yes");
     if (!probe->has_locks || probe->is_network)
         advise(f, "only fences keep two launches apart here: do not start the same run twice");
     if (!probe->syncs_names) {
-        f = doctor_add(findings, "synced names", FINDING_LIMITED, "refused");
+        f = pd_doctor_add(findings, "synced names", FINDING_LIMITED, "refused");
         advise(f, "after a power loss the newest checkpoint may be the one before");
     }
 }
 
 static void find_space(struct findings *findings, const struct pd_space *space)
 {
-    struct finding *f = doctor_add(findings, "file system", FINDING_OK, "%s, %s, %s free", space->type_name,
-                                   pd_text_bytes(space->total_bytes).text, pd_text_bytes(space->available_bytes).text);
+    struct finding *f = pd_doctor_add(findings, "file system", FINDING_OK, "%s, %s, %s free", space->type_name,
+                                      pd_text_bytes(space->total_bytes).text, pd_text_bytes(space->available_bytes).text);
     if (space->in_memory)
         limit_to(f, "it is memory: checkpoints do not survive a reboot, and count against the memory limit");
     else if (space->total_inodes && space->available_inodes < 1000)
@@ -413,19 +377,19 @@ static void find_storage(struct findings *findings, const char *dir)
     struct pd_stat stat;
     char tag[32];
     if (pd_vfs_new_auto(&vfs, &err)) {
-        advise(doctor_add(findings, "i/o engine", FINDING_MISSING, "none"), "%.190s", err.message);
+        advise(pd_doctor_add(findings, "i/o engine", FINDING_MISSING, "none"), "%.190s", err.message);
         return;
     }
     find_engine(findings, vfs);
     snprintf(tag, sizeof tag, "doctor-%ld", (long)getpid());
     if (pd_probe_directory(vfs, dir, tag, &probe, &err)) {
-        struct finding *f = doctor_add(findings, "directory", FINDING_MISSING, "%.190s", dir);
+        struct finding *f = pd_doctor_add(findings, "directory", FINDING_MISSING, "%.190s", dir);
         if (pd_vfs_stat(vfs, dir, &stat, NULL) == PD_NOT_FOUND)
             advise(f, "it does not exist: mkdir -p %.150s", dir);
         else
             advise(f, "%.190s", err.message);
     } else {
-        doctor_add(findings, "directory", FINDING_OK, "%.190s", dir);
+        pd_doctor_add(findings, "directory", FINDING_OK, "%.190s", dir);
         find_space(findings, &probe.space);
         find_features(findings, &probe);
     }
@@ -442,12 +406,13 @@ static pd_status find_bucket(struct findings *findings, const char *url, struct 
     if (!st) st = pd_bucket_open(place.bucket, NULL, &bucket, err);
     if (!st) st = pd_bucket_probe(bucket, place.key, RATE_BYTES, &rates, err);
     if (st) {
-        advise(doctor_add(findings, "bucket", FINDING_MISSING, "%.190s", url), "the error below says what to do");
+        advise(pd_doctor_add(findings, "bucket", FINDING_MISSING, "%.190s", url), "the error below says what to do");
     } else {
-        doctor_add(findings, "bucket", FINDING_OK, "%.90s at %.90s", url, pd_bucket_endpoint(bucket));
-        doctor_add(findings, "conditional puts", FINDING_OK, "one of eight simultaneous puts succeeds");
-        doctor_add(findings, "upload", FINDING_OK, "%s/s", pd_text_bytes((uint64_t)rates.upload_bytes_per_second).text);
-        doctor_add(findings, "download", FINDING_OK, "%s/s", pd_text_bytes((uint64_t)rates.download_bytes_per_second).text);
+        pd_doctor_add(findings, "bucket", FINDING_OK, "%.90s at %.90s", url, pd_bucket_endpoint(bucket));
+        pd_doctor_add(findings, "conditional puts", FINDING_OK, "one of eight simultaneous puts succeeds");
+        pd_doctor_add(findings, "upload", FINDING_OK, "%s/s", pd_text_bytes((uint64_t)rates.upload_bytes_per_second).text);
+        pd_doctor_add(findings, "download", FINDING_OK, "%s/s",
+                      pd_text_bytes((uint64_t)rates.download_bytes_per_second).text);
     }
     pd_bucket_close(bucket);
     return st;
@@ -502,19 +467,25 @@ pd_status pd_cmd_doctor(int argc, char **argv, struct pd_error *err)
 {
     const char *dirs[2] = {"."};
     uint32_t count, counts[4] = {0};
-    bool json = false;
+    bool json = false, gpu = false;
     struct findings findings = {0};
+    struct pd_option options[] = {PD_OPTION("gpu", NULL,
+                                            "measure copies and products of each GPU, and show clocks, ECC, PCIe and NVLink",
+                                            PD_OPTION_FLAG, &gpu),
+                                  {0}};
     const struct pd_usage usage = {
         .arguments = "[DIR]",
         .doc = "Shows what this machine has, what perdure uses, what is missing and how to get it. DIR (default: .) is "
                "where checkpoints will be saved; doctor tests there what a save needs. For s3://bucket/prefix it also "
                "measures upload and download rates, with 64 MiB.",
+        .options = options,
         .json = &json,
         PD_WORDS(dirs, 2, &count),
         .words_in_buckets = 1};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
     if (count > 1) PD_FAIL(err, PD_USAGE, "perdure doctor looks at one directory; \"%s\" is another", dirs[1]);
     find_processor(&findings);
+    if (gpu) pd_doctor_gpus(&findings, pd_dev_cuda_count());
     find_memory(&findings);
     find_software(&findings);
     PD_TRY(pd_fault_configure_env(err));
