@@ -25,6 +25,7 @@ struct form {
     enum pd_dtype in, out;
     bool trans_a, trans_b, accumulate, bias, residual, in_place; /* in_place: the residual is C */
     enum pd_fp8 a_format, b_format;
+    bool rows_vary;
 };
 
 static struct buffer operand(const struct form *f, uint64_t rows, uint64_t columns, enum pd_fp8 format, size_t shift,
@@ -51,6 +52,7 @@ static bool agree(struct pd_cuda_gemms *gemms, const struct form *f, const char 
     g.b = (struct pd_matrix){b.data, f->in, b_columns + f->pad};
     g.c = (struct pd_matrix){want.data, f->out, f->n + f->pad};
     g.accumulate = f->accumulate;
+    g.rows_vary = f->rows_vary;
     g.bias = f->bias ? bias.data : NULL;
     g.bias_dtype = f->out;
     if (f->residual) g.residual = (struct pd_matrix){residual.data, f->out, f->n + f->pad};
@@ -285,4 +287,21 @@ Test(simt_cublaslt, an_algorithm_is_asked_for_once_a_shape)
     cr_assert_eq(simt_cublaslt_counted().asked - before, 1, "by k alone");
     pd_cuda_gemms_free(each);
     pd_cuda_gemms_free(any);
+}
+
+/* Rows that data decides: the next power of two is asked for, once, and the product has its own rows. k is none of it, unless
+ * rows are what is summed over. */
+Test(simt_cublaslt, rows_that_vary_take_the_algorithm_of_a_power_of_two)
+{
+    struct pd_cuda_gemms *gemms = gemms_new(true, false);
+    struct form f = {.n = 40, .k = 64, .in = PD_BF16, .out = PD_BF16, .trans_b = true, .rows_vary = true};
+    const uint32_t before = simt_cublaslt_counted().asked;
+    for (f.m = 1; f.m <= 40; f.m++)
+        cr_assert(agree(gemms, &f, "rows"));
+    cr_assert_eq(simt_cublaslt_counted().asked - before, 3, "16, 32 and 64 rows");
+    f = (struct form){.m = 24, .n = 40, .in = PD_BF16, .out = PD_F32, .trans_a = true, .in_place = true, .rows_vary = true};
+    for (f.k = 1; f.k <= 40; f.k++)
+        cr_assert(agree(gemms, &f, "rows that are summed over"));
+    cr_assert_eq(simt_cublaslt_counted().asked - before, 6);
+    pd_cuda_gemms_free(gemms);
 }
