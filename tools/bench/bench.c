@@ -367,6 +367,29 @@ pd_status pd_bench_model_of_bytes(uint64_t state_bytes, struct pd_model **ret_mo
     return pd_model_new(&config, ret_model, err);
 }
 
+pd_status pd_bench_model_of_experts(uint64_t state_bytes, uint64_t tensors, struct pd_model **ret_model,
+                                    struct pd_error *err)
+{
+    enum { EXPERTS = 128 };
+    const uint64_t parameters = state_bytes / PD_BENCH_STATE_BYTES_A_PARAMETER, layers = tensors / 3 / EXPERTS;
+    const uint64_t each = parameters / 8 * 7 / (3 * EXPERTS * layers); /* an eighth is the rest of the model */
+    struct pd_model_config config;
+    PD_TRY(pd_model_preset("qwen3-moe-1m", &config, err));
+    config.layers = (uint32_t)layers;
+    config.experts = EXPERTS;
+    config.experts_per_token = 8;
+    config.hidden = each < 65536 ? 128 : 512;
+    config.heads = config.hidden / 64;
+    config.kv_heads = config.heads / 2;
+    config.head_size = 64;
+    config.expert_ffn = (uint32_t)(each / config.hidden / 8 * 8);
+    config.ffn = 4 * config.hidden;
+    if (!config.expert_ffn)
+        PD_FAIL(err, PD_USAGE, "--experts leaves each tensor less than 1024 elements; give --bytes=%" PRIu64 "M or more",
+                3 * EXPERTS * layers * 1024 * PD_BENCH_STATE_BYTES_A_PARAMETER * 8 / 7 / 1048576 + 1);
+    return pd_model_new(&config, ret_model, err);
+}
+
 pd_status pd_bench_memory_new(const struct pd_layout *layout, const struct pd_tensor_table *tensors, uint32_t rank,
                               struct pd_bench_memory *ret_memory, struct pd_error *err)
 {

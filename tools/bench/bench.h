@@ -53,6 +53,7 @@ struct pd_bench_options {
     bool json;
     uint64_t threads;        /* for bench offload */
     uint64_t every;          /* for bench ckpt, like those below: 0: no training, one save after the other */
+    uint64_t experts;        /* tensors of experts in the state; 0: none. For bench ckpt and reshard */
     unsigned state_in_files; /* --state: 0 memory, 1 nvme */
     enum pd_device_choice device;
     uint64_t steps;     /* 0: not given */
@@ -60,6 +61,9 @@ struct pd_bench_options {
 };
 
 /* clang-format off */
+#define PD_BENCH_EXPERTS_OPTION(o)                                                                                   \
+    PD_OPTION("experts", "N", "a state with some N tensors of experts, instead of a GPT-2's", PD_OPTION_U64, &(o)->experts, 384, \
+     100000, "a number of tensors from 384 to 100000")
 #define PD_BENCH_DIR_OPTIONS(o)                                                                                       \
     PD_OPTION("dir", "DIR", "where files of the bench live while it runs (.)", PD_OPTION_TEXT, &(o)->dir),               \
     PD_OPTION("bytes", "N", "bytes of one file, 32M or more: 512M, 2G", PD_OPTION_BYTES, &(o)->bytes,                    \
@@ -147,6 +151,10 @@ PD_MUST_USE pd_status pd_bench_temporary(char *ret_path, struct pd_error *err);
 /* Makes a GPT-2 of width 768 (256 for a state below 512 MiB) with as many layers as fit, positions for the rest, and a
  * vocabulary of at most a third. */
 PD_MUST_USE pd_status pd_bench_model_of_bytes(uint64_t state_bytes, struct pd_model **ret_model, struct pd_error *err);
+
+/* Makes a mixture of blocks of 128 experts (Qwen3-MoE), as many as have some `tensors` tensors of experts. */
+PD_MUST_USE pd_status pd_bench_model_of_experts(uint64_t state_bytes, uint64_t tensors, struct pd_model **ret_model,
+                                                struct pd_error *err);
 
 /* One rank's memory for its boxes under a layout, touched, each box on its own page. */
 struct pd_bench_memory {

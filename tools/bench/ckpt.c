@@ -161,7 +161,8 @@ static pd_status ckpt_measure_all(struct ckpt_bench *b, struct pd_error *err)
     pd_group_init_single(&b->group);
     PD_TRY(pd_thread_pool_new(pd_cpu_cores(), &b->pool, err));
     pd_layout_init_dp(&b->layout, 1);
-    PD_TRY(pd_bench_model_of_bytes(b->options.bytes, &b->model, err));
+    PD_TRY(b->options.experts ? pd_bench_model_of_experts(b->options.bytes, b->options.experts, &b->model, err)
+                              : pd_bench_model_of_bytes(b->options.bytes, &b->model, err));
     PD_TRY(make_state(b, err));
     PD_TRY(pd_raw_bench_new(b->dir.vfs, 0, 0, &b->raw, err));
     PD_TRY(open_store(b, "recycled", &b->recycled, err));
@@ -231,6 +232,7 @@ static pd_status ckpt_parse(int argc, char **argv, struct pd_bench_options *o, b
 {
     struct pd_option options[] = {
         PD_BENCH_DIR_OPTIONS(o),
+        PD_BENCH_EXPERTS_OPTION(o),
         {.doc = about_every},
         PD_OPTION("every", "N", "a run that saves every N steps, against one that does not", PD_OPTION_U64, &o->every, 1,
                   1000, "a number of steps from 1 to 1000"),
@@ -254,6 +256,7 @@ pd_status pd_bench_ckpt(int argc, char **argv, struct pd_error *err)
     struct pd_bench_options *o = &b.options;
     if (!o->every && (o->state_in_files || o->device || o->steps || o->bucket))
         PD_FAIL(err, PD_USAGE, "--state, --device, --steps and --bucket are for --every");
+    if (o->every && o->experts) PD_FAIL(err, PD_USAGE, "--experts: leave out --every, whose run has a model of its own");
     if (!o->state_in_files && o->steps) PD_FAIL(err, PD_USAGE, "--steps is for --state nvme");
     if (!o->bytes) o->bytes = (o->state_in_files ? UINT64_C(512) : o->every ? UINT64_C(128) : UINT64_C(2048)) << 20;
     if (!o->pairs) o->pairs = o->state_in_files ? 7 : o->every ? 40 : 15;

@@ -285,7 +285,8 @@ static pd_status reshard_measure_all(struct reshard_bench *b, struct pd_error *e
 {
     struct rusage usage;
     pd_group_init_single(&b->group);
-    PD_TRY(pd_bench_model_of_bytes(b->options.bytes, &b->model, err));
+    PD_TRY(b->options.experts ? pd_bench_model_of_experts(b->options.bytes, b->options.experts, &b->model, err)
+                              : pd_bench_model_of_bytes(b->options.bytes, &b->model, err));
     make_layout(&b->stored, 3, 2, 1, b->model->unit_count);
     make_layout(&b->loaded, LOADERS, 1, 1, b->model->unit_count);
     make_layout(&b->rewritten, 1, 4, 2, b->model->unit_count);
@@ -350,7 +351,7 @@ static pd_status reshard_print(const struct reshard_bench *b, struct pd_error *e
 pd_status pd_bench_reshard(int argc, char **argv, struct pd_error *err)
 {
     struct reshard_bench b = {.options = {.dir = ".", .bytes = UINT64_C(1) << 30, .pairs = 3}};
-    struct pd_option options[] = {PD_BENCH_DIR_OPTIONS(&b.options), {0}};
+    struct pd_option options[] = {PD_BENCH_DIR_OPTIONS(&b.options), PD_BENCH_EXPERTS_OPTION(&b.options), {0}};
     const struct pd_usage usage = {
         .doc = "A checkpoint loaded by two ranks and rewritten offline, each under another layout, against raw direct reads "
                "and writes of as many bytes, alternated. load_ratio: throughput of ours / raw. offline_ratio: seconds of "
