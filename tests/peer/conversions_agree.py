@@ -430,6 +430,39 @@ def check_ranks(perdure, directory, kind, ranks):
         return "moments came along, " + check_losses(kind, found, json.load(f))
 
 
+# ---- experts ----
+
+
+def check_gguf_experts(perdure, directory):
+    """Every tensor has the name that llama.cpp's own map gives it, experts stacked, and no other; transformers' weights come back."""
+    sizes = dict(SIZES, num_key_value_heads=2, num_experts_per_tok=2)
+    families = {"LLAMA": transformers.MixtralConfig(**sizes, num_local_experts=4),
+                "QWEN3MOE": transformers.Qwen3MoeConfig(**sizes, num_experts=4, moe_intermediate_size=48, head_dim=16, norm_topk_prob=True),
+                "OLMOE": transformers.OlmoeConfig(**sizes, num_experts=4),
+                "GLM4_MOE": transformers.Glm4MoeConfig(**sizes, n_routed_experts=4, moe_intermediate_size=48, n_shared_experts=1, head_dim=16,
+                                                       first_k_dense_replace=1)}
+    for arch, config in families.items():
+        torch.manual_seed(1)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model.save_pretrained(f"{directory}/{arch}")
+        run(perdure, "ckpt", "export", f"{directory}/{arch}", f"{directory}/{arch}.gguf", "--format=gguf")
+        found = {t.name: list(reversed(t.shape.tolist())) for t in gguf.GGUFReader(f"{directory}/{arch}.gguf").tensors}
+        names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch], config.num_hidden_layers)
+        for name, tensor in model.state_dict().items():
+            theirs = name.replace("e_score_correction_bias", "e_score_correction.bias")
+            shapes = {theirs: list(tensor.shape)}
+            if theirs.endswith("gate_up_proj"):
+                half = [tensor.shape[0], tensor.shape[1] // 2, tensor.shape[2]]
+                shapes = {theirs.replace("gate_up", part): half for part in ("gate", "up")}
+            for theirs, shape in shapes.items():
+                theirs += ".weight" if theirs.endswith("_proj") else ""
+                assert found.pop(names.get_name(theirs, (".weight", ".bias"))) == shape, (arch, theirs, shape)
+        assert not found, (arch, found)
+        back = read_out(perdure, f"{directory}/{arch}.gguf", f"{directory}/{arch}.out")
+        check_same(arch, back.state_dict(), model.state_dict())
+    return "same names and bits of 4 families"
+
+
 # ---- a distributed checkpoint whose optimizer does not have every parameter ----
 
 
@@ -561,6 +594,7 @@ CASES = {
     "gguf-quantised": check_gguf_quantised,
     **{f"gguf-out-{family}": lambda perdure, directory, family=family: check_gguf_out(perdure, directory, family)
        for family in FAMILIES},
+    "gguf-experts": check_gguf_experts,
     "deepspeed": lambda perdure, directory: check_ranks(perdure, directory, "deepspeed", 3),
     "fsdp2": lambda perdure, directory: check_ranks(perdure, directory, "fsdp2", 4),
     "fsdp2_tp2": lambda perdure, directory: check_ranks(perdure, directory, "fsdp2_tp2", 4),
