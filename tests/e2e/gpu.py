@@ -532,6 +532,19 @@ def never_waiting(bench):
         print(f"same bits: {steps} steps, dp={dp} pp={pp} over NCCL, streams {streams}", flush=True)
 
 
+def places_that_differ(bench):
+    """Of three ranks that hold unequally much, no collective has a registered buffer elsewhere than the others; gathers keep theirs."""
+    report, shape = bench.workspace.directory("report"), ("hidden=200", "heads=5", "kv_heads=5", "head_size=40", "ffn=200")
+    overrides = [*(f"model.{key}" for key in shape), "layout.ranks=3", "layout.dp=3", "layout.zero_stage=1", "batch.sequences=6", "run.steps=1",
+                 "validation.every=0", "checkpoint.every=0"]
+    environment = {"PERDURE_NCCL": simt_nccl(bench.workspace), "PERDURE_SIMT_GPUS": "3", "FAKE_NCCL_REPORT": report}
+    bench.workspace.train(bench.config("llama", "bf16", 8, 1), bench.workspace.directory(), overrides, environment)
+    found = next(line for line in map(json.loads, harness.read(report).splitlines()) if line["collectives"])
+    if found["unequal_places"] or not 0 < found["registered_collectives"] < found["collectives"]:
+        raise harness.Failure(f"ranks whose buffers lie at different places: {found}")
+    print(f"registered only where all ranks have it: {found['registered_collectives']} of {found['collectives']}", flush=True)
+
+
 def counted(bench):
     """What the stand-in moves in a step is what `plan` says of a rank, and what every collective reads and writes was registered."""
     config = bench.config("llama", "bf16", 8, 2)
@@ -548,6 +561,8 @@ def counted(bench):
         step = {key: (found[1][key] - found[0][key]) / ranks for key in found[0]}
         if found[1]["registered"] or step["registered_collectives"] != step["collectives"]:
             raise harness.Failure(f"{layout}: of {found[1]['collectives']} collectives are in registered memory: {found[1]}")
+        if found[1]["unequal_places"]:
+            raise harness.Failure(f"{layout}: ranks have registered buffers at different places: {found[1]}")
         said = bench.workspace.command(["plan", config, f"run.dir={bench.workspace.directory()}", *overrides, "--json"])
         world = json.loads(said.stdout)["worlds"][0]
         planned = {key: world[f"{key}_bytes_received"] for key in ("parameter", "gradient", "tensor", "sequence", "pipeline")}
@@ -671,6 +686,7 @@ def body(workspace, arguments):
         limits(bench)
     elif what == "nccl":
         counted(bench)
+        places_that_differ(bench)
         never_waiting(bench)
         damaged_on_its_way(bench)
         ranges(bench)
