@@ -334,6 +334,18 @@ def check_convert(ours, data, directory):
     with raises(perdure.InvalidError, "format"):
         perdure.convert(ours, path, format="pickle")
     assert not os.path.exists(path)
+    run = os.path.join(directory, "experts")
+    subprocess.run([PERDURE, "train", "/dev/null", f"data.train={__file__}", f"run.dir={run}", "run.steps=1", "model.preset=mixtral-1m"],
+                   check=True, capture_output=True)
+    with perdure.open(run) as c:
+        gates = sorted(name for name in c if name.startswith("model.layers.0.") and name.endswith("w1.weight"))
+        stacked = numpy.stack([c[name].numpy() for name in gates])
+    perdure.convert(run, path, format="safetensors", experts="fused")
+    with perdure.open(path) as c:
+        assert len(gates) > 1 and numpy.array_equal(c["model.layers.0.mlp.experts.gate_up_proj"][:, :stacked.shape[1]].numpy(), stacked), list(c)
+    for format, experts, words in (("gguf", "fused", "has one form"), ("safetensors", "joined", "separate or fused")):
+        with raises(perdure.InvalidError, words):
+            perdure.convert(run, path + format, format=format, experts=experts)
 
 
 class Barrel:

@@ -45,6 +45,7 @@ static pd_status convert_any(const struct perdure_convert *o, struct pd_error *e
                                        .only = o->only,
                                        .config_file = o->config,
                                        .prefix = o->prefix,
+                                       .experts = o->experts,
                                        .fresh_optimizer = o->fresh_optimizer != 0};
     const struct pd_convert_watch watch = {.notes = &notes,
                                            .plain_notes = &notes,

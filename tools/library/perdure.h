@@ -252,12 +252,14 @@ struct perdure_convert {
     const char *config;  /* a config.json, or a run's configuration, if the source does not describe its model */
     const char *only;    /* exports tensors whose names contain it; NULL: all */
     const char *prefix;  /* if the source holds several models: of the names of the one that is wanted */
+    const char *experts; /* in another program's format: "separate", one tensor an expert; "fused", all of a block in two, as
+                            in transformers 5; NULL: as the format has them, separate where it has both */
     int fresh_optimizer; /* moments that the source lacks begin at zero */
     const struct perdure_watch *watch;
 };
-#define PERDURE_CONVERT                                                                                               \
-    {                                                                                                                 \
-        sizeof(struct perdure_convert), NULL, NULL, PERDURE_NEWEST, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, NULL \
+#define PERDURE_CONVERT                                                                                                     \
+    {                                                                                                                       \
+        sizeof(struct perdure_convert), NULL, NULL, PERDURE_NEWEST, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, NULL \
     }
 
 /* Converts, in bounded memory, what `perdure ckpt import`, `export` and `reshard` convert, and as they do: nothing is

@@ -61,7 +61,7 @@ class CEntry(Structure):
 
 class CConvert(Structure):
     _fields_ = [("size", c_size_t), ("source", c_char_p), ("destination", c_char_p), ("step", c_uint64), ("format", c_char_p), ("dtype", c_char_p),
-                ("layout", c_char_p), ("compression", c_char_p), ("config", c_char_p), ("only", c_char_p), ("prefix", c_char_p),
+                ("layout", c_char_p), ("compression", c_char_p), ("config", c_char_p), ("only", c_char_p), ("prefix", c_char_p), ("experts", c_char_p),
                 ("fresh_optimizer", c_int), ("watch", POINTER(CWatch))]
 
 

@@ -169,15 +169,17 @@ def upload(source: str | os.PathLike[str], bucket: str, *, step: int | None = No
 
 def convert(source: str | os.PathLike[str], destination: str | os.PathLike[str], *, format: str = "perdure", step: int | None = None,
             dtype: str | None = None, layout: str | None = None, compression: str | None = None, config: str | os.PathLike[str] | None = None,
-            only: str | None = None, prefix: str | None = None, fresh_optimizer: bool = False, progress: lib.Progress | None = None) -> None:
+            only: str | None = None, prefix: str | None = None, experts: str | None = None, fresh_optimizer: bool = False,
+            progress: lib.Progress | None = None) -> None:
     """Converts a checkpoint that `open` opens, in bounded memory, into `destination`, which is made.
 
     `format` is "perdure", which a run of perdure continues from, "safetensors", "dcp", "megatron", "universal", "gguf" or "llmc". What has
     no place in it is named in a warning. `dtype` is that of parameters in another program's format: "fp32", "bf16" or "fp16"; `layout` and
     `compression` ("dp=4,tp=2", "zstd:3") are for perdure. `config` is a config.json, or a run's configuration, if the source does not
-    describe its model; `only` exports tensors whose names contain it; `prefix` names one of several models; with `fresh_optimizer` moments
-    that the source lacks begin at zero."""
-    texts = [None if text is None else os.fsencode(text) for text in (format, dtype, layout, compression, config, only, prefix)]
+    describe its model; `only` exports tensors whose names contain it; `prefix` names one of several models; `experts` is "separate", one
+    tensor an expert, or "fused", all of a block in two, for the formats that have both; with `fresh_optimizer` moments that the source lacks
+    begin at zero."""
+    texts = [None if text is None else os.fsencode(text) for text in (format, dtype, layout, compression, config, only, prefix, experts)]
     watch = lib.Watch(progress)
     lib.call("convert", lib.CConvert(ctypes.sizeof(lib.CConvert), os.fsencode(source), os.fsencode(destination), lib.NEWEST if step is None else step,
                                      *texts, fresh_optimizer, ctypes.pointer(watch.struct)), watch=watch)
