@@ -77,8 +77,8 @@ def on_an_image(name, megabytes, body):
     os.mkdir(name)
     with open(f"{name}.image", "wb") as f:
         f.truncate(megabytes << 20)
-    made = subprocess.run(["mkfs.ext4", "-q", "-m", "0", "-b", "1024", f"{name}.image"], stderr=subprocess.DEVNULL).returncode == 0
-    if not made or subprocess.run(["mount", "-o", "loop", f"{name}.image", name], stderr=subprocess.DEVNULL).returncode:
+    steps = ["mkfs.ext4", "-q", "-m", "0", "-b", "1024", f"{name}.image"], ["mount", "-o", "loop", f"{name}.image", name]
+    if not shutil.which("mkfs.ext4") or any(subprocess.run(step, stderr=subprocess.DEVNULL).returncode for step in steps):
         print(f"SKIPPED {name}: a loop mount of ext4 needs root, mkfs.ext4 and loop devices")
         return
     try:

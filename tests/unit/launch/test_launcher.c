@@ -418,7 +418,10 @@ Test(launcher, term_is_honoured_at_any_moment)
         wait_caught(process, SIGTERM);
         usleep(after_us);
         kill(process, SIGTERM);
-        cr_assert_eq(launch_end(process), 75);
+        const int code = launch_end(process);
+        char message[1024] = "";
+        error_read(message, sizeof message);
+        cr_assert_eq(code, 75, "exit %d, TERM after %u us: %s", code, after_us, message);
         if (!error_has("there was nothing to save"))
             expect_error_says("saved at step 7"); /* the starter took longer than ranks have */
         expect_no_orphan(2);
