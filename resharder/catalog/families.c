@@ -5,7 +5,7 @@
 #include <stddef.h>
 
 /* torchtitan saves q, k and v separately, but their moments like the model: in one matrix if the model has one. The first
- * names are those of version 0.3, the others of earlier ones. */
+ * names come from version 0.3, the others from earlier versions. */
 #define TITAN "layers.%u.attention."
 #define FUSED TITAN "qkv_linear.wqkv.*"
 #define LAYER "decoder.layers.%u."

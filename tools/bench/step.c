@@ -2,7 +2,7 @@
  * its linear and head GEMMs as whole oneDNN calls on the same threads. On a GPU: tools/bench/step_gpu.h.
  *
  * --preset=moe: a mixture of experts as wide as GPT-2 124M, of which a token takes 2 of 8, on 2,048 tokens, so that an
- * expert has as many as the dense model. oneDNN's products are those of evenly spread tokens. */
+ * expert has as many as the dense model. oneDNN multiplies as if tokens were spread evenly. */
 #include "ckpt/base/clock.h"
 #include "offload/device.h"
 #include "resharder/catalog/family.h"

@@ -9,7 +9,7 @@ struct pd_nvml_gpu {
     uint32_t sm_mhz, sm_mhz_max, memory_mhz, memory_mhz_max; /* 0: not reported, as all numbers here */
     uint32_t pcie_width, pcie_width_max, pcie_generation, pcie_generation_max;
     uint32_t links, links_active; /* NVLink */
-    uint64_t slowed_by;           /* reasons why clocks are low now, NVML's bits; only those of heat and power faults */
+    uint64_t slowed_by;           /* NVML's bits: why clocks are low now; heat and power faults only */
     uint64_t uncorrected;         /* memory errors since the driver started */
     bool has_ecc, is_ecc_on;
     char driver[32];

@@ -7,7 +7,7 @@
  *
  * Seed and step determine micro-batches, k and k'. A rank's peer has the same place in the other group.
  *
- * With ep > 1 experts have a sum of their own: what the micro-batches of all ep ranks give those of this rank. k and k' then
+ * With ep > 1 a second sum covers this rank's experts: all ep ranks' micro-batches add to it. k and k' then
  * lead to other ep ranks. Where there are no others, experts compute again themselves.
  *   source  Schroeder et al. 2009 on memory, Hochschild et al. 2021 on cores: a computer that errs does so for long */
 #pragma once

@@ -35,7 +35,7 @@ struct pd_expert_activations {
 struct pd_expert_slice {
     uint32_t number, *begin, *end; /* (ep) the groups that each rank takes */
     int32_t *first, *own;          /* (E * pieces + 1) first row here of each group and piece; `own` with ep > 1 */
-    const struct pd_expert_products *products; /* the first slice's are kept, those of others made again in backward */
+    const struct pd_expert_products *products; /* kept for the first slice; backward makes the others again */
     bool is_last;
 };
 
@@ -117,7 +117,7 @@ uint64_t pd_expert_place_counts(const struct pd_transformer *t);
 void pd_router_enter(struct pd_transformer *t, uint32_t place, struct pd_expert_activations *x);
 /* Counts of the whole micro-batch; sp ranks start to tell each other. Call before pd_router_backward. */
 PD_MUST_USE pd_status pd_router_meet(struct pd_transformer *t, const struct pd_expert_activations *x, struct pd_error *err);
-/* From the gradient of a token's weights to that of the logits, the router's weight and its bias. */
+/* Takes the gradient of the tokens' weights; computes the gradients of the logits, the router's weight and its bias. */
 PD_MUST_USE pd_status pd_router_backward(struct pd_transformer *t, uint32_t block, const struct pd_block_activations *a,
                                          void *const *w, float *const *g, struct pd_error *err);
 /* The part of dnorm that comes through the router, added to the first chunk's chain. */

@@ -366,7 +366,7 @@ static bool parse_name(const char *pattern, const char *name, uint32_t *ret_laye
     return !*name;
 }
 
-/* Whether a name after the prefix is that of an expert's tensor in any form, of a layer that the model has. */
+/* True if the name, without its prefix, is an expert's tensor (in any form) in a layer that the model has. */
 static bool is_of_expert(const struct pd_model *model, const struct pd_dialect *d, const char *name, uint32_t *ret_expert)
 {
     const struct pd_family *f = pd_families[model->config.family];

@@ -152,9 +152,9 @@ PD_MUST_USE pd_status pd_zero_take_piece(void *zero, uint32_t source, const floa
                                          struct pd_error *err);
 /* The micro-batch's gradients of `bucket` are complete. Padding micro-batches call this too: terms travel in the same slots. */
 PD_MUST_USE pd_status pd_zero_push_gradients(struct pd_zero *zero, uint32_t bucket, uint32_t slot, struct pd_error *err);
-/* From now on, also adds terms modulo 2^64: to sums[0] those of this rank's micro-batch in its slot; to sums[1] those that the
- * micro-batches of the ep ranks in slots[i] give this rank's experts. A slot begins a lane or is PD_ZERO_NO_SLOT. sums NULL:
- * stop. Borrows sums, memory of the math. */
+/* From now on also adds terms modulo 2^64. sums[0] takes the terms of this rank's micro-batch in its slot; sums[1] takes the
+ * terms that the micro-batches of the ep ranks in slots[i] have for this rank's experts. A slot begins a lane or is
+ * PD_ZERO_NO_SLOT. sums NULL: stop. Borrows sums, memory of the math. */
 #define PD_ZERO_WATCHED 2
 void pd_zero_watch(struct pd_zero *zero, const uint32_t *slots, int64_t *sums);
 /* The data group of number `source` of the ep ranks. */

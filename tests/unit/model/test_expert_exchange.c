@@ -279,7 +279,7 @@ static pd_status slices_main(struct pd_comm *comm, void *context, struct pd_erro
         free(made);
         block_deinit(&b);
     }
-    /* Tokens go there in forward, and again in backward but for those of the first slice, which are rank 0's. */
+    /* Forward sends all tokens there. Backward sends them again, except the first slice: those are rank 0's. */
     const uint64_t tokens = c->length * (HIDDEN * pd_dtype_bytes(c->dtype) + sizeof(float));
     if (comm->rank == 0 ? sent[1] == sent[0] : sent[1] == sent[0] + tokens) return PD_OK;
     PD_FAIL(err, PD_BUG, "rank %u sends %llu bytes in slices and %llu at once; tokens are %llu", comm->rank,

@@ -1,5 +1,5 @@
-/* Routing of tokens to experts, and what stands between their products. Formulas, orders of sums and bits are those of
- * cpu_experts.c, except losses and gradients of weights: z_loss is a sum in another order. */
+/* Routes tokens to experts, and computes what stands between their products. Formulas, order of sums and bits equal
+ * those of cpu_experts.c, except losses and gradients of weights: z_loss is a sum in another order. */
 #include "trainer/math/cuda/each.h"
 #include "trainer/math/cuda/functions.h"
 
