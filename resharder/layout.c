@@ -167,9 +167,8 @@ uint32_t pd_layout_owned_boxes(const struct pd_layout *layout, const struct pd_t
     struct pd_layout_cut cut;
     if (pd_layout_unit_pp(layout, tensor->unit) != place.pp) return 0;
     if (!pd_layout_cut_of(layout, tensor, tensor_index, place.tp, &cut)) return 0;
-    const uint32_t part =
-        q < cut.q_first || (q - cut.q_first) % cut.q_stride ? UINT32_MAX : (q - cut.q_first) / cut.q_stride;
-    if (part >= cut.part_count) return 0;
+    const uint32_t part = pd_layout_part_of(&cut, q);
+    if (part == PD_LAYOUT_NO_PART) return 0;
     uint64_t row_begin = cut.row_begin + part * cut.part_rows;
     uint64_t row_end = pd_min_u64(row_begin + cut.part_rows, cut.row_end);
     if (row_begin == row_end) return 0;

@@ -46,6 +46,14 @@ struct pd_layout_cut {
     uint32_t q_first, q_stride, part_count;
     uint32_t chunk_begin, chunk_end; /* tp chunks of dimension 1, some may be empty; one dummy chunk if it is not split */
 };
+#define PD_LAYOUT_NO_PART UINT32_MAX
+/* Returns the part of the data rank q, or PD_LAYOUT_NO_PART. */
+static inline uint32_t pd_layout_part_of(const struct pd_layout_cut *cut, uint32_t q)
+{
+    if (q < cut->q_first || (q - cut->q_first) % cut->q_stride) return PD_LAYOUT_NO_PART;
+    const uint32_t part = (q - cut->q_first) / cut->q_stride;
+    return part < cut->part_count ? part : PD_LAYOUT_NO_PART;
+}
 /* False if the tensor-parallel rank holds nothing of it. */
 bool pd_layout_cut_of(const struct pd_layout *layout, const struct pd_tensor *tensor, uint32_t tensor_index,
                       uint32_t tp_rank, struct pd_layout_cut *ret_cut);

@@ -104,7 +104,8 @@ static uint64_t rest_rows(const struct pd_layout_cut *cut)
     return cut->row_end - cut->row_begin - (cut->part_count - 1) * cut->part_rows;
 }
 
-/* Adds a tensor's pages to the shards of its stage, as differences from one data rank to the next: add[q * tp + tp rank]. */
+/* Adds a tensor's pages to the shards of its stage, as differences from one data rank to the next that may have some of it:
+ * add[q * tp + tp rank]. */
 static void count_tensor(const struct pd_plan *plan, uint32_t t, uint64_t *add)
 {
     const struct pd_tensor *tensor = &plan->input.tensors->tensors[t];
@@ -112,12 +113,12 @@ static void count_tensor(const struct pd_plan *plan, uint32_t t, uint64_t *add)
     for (uint32_t p = 0; p < tp; p++) {
         struct pd_layout_cut cut;
         if (!pd_layout_cut_of(plan->input.stored, tensor, t, p, &cut)) continue;
-        const uint64_t rest = rest_rows(&cut), first = (uint64_t)cut.q_first * tp + p;
+        const uint64_t rest = rest_rows(&cut), first = (uint64_t)cut.q_first * tp + p, step = (uint64_t)cut.q_stride * tp;
         const uint64_t last = rows_pages(plan, t, &cut, rest),
                        full = rest == cut.part_rows ? last : rows_pages(plan, t, &cut, cut.part_rows);
         add[first] += full;
-        add[first + (uint64_t)(cut.part_count - 1) * tp] += last - full;
-        add[first + (uint64_t)cut.part_count * tp] -= last;
+        add[first + (cut.part_count - 1) * step] += last - full;
+        add[first + cut.part_count * step] -= last;
     }
 }
 
@@ -126,17 +127,21 @@ static pd_status count_pages(struct pd_plan *plan, struct pd_error *err)
 {
     struct pd_plan_lines *lines = plan->lines;
     const struct pd_layout *stored = plan->input.stored;
-    const uint64_t row = stored->tp, stage = row * stored->dp * stored->sp;
-    uint64_t *add = calloc(stage + row, sizeof *add);
+    const uint64_t row = stored->tp, step = row * pd_layout_ep(stored), stage = row * stored->dp * stored->sp;
+    uint64_t *add = calloc(2 * (stage + step), sizeof *add), *spread = add + stage + step; /* spread: of tensors of experts */
     if (!add) PD_FAIL(err, PD_NO_MEMORY, "load: no memory to count %u shards", plan->shard_count);
     for (uint32_t pp = 0; pp < stored->pp; pp++) {
-        memset(add, 0, (stage + row) * sizeof *add);
-        for (uint32_t i = lines->stage_first[pp]; i < lines->stage_first[pp + 1]; i++)
-            if (tensor_is_wanted(plan, lines->stage_tensors[i])) count_tensor(plan, lines->stage_tensors[i], add);
-        uint64_t *pages = lines->shard_first + pp * stage;
-        memcpy(pages, add, stage * sizeof *pages);
-        for (uint64_t s = row; s < stage; s++)
-            pages[s] += pages[s - row];
+        memset(add, 0, 2 * (stage + step) * sizeof *add);
+        for (uint32_t i = lines->stage_first[pp]; i < lines->stage_first[pp + 1]; i++) {
+            const uint32_t t = lines->stage_tensors[i];
+            const bool is_spread = pd_layout_is_spread(stored, &plan->input.tensors->tensors[t]);
+            if (tensor_is_wanted(plan, t)) count_tensor(plan, t, is_spread ? spread : add);
+        }
+        for (uint64_t s = 0; s < stage; s++) {
+            if (s >= row) add[s] += add[s - row];
+            if (s >= step) spread[s] += spread[s - step];
+            lines->shard_first[pp * stage + s] = add[s] + spread[s];
+        }
     }
     free(add);
     return PD_OK;
@@ -344,8 +349,9 @@ static pd_status walk_tensor(struct walk *w, uint32_t t, const struct pd_rank_pl
     const uint32_t q = rank->dp * stored->sp + rank->sp;
     struct pd_layout_cut cut;
     if (!pd_layout_cut_of(stored, tensor, t, rank->tp, &cut)) return PD_OK;
-    if (q < cut.q_first || q - cut.q_first >= cut.part_count) return PD_OK;
-    uint64_t begin = cut.row_begin + (q - cut.q_first) * cut.part_rows;
+    const uint32_t part = pd_layout_part_of(&cut, q);
+    if (part == PD_LAYOUT_NO_PART) return PD_OK;
+    uint64_t begin = cut.row_begin + part * cut.part_rows;
     uint64_t end = begin + cut.part_rows < cut.row_end ? begin + cut.part_rows : cut.row_end;
     if (begin == end) return PD_OK;
     const uint32_t boxes = count_chunks(w->plan, tensor, &cut);
@@ -560,8 +566,8 @@ static pd_status step_over(struct receiving *r, uint32_t t, const struct column 
         last_pages = rows_pages(plan, t, &cut, rest_rows(&cut));
     }
     for (uint32_t i = 0; i < column->count; i++) {
-        const uint32_t s = column->shards[i], q = s / row % group, part = q - cut.q_first;
-        if (q < cut.q_first || part >= cut.part_count) continue;
+        const uint32_t s = column->shards[i], part = pd_layout_part_of(&cut, s / row % group);
+        if (part == PD_LAYOUT_NO_PART) continue;
         const bool is_last = part + 1 == cut.part_count;
         uint64_t begin = cut.row_begin + part * cut.part_rows, end = is_last ? cut.row_end : begin + cut.part_rows;
         if (begin == end) continue;

@@ -29,6 +29,7 @@ static void random_tensors(struct pd_tensor *tensors)
                                 .tp_unit = 1 + random_below(3),
                                 .unit = (uint32_t)random_below(4)};
         if (t->tp_dim >= 0) t->shape[t->tp_dim] = t->tp_unit * (1 + random_below(100));
+        if (random_below(2)) t->expert = 1 + (uint32_t)random_below(5);
     }
 }
 
@@ -42,6 +43,9 @@ static struct pd_layout random_layout(void)
     l.sp = 1 + (uint32_t)random_below(2);
     l.pp = 1 + (uint32_t)random_below(2);
     l.zero_shard = 1 + (uint32_t)random_below(l.dp * l.sp);
+    do
+        l.ep = 1 + (uint32_t)random_below(l.zero_shard);
+    while (l.zero_shard % l.ep);
     l.interleave = 1 + (uint32_t)random_below(2);
     l.stage_count = l.pp * l.interleave;
     for (uint32_t s = 0; s < l.stage_count; s++)
