@@ -131,6 +131,11 @@ static pd_status open_to_read(struct tier *tier, const struct pd_error *cause, s
 {
     struct pd_error own = {0};
     pd_status st = open_store(tier, false, &own);
+    if (tier->is_remote && st == PD_NOT_FOUND) { /* a prefix that holds nothing is not there */
+        tier->was_absent = true;
+        begin_failed(tier, "holds nothing of this run; the next save to it tries again", cause);
+        return PD_OK;
+    }
     if (!st) st = check_hidden(tier, &own);
     if (st) return refuse_hidden(tier, pd_error_pass(err, st, &own), err);
     begin_failed(tier, "is used for reading only, until it can be written", cause);

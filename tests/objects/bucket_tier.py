@@ -376,6 +376,27 @@ def refused_host(workspace, server, config, quiet):
     print("a host whose credentials are refused is named before the first step")
 
 
+def refused_start(workspace, server, config, quiet):
+    """A prefix that holds nothing cannot be written while the run starts: nothing can be lost, so it trains, and uploads later."""
+    if not isinstance(server, Ours):
+        return
+    trial = Trial(workspace, server, "late").machine()
+    text = "s3://bucket/late holds nothing of this run; the next save to it tries again"
+    def refuse(handler, key, query, body):
+        is_refused = handler.command == "PUT" and key.startswith("late/fence-") and text not in trial.log()
+        if is_refused:
+            handler.refuse(503, "SlowDown")
+        return is_refused
+    server.store.misbehave = refuse
+    trial.start(config, 4, every=1).ends()
+    server.store.misbehave = None
+    if text not in trial.log():
+        raise harness.Failure(f"no {text}\n{trial.log()}")
+    check_bits(trial, quiet, "with a bucket that could not be written at the start")
+    trial.wipe()
+    print("an empty prefix that could not be written at the start has the last step at the end")
+
+
 def seen(workspace, server, config, quiet):
     """What the bucket has, and how fast it got there: in progress lines, metrics.jsonl and the report."""
     trial = Trial(workspace, server, "seen").machine()
@@ -470,6 +491,7 @@ def main():
                 short_notice(workspace, server, config, quiet)
                 absent_server(workspace, server, config, quiet)
                 refused_host(workspace, server, config, quiet)
+                refused_start(workspace, server, config, quiet)
                 seen(workspace, server, config, quiet)
                 absent_at_the_end(workspace, server, config, quiet)
                 rivals(workspace, server, config, quiet)
