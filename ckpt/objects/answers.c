@@ -167,8 +167,9 @@ struct id_reader {
 static pd_status id_element(void *context, const char *path, const char *text, struct pd_error *err)
 {
     struct id_reader *r = context;
+    const char *below = strchr(path, '/'); /* servers name the root in different ways: InitiateMultipartUpload(Result) */
     (void)err;
-    if (strcmp(path, "InitiateMultipartUploadResult/UploadId") == 0) r->fits = answer_copy(r->id, PD_UPLOAD_ID_MAX, text);
+    if (below && strcmp(below, "/UploadId") == 0) r->fits = answer_copy(r->id, PD_UPLOAD_ID_MAX, text);
     return PD_OK;
 }
 

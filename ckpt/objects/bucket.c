@@ -234,8 +234,10 @@ static void call_advance(struct bucket_call *call, uint64_t moved)
 static pd_status call_take(struct pd_bucket *b, struct bucket_call *call, const struct pd_http_response *response,
                            bool *ret_again, struct pd_error *err)
 {
-    const bool is_range = response->code == 206 && response->range_begin == call->offset;
-    const bool is_all = response->code == 200 && !call->offset && response->has_length && response->length == call->bytes;
+    /* 206; rclone sends ranges with 200 */
+    const bool is_range = response->range_begin == call->offset;
+    const bool is_all = response->range_begin == UINT64_MAX && response->code == 200 && !call->offset &&
+                        response->has_length && response->length == call->bytes;
     if (!is_range && !is_all)
         PD_FAIL(err, PD_CORRUPT, "s3://%s/%s: %s sent other bytes than the requested range", b->name, call->key,
                 b->endpoint);

@@ -62,6 +62,12 @@ def other_range(handler, data):
     handler.answer(206, data[1:5], [("Content-Range", f"bytes 1-4/{len(data)}")])
 
 
+def range_as_whole(handler, data):
+    """As rclone answers: the range that was asked for, with the status of a whole object."""
+    begin, end = (int(x) for x in handler.headers["range"].removeprefix("bytes=").split("-"))
+    handler.answer(200, data[begin:end + 1], [("Content-Range", f"bytes {begin}-{end}/{len(data)}")])
+
+
 def too_long(handler, data):
     handler.answer(206, data + b"more", [("Content-Range", f"bytes 0-{len(data) + 3}/{len(data) + 4}")])
 
@@ -110,6 +116,8 @@ def refused(program, store):
         made = len(store.requests) - before
         if made != requests:
             raise SystemExit(f"{made} requests where {requests} were expected: {text}")
+    store.faults["key"] = [range_as_whole]
+    check(program.call("get", "key", 3, 4), "PD_OK", "3456")
     print(f"{len(REFUSALS)} refusals, each with its message")
 
 
@@ -285,6 +293,10 @@ def uploads(program, store):
     check(program.call("uploads", ""), "PD_OK", "")
     store.faults["inside"] = [lambda handler, _: handler.answer(200, "<InitiateMultipartUploadResult/>")]
     check(program.call("upload", "inside", 10, 10), "PD_CORRUPT", "no UploadId")
+    store.uploads["of rclone"] = ("inside", {})
+    store.faults["inside"] = [lambda handler, _: handler.answer(200, "<InitiateMultipartUpload><UploadId>of rclone</UploadId></InitiateMultipartUpload>")]
+    check(program.call("begin", "inside"), "PD_OK", "of rclone")
+    check(program.call("abort", "inside", "of rclone"), "PD_OK", "")
 
     def completed_and_lost(handler, _):
         handler.on_post("late", {"uploadId": handler.path.partition("uploadId=")[2]}, b"")

@@ -23,6 +23,7 @@
 #define SHARD "shard-00000.h5"
 #define PIECE_BYTES (UINT64_C(8) << 20)
 #define UPLOAD_THREADS 8u    /* as pd_upload_file */
+#define SAVES 3u             /* the third can reuse a file, as most saves of a run do */
 #define DOWNLOAD_THREADS 16u /* as a queue of pd_vfs_new_objects */
 
 struct objects_bench {
@@ -40,7 +41,7 @@ struct objects_bench {
     struct pd_store *local;
     char directory[4096]; /* of the checkpoint on disk */
     uint64_t file_bytes;
-    double save_s; /* of that checkpoint */
+    double save_s; /* of the last save */
     void *raw;     /* (file_bytes) of the raw side */
     struct pd_pairs up, down;
     struct pd_pairs up_work, down_work; /* CPU time of this process, the server's is not in it */
@@ -189,9 +190,9 @@ static pd_status our_down(void *bench, double *ret_seconds, struct pd_error *err
 /* ---- a checkpoint on disk ---- */
 
 static pd_status objects_save(struct objects_bench *b, struct pd_shard_writer *writer, const void *const *data,
-                              struct pd_error *err)
+                              uint64_t step, struct pd_error *err)
 {
-    struct pd_run_state state = {.identity = {.run_id = {1, 2}, .lineage = 1, .step = 1},
+    struct pd_run_state state = {.identity = {.run_id = {1, 2}, .lineage = 1, .step = step},
                                  .fence = pd_store_fence(b->local),
                                  .loss_scale = 1.0,
                                  .layout = b->layout,
@@ -200,9 +201,13 @@ static pd_status objects_save(struct objects_bench *b, struct pd_shard_writer *w
                                  .created_by = "perdure bench",
                                  .config = (char[]){"bench: true\n"}};
     struct pd_shard_summary summary = {0};
+    PD_TRY(pd_bench_dir_settle(&b->dir, err));
+    const uint64_t start = pd_clock_monotonic_ns(NULL);
     PD_TRY(pd_store_begin(b->local, &state.identity, b->directory, err));
     const pd_status written = pd_shard_write(writer, b->directory, &state.identity, 0, data, &summary, err);
     PD_TRY(pd_store_commit(b->local, written, &summary, &state, err));
+    PD_TRY(pd_store_prune(b->local, err));
+    b->save_s = pd_clock_seconds_since(start);
     pd_store_entry_path(b->local, pd_store_entry_at(b->local, 0), b->directory);
     return PD_OK;
 }
@@ -228,9 +233,8 @@ static pd_status make_checkpoint(struct objects_bench *b, struct pd_error *err)
         st = pd_shard_writer_new(b->dir.vfs, &b->model->tensors, m->boxes, m->box_count, m->io_buffers, PD_BENCH_IO_BYTES,
                                  NULL, &writer, err);
     if (!st) b->file_bytes = pd_shard_writer_file_bytes(writer);
-    const uint64_t start = pd_clock_monotonic_ns(NULL);
-    if (!st) st = objects_save(b, writer, data, err);
-    b->save_s = pd_clock_seconds_since(start);
+    for (uint64_t step = 1; !st && step <= SAVES; step++)
+        st = objects_save(b, writer, data, step, err);
     pd_shard_writer_free(writer);
     free(data);
     return st;
