@@ -79,6 +79,8 @@ uint32_t pd_dev_cuda_count(void);
 void pd_dev_cuda_identity(uint32_t index, char ret_identity[33]);
 /* "0000:17:00.0", of a GPU that is not opened for it; "" where that is not known. */
 void pd_dev_cuda_pci(uint32_t index, char ret_address[16]);
+/* Whether one GPU can read and write the other's memory directly, over NVLink or PCIe. Opens neither. */
+bool pd_dev_cuda_reaches(uint32_t index, uint32_t other);
 /* Returns the memory of a GPU that this process has not opened, and leaves the GPU as it was. For a process that starts
  * others there. As slow as opening.   errors  PD_UNSUPPORTED, PD_DEVICE_LOST, PD_NO_MEMORY: not even enough for this call */
 PD_MUST_USE pd_status pd_dev_cuda_memory(uint32_t index, char ret_name[96], struct pd_dev_memory *ret_memory,

@@ -1,4 +1,6 @@
 /* NVIDIA GPUs behind the device table. The only file here that includes the CUDA runtime. */
+#include "ckpt/base/cpu.h"
+#include "ckpt/base/thread.h"
 #include "offload/device.h"
 
 #include <cuda_runtime_api.h>
@@ -6,7 +8,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
+#define TOUCH_BYTES (UINT64_C(64) << 20) /* pinned memory of this size and more is touched by several threads */
+#define TOUCHERS_MAX 8u
 #define CAPABILITY_MIN 8 /* tools/cmake/cuda.cmake compiles for nothing older */
 
 struct pd_stream {
@@ -56,14 +61,96 @@ static pd_status select_device(struct pd_dev *dev, struct pd_error *err)
     return PD_OK;
 }
 
+/* ---- pinned memory ---- */
+
+static pd_status cuda_lock(struct pd_dev *dev, void *data, uint64_t bytes, struct pd_error *err)
+{
+    PD_TRY(select_device(dev, err));
+    CUDA_TRY(err, cudaHostRegister(data, bytes, cudaHostRegisterPortable),
+             "GPU %u: pinning %llu bytes: ulimit -l and the memory of the machine bound pinned memory", dev->index,
+             (unsigned long long)bytes);
+    return PD_OK;
+}
+
+static void cuda_unlock(struct pd_dev *dev, void *data, uint64_t bytes)
+{
+    (void)bytes;
+    forget(cudaSetDevice((int)dev->index));
+    forget(cudaHostUnregister(data));
+}
+
+struct touched {
+    volatile char *data;
+    uint64_t bytes;
+};
+
+static void *touch(void *context)
+{
+    const struct touched *t = context;
+    for (uint64_t at = 0; at < t->bytes; at += 4096)
+        t->data[at] = 0;
+    return NULL;
+}
+
+/* Zeroing pages takes most of the time, and cudaHostAlloc does it in one thread. Touched by the caller's node: threads
+ * start on the cores of the thread that starts them. */
+static void touch_all(char *data, uint64_t bytes)
+{
+    struct touched parts[TOUCHERS_MAX];
+    pthread_t threads[TOUCHERS_MAX];
+    const uint32_t cores = pd_cpu_cores(), count = cores < TOUCHERS_MAX ? cores : TOUCHERS_MAX;
+    const uint64_t part = bytes / count / 4096 * 4096;
+    uint32_t started = 0;
+    for (uint32_t i = 0; i < count; i++)
+        parts[i] = (struct touched){data + i * part, i + 1 < count ? part : bytes - i * part};
+    while (started + 1 < count && !pd_thread_start(&threads[started], NULL, touch, &parts[started]))
+        started++;
+    for (uint32_t i = started; i < count; i++)
+        touch(&parts[i]);
+    for (uint32_t i = 0; i < started; i++)
+        pthread_join(threads[i], NULL);
+}
+
+static pd_status alloc_touched(struct pd_dev *dev, uint64_t bytes, void **ret_data, struct pd_error *err)
+{
+    void *data = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED)
+        PD_FAIL(err, PD_NO_MEMORY, "GPU %u: no %llu bytes of host memory", dev->index, (unsigned long long)bytes);
+    (void)madvise(data, bytes, MADV_HUGEPAGE); /* only advice: may fail */
+    touch_all(data, bytes);
+    const pd_status st = cuda_lock(dev, data, bytes, err);
+    if (st) munmap(data, bytes);
+    *ret_data = data;
+    return st;
+}
+
+static pd_status alloc_pinned(struct pd_dev *dev, uint64_t bytes, void **ret_data, struct pd_error *err)
+{
+    if (bytes >= TOUCH_BYTES) return alloc_touched(dev, bytes, ret_data, err);
+    CUDA_TRY(err, cudaHostAlloc(ret_data, bytes, cudaHostAllocPortable), "GPU %u: %llu bytes of pinned memory", dev->index,
+             (unsigned long long)bytes);
+    return PD_OK;
+}
+
+static void free_pinned(struct pd_dev *dev, struct pd_span *span)
+{
+    if (span->bytes < TOUCH_BYTES) {
+        forget(cudaFreeHost(span->data));
+        return;
+    }
+    cuda_unlock(dev, span->data, span->bytes);
+    munmap(span->data, span->bytes);
+}
+
+/* ---- memory ---- */
+
 static pd_status cuda_alloc(struct pd_dev *dev, enum pd_dev_place place, uint64_t bytes, struct pd_span *ret_span,
                             struct pd_error *err)
 {
     void *data;
     PD_TRY(select_device(dev, err));
     if (place == PD_DEV_HOST)
-        CUDA_TRY(err, cudaHostAlloc(&data, bytes, cudaHostAllocPortable), "GPU %u: %llu bytes of pinned memory", dev->index,
-                 (unsigned long long)bytes);
+        PD_TRY(alloc_pinned(dev, bytes, &data, err));
     else
         CUDA_TRY(err, cudaMalloc(&data, bytes), "GPU %u: %llu bytes of device memory", dev->index,
                  (unsigned long long)bytes);
@@ -74,7 +161,10 @@ static pd_status cuda_alloc(struct pd_dev *dev, enum pd_dev_place place, uint64_
 static void cuda_free(struct pd_dev *dev, struct pd_span *span)
 {
     forget(cudaSetDevice((int)dev->index));
-    forget(span->is_host ? cudaFreeHost(span->data) : cudaFree(span->data));
+    if (span->is_host)
+        free_pinned(dev, span);
+    else
+        forget(cudaFree(span->data));
 }
 
 static pd_status cuda_memory(struct pd_dev *dev, struct pd_dev_memory *ret_memory, struct pd_error *err)
@@ -122,22 +212,6 @@ static void *cuda_stream_handle(struct pd_dev *dev, struct pd_stream *stream)
 {
     (void)dev;
     return stream->stream;
-}
-
-static pd_status cuda_lock(struct pd_dev *dev, void *data, uint64_t bytes, struct pd_error *err)
-{
-    PD_TRY(select_device(dev, err));
-    CUDA_TRY(err, cudaHostRegister(data, bytes, cudaHostRegisterPortable),
-             "GPU %u: pinning %llu bytes; ulimit -l and the memory of the machine bound it", dev->index,
-             (unsigned long long)bytes);
-    return PD_OK;
-}
-
-static void cuda_unlock(struct pd_dev *dev, void *data, uint64_t bytes)
-{
-    (void)bytes;
-    forget(cudaSetDevice((int)dev->index));
-    forget(cudaHostUnregister(data));
 }
 
 static pd_status cuda_copy(struct pd_dev *dev, struct pd_stream *stream, struct pd_span dst, struct pd_span src,
@@ -307,6 +381,14 @@ void pd_dev_cuda_pci(uint32_t index, char ret_address[16])
     if (code == cudaSuccess)
         snprintf(ret_address, 16, "%04x:%02x:%02x.0", (unsigned)p.pciDomainID & 0xffffu, (unsigned)p.pciBusID & 0xffu,
                  (unsigned)p.pciDeviceID & 0xffu);
+}
+
+bool pd_dev_cuda_reaches(uint32_t index, uint32_t other)
+{
+    int can = 0;
+    const cudaError_t code = cudaDeviceCanAccessPeer(&can, (int)index, (int)other);
+    forget(code);
+    return code == cudaSuccess && can;
 }
 
 pd_status pd_dev_open_cuda(uint32_t index, struct pd_dev **ret_dev, struct pd_error *err)

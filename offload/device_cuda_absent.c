@@ -19,6 +19,12 @@ void pd_dev_cuda_pci(uint32_t index, char ret_address[16])
     ret_address[0] = '\0';
 }
 
+bool pd_dev_cuda_reaches(uint32_t index, uint32_t other)
+{
+    (void)index, (void)other;
+    return false;
+}
+
 void pd_dev_cuda_identity(uint32_t index, char ret_identity[33])
 {
     (void)index;

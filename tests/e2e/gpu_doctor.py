@@ -51,6 +51,13 @@ def facts(workspace):
             raise harness.Failure(f"{by['gpu products']}")
 
 
+def peers(workspace):
+    for more, state, here, advice in (({}, "ok", "6 of 6 pairs", ""),
+                                      ({"PERDURE_SIMT_ALONE": "2"}, "limited", "3 of 6 pairs of GPUs read each other's memory", "GPU 0 and 2 do not")):
+        found = rows(workspace, ["--gpu"], {"PERDURE_SIMT_GPUS": "4", "PERDURE_NVML": "off", **more})
+        expect(next(row for row in found if row["what"] == "gpu peers"), state, here, advice)
+
+
 def without(workspace):
     found = rows(workspace, ["--gpu"], {"PERDURE_SIMT_GPUS": "1", "PERDURE_NVML": "off"})
     expect(next(row for row in found if row["what"] == "gpu facts"), "unused", "does not open")
@@ -61,6 +68,7 @@ def without(workspace):
 def body(workspace, arguments):
     numa(workspace)
     facts(workspace)
+    peers(workspace)
     without(workspace)
     print("doctor: NUMA nodes, facts and rates of GPUs")
 

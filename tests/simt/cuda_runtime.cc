@@ -46,6 +46,7 @@ simt_settings read_settings()
     s.capability = static_cast<unsigned>(number_of("PERDURE_SIMT_CAPABILITY", 90, ""));
     s.fail_at = number_of("PERDURE_SIMT_FAIL", 0, "");
     s.fail_gpu = static_cast<int>(number_of("PERDURE_SIMT_FAIL_GPU", UINT64_MAX, ""));
+    s.alone = static_cast<int>(number_of("PERDURE_SIMT_ALONE", UINT64_MAX, ""));
     s.is_busy = number_of("PERDURE_SIMT_BUSY", 0, "") != 0;
     const char *streams = getenv("PERDURE_SIMT_STREAMS");
     if (!streams || !*streams || strcmp(streams, "late") == 0) return s;
@@ -168,6 +169,15 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int devic
     properties->pciBusID = 16 + device;
     properties->major = static_cast<int>(simt_machine().capability / 10);
     properties->minor = static_cast<int>(simt_machine().capability % 10);
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
+{
+    const simt_settings &machine = simt_machine();
+    for (int gpu : {device, peer})
+        if (gpu < 0 || static_cast<unsigned>(gpu) >= machine.gpus) return cudaErrorInvalidDevice;
+    *can = device != peer && device != machine.alone && peer != machine.alone;
     return cudaSuccess;
 }
 

@@ -62,6 +62,7 @@ const char *cudaGetErrorString(cudaError_t code);
 cudaError_t cudaGetLastError(void); /* of the calling thread, which forgets it; that a GPU is lost it does not forget */
 cudaError_t cudaGetDeviceCount(int *count);
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device);
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer);
 cudaError_t cudaGetDevice(int *device);
 cudaError_t cudaSetDevice(int device); /* of the calling thread */
 cudaError_t cudaDeviceSynchronize(void);
@@ -100,6 +101,7 @@ cudaError_t simt_noted(cudaError_t code);
 #ifndef SIMT_RUNTIME
 #define cudaGetDeviceCount(...) simt_noted(cudaGetDeviceCount(__VA_ARGS__))
 #define cudaGetDeviceProperties(...) simt_noted(cudaGetDeviceProperties(__VA_ARGS__))
+#define cudaDeviceCanAccessPeer(...) simt_noted(cudaDeviceCanAccessPeer(__VA_ARGS__))
 #define cudaGetDevice(...) simt_noted(cudaGetDevice(__VA_ARGS__))
 #define cudaSetDevice(...) simt_noted(cudaSetDevice(__VA_ARGS__))
 #define cudaDeviceSynchronize(...) simt_noted(cudaDeviceSynchronize(__VA_ARGS__))

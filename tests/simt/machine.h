@@ -19,6 +19,7 @@
  *   PERDURE_SIMT_FAIL_GPU  only operations of this GPU count for that
  *   PERDURE_SIMT_LOCKED    bytes that may be pinned at a time; unset: any
  *   PERDURE_SIMT_BUSY      1: another process has each for itself (compute mode exclusive)
+ *   PERDURE_SIMT_ALONE     the GPU without peer access; unset: none
  *   PERDURE_SIMT_NAME      of each GPU; unset: simulated GPU
  *   PERDURE_SIMT_CAPABILITY  compute capability that each says to have, 80 for 8.0; unset: 90
  *   PERDURE_SIMT_REPORT    a file that a process appends a line of counts to when it ends
@@ -46,6 +47,7 @@ struct simt_settings {
     enum { LATE, NOW, SEEDED } streams;
     uint64_t seed, fail_at; /* 0: never */
     int fail_gpu;           /* counts alone, and is lost; -1: any */
+    int alone;              /* reads no other's memory, and none reads its; -1: all read all */
     bool is_busy;
 };
 const simt_settings &simt_machine(void);

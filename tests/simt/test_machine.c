@@ -7,12 +7,14 @@
 #include "tests/simt/simt_order.h"
 
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <math.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -419,6 +421,27 @@ Test(machine, a_kernel_is_given_no_memory_of_the_host)
     OK(pd_cuda_add(g.handle, N, g.device.data, mine, &err_));
     passed(&g);
     pd_dev_unlock(g.dev, mine, sizeof mine);
+    finish(&g);
+}
+
+/* Several threads touch it before it is pinned. */
+Test(machine, large_host_memory_is_zero_pinned_and_given_back)
+{
+    struct gpu g;
+    struct pd_span large;
+    const uint64_t bytes = (UINT64_C(64) << 20) + 12345;
+    start(&g, NULL, 0);
+    OK(pd_dev_alloc(g.dev, PD_DEV_HOST, bytes, &large, &err_));
+    for (uint64_t i = 0; i < bytes; i += 4096)
+        cr_assert_eq(((char *)large.data)[i], 0);
+    float *last = (float *)large.data + bytes / sizeof(float) - N;
+    OK(pd_dev_fill(g.dev, g.stream, g.device, 0, &err_));
+    OK(pd_cuda_add(g.handle, N, g.device.data, last, &err_));
+    passed(&g);
+    void *was = large.data;
+    pd_dev_free(g.dev, &large);
+    unsigned char in_core;
+    cr_assert(mincore(was, 4096, &in_core) && errno == ENOMEM, "it is still mapped");
     finish(&g);
 }
 

@@ -149,10 +149,30 @@ static void find_rates(struct findings *findings, uint32_t gpu, const struct pd_
     pd_rank_device_close(&device);
 }
 
+/* Pairs of GPUs that do not read each other's memory: between them NCCL copies through the host. */
+static void find_peers(struct findings *findings, uint32_t count)
+{
+    uint32_t pairs = 0, apart = 0, first[2] = {0};
+    for (uint32_t a = 0; a < count; a++)
+        for (uint32_t b = a + 1; b < count; b++, pairs++) {
+            if (pd_dev_cuda_reaches(a, b) && pd_dev_cuda_reaches(b, a)) continue;
+            if (!apart++) first[0] = a, first[1] = b;
+        }
+    if (!pairs) return;
+    struct finding *f = pd_doctor_add(findings, "gpu peers", FINDING_OK,
+                                      "%u of %u pairs of GPUs read each other's memory", pairs - apart, pairs);
+    if (apart)
+        pd_doctor_limit(f,
+                        "GPU %u and %u do not, and copy through the host: allow peer access (a virtual machine's topology, "
+                        "IOMMU, PCIe ACS), see nvidia-smi topo -p2p r",
+                        first[0], first[1]);
+}
+
 void pd_doctor_gpus(struct findings *findings, uint32_t count)
 {
     if (!count)
         pd_doctor_add(findings, "gpu facts", FINDING_UNUSED, "no GPU that this program can use: nothing is measured");
+    find_peers(findings, count < GPUS_MAX ? count : GPUS_MAX);
     cpu_set_t before;
     const bool knows = !sched_getaffinity(0, sizeof before, &before);
     for (uint32_t gpu = 0; gpu < count && gpu < GPUS_MAX; gpu++) {
