@@ -6,6 +6,7 @@
 #include "ckpt/base/digest.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 #define REST_PIECES 64u /* read at once */
 
@@ -13,9 +14,7 @@
 
 bool pd_shard_is_zero(const unsigned char *data, uint64_t bytes)
 {
-    for (uint64_t i = 0; i < bytes; i++)
-        if (data[i]) return false;
-    return true;
+    return !bytes || (!data[0] && !memcmp(data, data + 1, bytes - 1));
 }
 
 pd_status pd_shard_block_fail(const struct pd_shard *shard, uint32_t box, uint64_t block, const char *what,

@@ -1,9 +1,11 @@
-/* A window holds stored bytes [number * W, ...) of one piece; W is whole blocks of its element type.
+/* A window holds stored bytes [number * W, ...) of one piece; W is whole blocks of its element type. A shared window holds
+ * a range of a file with many small pieces, as in a model of thousands of small tensors.
  *
  *          expect, need           the completion is reaped, checked
  *   free ──────────────▶ coming ───────────────────────────────────▶ there ──▶ (used, then reused for another)
  *
- *   invariants  1. no byte of a checked piece is converted before its window was checked
+ *   invariants  1. no byte of a checked piece is converted before it was checked: with its window, or in a shared window
+ *                  when it is needed
  *               2. a window that a task of the line will read is reused only if no other is left: `until` is the number of
  *                  the last such task
  *               3. direct reads end at the last whole page of a file; the rest comes through the page cache */
@@ -18,6 +20,9 @@
 #define WINDOW_BYTES (UINT64_C(1) << 20)
 #define WINDOW_BUFFER_BYTES (WINDOW_BYTES + 2 * PD_VFS_ALIGN) /* data may begin and end inside a page */
 #define WINDOWS_MAX 60u /* fewer than open files, so one of those has nothing in flight */
+#define SMALL_BYTES (UINT64_C(64) << 10) /* most bytes of a piece in a shared window: two windows may both hold the last one */
+#define NEAR_BYTES (UINT64_C(64) << 10)  /* a shared window that begins so close to the end of the last one is larger */
+#define SHARED (UINT64_MAX - 1)
 #define TURNED_ROWS 16u /* rows read before they become columns: a cache line of each */
 #define TURNED_COLUMNS 2048u
 #define TURNED_PITCH (TURNED_COLUMNS + 16u) /* so that rows do not share cache lines */
@@ -25,8 +30,10 @@
 #define SCATTERED 1024u                     /* most strided elements converted at once; at least a block */
 
 struct window {
-    uint64_t piece, number; /* piece UINT64_MAX: free */
-    uint32_t tensor;
+    uint64_t piece, number; /* piece UINT64_MAX: free; SHARED: small pieces */
+    uint32_t tensor, file;  /* of a shared one, the first that was wanted */
+    uint64_t from, to;      /* shared: range of the file in `buffer` */
+    uint64_t checked;       /* shared: the piece checked last */
     struct pd_transfer_slot *slot; /* while it is coming */
     unsigned char *buffer, *data;  /* (WINDOW_BUFFER_BYTES) buffer; address in it of the window's first byte */
     uint64_t bytes, used_at;
@@ -39,6 +46,7 @@ struct open_file {
     struct pd_file *direct, *buffered;
     uint64_t used_at;
     uint32_t coming; /* windows in flight */
+    uint64_t shared_to, shared_bytes; /* end and size of the last shared window */
 };
 
 struct pd_reader {
@@ -167,8 +175,39 @@ static pd_status need_file(struct pd_reader *r, uint32_t file, struct open_file 
 
 /* ---- windows ---- */
 
-static struct window *find_window(struct pd_reader *r, uint64_t piece, uint64_t number)
+static bool is_plain(const struct pd_reader *r, uint64_t piece)
 {
+    const struct pd_catalog_source *source = &r->catalog->source;
+    return !source->is_plain || source->is_plain(source->context, piece);
+}
+
+/* True if the piece is read in a shared window. Its last page must be whole, for direct reads. */
+static bool is_small(const struct pd_reader *r, uint32_t tensor, uint64_t number)
+{
+    const struct pd_piece *piece = piece_of(r, number);
+    const uint64_t bytes = pd_piece_bytes(&r->catalog->tensors[tensor], piece);
+    return bytes <= SMALL_BYTES && is_plain(r, number) &&
+           pd_round_up(piece->offset + bytes, PD_VFS_ALIGN) <= r->catalog->files[piece->file].bytes;
+}
+
+static bool shares(const struct window *w, const struct pd_piece *piece, uint64_t bytes)
+{
+    return w->piece == SHARED && w->file == piece->file && w->from <= piece->offset && w->to >= piece->offset + bytes;
+}
+
+static struct window *find_shared(struct pd_reader *r, uint32_t tensor, uint64_t number)
+{
+    const struct pd_piece *piece = piece_of(r, number);
+    const uint64_t bytes = pd_piece_bytes(&r->catalog->tensors[tensor], piece);
+    if (r->last && shares(r->last, piece, bytes)) return r->last;
+    for (uint32_t i = 0; i < r->window_count; i++)
+        if (shares(&r->windows[i], piece, bytes)) return &r->windows[i];
+    return NULL;
+}
+
+static struct window *find_window(struct pd_reader *r, uint32_t tensor, uint64_t piece, uint64_t number)
+{
+    if (is_small(r, tensor, piece)) return find_shared(r, tensor, piece);
     if (r->last && r->last->piece == piece && r->last->number == number) return r->last;
     for (uint32_t i = 0; i < r->window_count; i++)
         if (r->windows[i].piece == piece && r->windows[i].number == number) return &r->windows[i];
@@ -193,12 +232,6 @@ static struct window *take_window(struct pd_reader *r, bool may_waste)
     return oldest ? oldest : latest;
 }
 
-static bool is_plain(const struct pd_reader *r, uint64_t piece)
-{
-    const struct pd_catalog_source *source = &r->catalog->source;
-    return !source->is_plain || source->is_plain(source->context, piece);
-}
-
 /* Reads the partial last page of a file, where a direct read cannot end. */
 static pd_status read_tail(struct pd_reader *r, struct window *w, struct open_file *f, uint64_t begin, uint64_t end,
                            struct pd_error *err)
@@ -206,6 +239,40 @@ static pd_status read_tail(struct pd_reader *r, struct window *w, struct open_fi
     if (begin >= end) return PD_OK;
     const uint64_t first = piece_of(r, w->piece)->offset + w->number * window_bytes(r, w->tensor);
     return pd_file_read(f->buffered, begin, w->data + (int64_t)(begin - first), end - begin, err);
+}
+
+/* Submits a read of [from, to) of the window's file into its buffer. */
+static pd_status send_range(struct pd_reader *r, struct window *w, struct open_file *f, uint64_t from, uint64_t to,
+                            struct pd_error *err)
+{
+    struct pd_transfer_slot *slot = pd_transfer_ring_take(&r->ring);
+    PD_CHECK(slot);
+    const struct pd_transfer transfer = {
+        .file = f->direct, .data = w->buffer, .offset = from, .bytes = to - from, .what = "read of a foreign tensor"};
+    r->sent[slot->number] = w;
+    w->slot = slot;
+    f->coming++;
+    return pd_transfer_ring_submit(&r->ring, slot, &transfer, err);
+}
+
+/* Submits a shared window from the small piece on. While pieces are wanted one after the other, each window is twice as
+ * large as the one before. */
+static pd_status send_shared(struct pd_reader *r, struct window *w, uint64_t number, struct pd_error *err)
+{
+    const struct pd_piece *piece = piece_of(r, number);
+    const uint64_t whole = r->catalog->files[piece->file].bytes / PD_VFS_ALIGN * PD_VFS_ALIGN;
+    const uint64_t end = pd_round_up(piece->offset + pd_piece_bytes(&r->catalog->tensors[w->tensor], piece), PD_VFS_ALIGN);
+    struct open_file *f = NULL;
+    PD_TRY(need_file(r, piece->file, &f, err));
+    w->piece = w->checked = SHARED;
+    w->from = piece->offset / PD_VFS_ALIGN * PD_VFS_ALIGN;
+    const bool follows = end > f->shared_to && w->from <= f->shared_to + NEAR_BYTES && f->shared_to;
+    uint64_t bytes = follows ? pd_min_u64(2 * f->shared_bytes, WINDOW_BUFFER_BYTES) : 0;
+    bytes = pd_min_u64(pd_max_u64(bytes, end - w->from), whole - w->from);
+    w->to = f->shared_to = w->from + bytes;
+    f->shared_bytes = bytes;
+    r->bytes_read += bytes;
+    return send_range(r, w, f, w->from, w->to, err);
 }
 
 /* Submits the window, whose piece, number and tensor are set. */
@@ -221,15 +288,7 @@ static pd_status send_for(struct pd_reader *r, struct window *w, struct pd_error
     PD_TRY(need_file(r, piece->file, &f, err));
     r->bytes_read += end - from;
     PD_TRY(read_tail(r, w, f, to > first ? to : first, end, err));
-    if (from >= to) return PD_OK;
-    struct pd_transfer_slot *slot = pd_transfer_ring_take(&r->ring);
-    PD_CHECK(slot);
-    const struct pd_transfer transfer = {
-        .file = f->direct, .data = w->buffer, .offset = from, .bytes = to - from, .what = "read of a foreign tensor"};
-    r->sent[slot->number] = w;
-    w->slot = slot;
-    f->coming++;
-    return pd_transfer_ring_submit(&r->ring, slot, &transfer, err);
+    return from < to ? send_range(r, w, f, from, to, err) : PD_OK;
 }
 
 static pd_status name_tensor(const struct pd_reader *r, uint32_t tensor, pd_status st, struct pd_error *err)
@@ -246,12 +305,15 @@ static pd_status begin_window(struct pd_reader *r, struct window *w, uint32_t te
     w->piece = piece;
     w->number = number;
     w->tensor = tensor;
+    w->file = piece_of(r, piece)->file;
     w->bytes = bytes - number * size < size ? bytes - number * size : size;
     w->is_used = false;
     w->until = 0;
     w->used_at = ++r->clock;
     pd_status st;
-    if (is_plain(r, piece)) {
+    if (is_small(r, tensor, piece)) {
+        st = send_shared(r, w, piece, err);
+    } else if (is_plain(r, piece)) {
         st = send_for(r, w, err);
     } else {
         w->data = w->buffer;
@@ -270,22 +332,35 @@ static pd_status arrive_one(struct pd_reader *r, struct pd_error *err)
     /* Handles a completion: the window is there, checked, or free again. */
     struct window *w = r->sent[slot->number];
     const struct pd_catalog_source *source = &r->catalog->source;
-    const uint32_t file = piece_of(r, w->piece)->file;
     pd_status st = pd_transfer_error(&slot->transfer, err);
     pd_transfer_ring_release(&r->ring, slot);
     w->slot = NULL;
     for (uint32_t i = 0; i < PD_READER_FILES_MAX; i++)
-        if (r->files[i].file == file) r->files[i].coming--;
-    if (!st && source->check)
+        if (r->files[i].file == w->file) r->files[i].coming--;
+    if (!st && source->check && w->piece != SHARED)
         st = source->check(source->context, w->piece, w->number * window_bytes(r, w->tensor), w->bytes, w->data, err);
     if (st) w->piece = UINT64_MAX;
     return name_tensor(r, w->tensor, st, err);
 }
 
+/* Checks a small piece in the shared window. */
+static pd_status check_shared(struct pd_reader *r, struct window *w, uint32_t tensor, uint64_t piece, struct pd_error *err)
+{
+    const struct pd_catalog_source *source = &r->catalog->source;
+    w->tensor = tensor;
+    w->data = w->buffer + (piece_of(r, piece)->offset - w->from);
+    w->bytes = pd_piece_bytes(&r->catalog->tensors[tensor], piece_of(r, piece));
+    if (!source->check || w->checked == piece) return PD_OK;
+    const pd_status st = source->check(source->context, piece, 0, w->bytes, w->data, err);
+    w->checked = st ? SHARED : piece;
+    return name_tensor(r, tensor, st, err);
+}
+
+/* Returns a window whose `data` and `bytes` are those of part `number` of the piece, until the next call. */
 static pd_status need_window(struct pd_reader *r, uint32_t tensor, uint64_t piece, uint64_t number,
                              struct window **ret_window, struct pd_error *err)
 {
-    struct window *w = find_window(r, piece, number);
+    struct window *w = find_window(r, tensor, piece, number);
     while (!w) {
         w = take_window(r, true);
         if (w)
@@ -299,7 +374,7 @@ static pd_status need_window(struct pd_reader *r, uint32_t tensor, uint64_t piec
     w->used_at = ++r->clock;
     r->last = w;
     *ret_window = w;
-    return PD_OK;
+    return w->piece == SHARED ? check_shared(r, w, tensor, piece, err) : PD_OK;
 }
 
 /* ---- expecting ---- */
@@ -346,7 +421,7 @@ static pd_status visit_piece(struct pd_reader *r, uint32_t tensor, uint64_t numb
     const uint64_t size = window_bytes(r, tensor), first = begin / element->block_elements * element->block_bytes,
                    last = pd_divide_up(end, element->block_elements) * element->block_bytes;
     for (uint64_t w = first / size; w * size < last; w++) {
-        struct window *window = find_window(r, number, w);
+        struct window *window = find_window(r, tensor, number, w);
         if (!window && !sends) continue;
         if (!window) {
             window = take_window(r, false);
@@ -471,7 +546,7 @@ static pd_status pass(struct pd_reader *r, uint32_t tensor, uint64_t at, struct 
     bool any = false;
     for (uint32_t i = 0; r->line && i < r->window_count; i++) {
         struct window *w = &r->windows[i];
-        if (w->piece == UINT64_MAX || w->tensor != tensor || !w->is_used || w->until != r->line->taken || w == r->last)
+        if (w->piece >= SHARED || w->tensor != tensor || !w->is_used || w->until != r->line->taken || w == r->last)
             continue;
         const uint64_t begin = piece_begin(&r->catalog->tensors[tensor], piece_of(r, w->piece));
         if (begin >= at || (w->number + 1) * window_elements(r, tensor) > at - begin) continue;

@@ -50,7 +50,7 @@ struct pd_read_task {
     uint64_t user; /* the caller's */
 };
 #define PD_READ_NOTHING UINT32_MAX
-#define PD_READ_LINE_MAX 64u
+#define PD_READ_LINE_MAX 256u
 
 struct pd_read_line {
     struct pd_reader *reader;

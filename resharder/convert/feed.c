@@ -4,6 +4,7 @@
  *   invariant  the thread has ended when a group ends, whatever failed */
 #include "resharder/convert/rewrite.h"
 
+#include "ckpt/base/checked.h"
 #include "ckpt/base/half.h"
 #include "ckpt/base/words.h"
 #include "resharder/convert/handoff.h"
@@ -25,7 +26,7 @@ struct source {            /* for one tensor and kind */
 
 struct slot {
     float *data; /* (SLOT_BYTES) read as fp32, then converted to the stored type */
-    uint64_t bytes;
+    uint64_t bytes; /* of one task, or of several small ones */
 };
 
 struct feed {
@@ -41,6 +42,10 @@ struct feed {
 
     struct handoff handoff;
     struct slot slots[SLOTS];
+
+    /* the rewrite's */
+    const struct slot *taken; /* NULL: none yet */
+    uint64_t used;            /* bytes of it */
 };
 
 /* ---- checks ---- */
@@ -151,40 +156,52 @@ static bool next_task(void *context, struct pd_read_task *ret_task)
 
 /* ---- the thread ---- */
 
-static pd_status feed_fill(struct slot *slot, uint64_t limit, struct pd_reader *reader, const struct pd_read_task *task,
-                           struct pd_error *err)
+/* Appends the task's elements to the slot. */
+static pd_status feed_fill(struct slot *slot, struct pd_reader *reader, const struct pd_read_task *task, struct pd_error *err)
 {
     const uint64_t elements = pd_view_elements(&task->view);
-    uint16_t *halves = (uint16_t *)(void *)slot->data;
-    PD_CHECK(elements * sizeof(float) <= limit);
-    slot->bytes = elements * task->user;
+    float *data = slot->data + slot->bytes / sizeof *data;
+    uint16_t *halves = (uint16_t *)(void *)data;
+    slot->bytes += elements * task->user;
     if (task->tensor == PD_READ_NOTHING) {
-        memset(slot->data, 0, slot->bytes);
+        memset(data, 0, elements * task->user);
         return PD_OK;
     }
-    PD_TRY(pd_reader_read(reader, task->tensor, &task->view, slot->data, err));
+    PD_TRY(pd_reader_read(reader, task->tensor, &task->view, data, err));
     for (uint64_t i = 0; task->user == sizeof *halves && i < elements; i++) { /* bf16 moments, in place, since i <= 2 i */
         float value;
-        memcpy(&value, &slot->data[i], sizeof value);
+        memcpy(&value, &data[i], sizeof value);
         halves[i] = pd_bf16_from_f32(value);
     }
     return PD_OK;
 }
 
-/* Runs until the rewrite ends. */
+/* Runs until the rewrite ends. Hands a slot over once it has RUN_BYTES, or the next task does not fit. */
 static pd_status feed_read_all(void *context, struct pd_reader *reader, struct pd_error *err)
 {
     struct feed *f = context;
     struct pd_read_line line;
     struct pd_read_task task;
-    uint32_t slot = 0;
+    const uint64_t limit = f->request->ours ? RUN_BYTES : SLOT_BYTES;
+    struct slot *slot = NULL;
     pd_read_line_init(&line, reader, next_task, f);
     for (;;) {
         bool has_one = false;
+        uint32_t number = 0;
         PD_TRY(pd_read_line_take(&line, &task, &has_one, err));
-        if (!has_one || !handoff_free(&f->handoff, &slot)) return PD_OK;
-        PD_TRY(feed_fill(&f->slots[slot], f->request->ours ? RUN_BYTES : SLOT_BYTES, reader, &task, err));
-        handoff_fill(&f->handoff);
+        const uint64_t bytes = has_one ? pd_view_elements(&task.view) * sizeof(float) : 0;
+        PD_CHECK(bytes <= limit);
+        if (slot && (!has_one || slot->bytes + bytes > limit || slot->bytes >= RUN_BYTES || slot->bytes % sizeof(float))) {
+            handoff_fill(&f->handoff);
+            slot = NULL;
+        }
+        if (!has_one) return PD_OK;
+        if (!slot) {
+            if (!handoff_free(&f->handoff, &number)) return PD_OK;
+            slot = &f->slots[number];
+            slot->bytes = 0;
+        }
+        PD_TRY(feed_fill(slot, reader, &task, err));
     }
 }
 
@@ -199,17 +216,23 @@ pd_status feed_begin(struct feed *f, const struct pd_chunk_stream_cursor *cursor
     f->cursor = *cursor;
     f->range = (struct pd_chunk_range){0};
     f->range_done = f->part = f->part_count = 0;
+    f->taken = NULL;
     return handoff_start(&f->handoff, err);
 }
 
-pd_status feed_next(struct feed *f, const void **ret_data, uint64_t *ret_bytes, struct pd_error *err)
+pd_status feed_next(struct feed *f, uint64_t wanted, const void **ret_data, uint64_t *ret_bytes, struct pd_error *err)
 {
-    uint32_t slot = 0;
-    bool has_one = false;
-    PD_TRY(handoff_next(&f->handoff, &slot, &has_one, err));
-    PD_CHECK(has_one);
-    *ret_data = f->slots[slot].data;
-    *ret_bytes = f->slots[slot].bytes;
+    if (!f->taken || f->used == f->taken->bytes) {
+        uint32_t slot = 0;
+        bool has_one = false;
+        PD_TRY(handoff_next(&f->handoff, &slot, &has_one, err));
+        PD_CHECK(has_one);
+        f->taken = &f->slots[slot];
+        f->used = 0;
+    }
+    *ret_data = (const unsigned char *)f->taken->data + f->used;
+    *ret_bytes = pd_min_u64(f->taken->bytes - f->used, wanted);
+    f->used += *ret_bytes;
     return PD_OK;
 }
 

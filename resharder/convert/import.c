@@ -77,7 +77,6 @@ static pd_status copy_range(struct rewriter *r, const struct pd_chunk_range *s, 
     }
     const uint32_t box = t->next - 1;
     PD_CHECK(box < t->box_count && t->boxes[box].tensor == s->tensor && t->boxes[box].kind == s->kind);
-    /* Data is used as it arrives: the feed ends its pieces where ranges end. */
     const bool packs = r->compressor && s->target.box_bytes >= PD_VFS_ALIGN;
     pd_status (*append)(struct rewriter *, struct rewrite_target *, uint64_t, uint64_t, const unsigned char *, uint64_t,
                         struct pd_error *) = packs ? rewrite_compressor_append : rewrite_append;
@@ -85,8 +84,8 @@ static pd_status copy_range(struct rewriter *r, const struct pd_chunk_range *s, 
         const void *data = NULL;
         uint64_t bytes = 0;
         PD_TRY(pd_stop_check(r->request->should_stop, "rewrite.copy.piece", err));
-        PD_TRY(feed_next(r->feed, &data, &bytes, err));
-        PD_CHECK(bytes && bytes <= s->bytes - done);
+        PD_TRY(feed_next(r->feed, s->bytes - done, &data, &bytes, err));
+        PD_CHECK(bytes);
         PD_TRY(append(r, t, s->target.offset + done, s->target.box_bytes, data, bytes, err));
         done += bytes;
     }

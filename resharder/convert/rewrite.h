@@ -52,8 +52,9 @@ void feed_free(struct feed *feed);                 /* NULL is fine */
 uint64_t feed_bytes_read(const struct feed *feed); /* in groups that have ended */
 /* Call before the first range of a group of targets: feed_next returns the ranges of `cursor`, in that order. */
 PD_MUST_USE pd_status feed_begin(struct feed *feed, const struct pd_chunk_stream_cursor *cursor, struct pd_error *err);
-/* Returns the next bytes, a multiple of 4, never across the end of a range; valid until the next call. */
-PD_MUST_USE pd_status feed_next(struct feed *feed, const void **ret_data, uint64_t *ret_bytes, struct pd_error *err);
+/* Returns the next bytes, at most `wanted`; valid until the next call.   wanted  the rest of a range */
+PD_MUST_USE pd_status feed_next(struct feed *feed, uint64_t wanted, const void **ret_data, uint64_t *ret_bytes,
+                                struct pd_error *err);
 void feed_end(struct feed *feed); /* ends the group, also after begin or next failed */
 
 /* ---- target.c ---- */

@@ -99,7 +99,7 @@ static pd_status perdure_add_box(struct stored *s, uint64_t number, uint32_t ten
     PD_TRY(pd_inspect_acquire(s->inspect, box->shard, &shard, err));
     const bool is_in_chunks = pd_shard_box_is_in_chunks(shard, box->box);
     pd_inspect_release(s->inspect, box->shard);
-    s->is_plain[number] = box->bytes >= PD_VFS_ALIGN && !is_in_chunks;
+    s->is_plain[number] = !is_in_chunks;
     return pd_catalog_add_piece(catalog, tensor, &piece, err);
 }
 

@@ -21,6 +21,7 @@
 #define THREADS_MAX 16u
 #define SCRATCH_BYTES (2ull * PD_SHARD_CHUNK_MAX) /* of a thread: shuffled bytes; a chunk that an item has only a part of */
 #define NOT_KEPT 2u
+#define GAP_BYTES (UINT64_C(32) << 10) /* most bytes read and not used between two boxes: HDF5's pages among small boxes */
 
 struct job { /* one chunk, for one item */
     const struct pd_read_item *item;
@@ -57,6 +58,7 @@ struct load_chunks {
     struct job *last; /* last submitted chunk, if it continues after its item */
     struct job last_job;
     struct pd_transfer pending; /* grows while the next read is adjacent; bytes 0: none */
+    uint64_t pending_at;        /* position of its data in the ring; unchunked boxes only */
     const struct loader *loader;
     const struct round *running;
     atomic_uint next_job; /* of it */
@@ -71,6 +73,12 @@ static struct round *round_of(const struct load_chunks *c, uint32_t round)
 static uint64_t item_begin(const struct pd_read_item *item)
 {
     return item->first_block * PD_SHARD_BLOCK_BYTES;
+}
+
+/* Where the pages of an unchunked item begin in its file. */
+static uint64_t item_offset(const struct loader *l, const struct pd_read_item *item)
+{
+    return pd_shard_box_offset(l->shards[item->shard], item->box) - load_item_skip(l, item) + item_begin(item);
 }
 
 static uint64_t index_of(const struct loader *l, const struct pd_read_item *item)
@@ -157,19 +165,50 @@ static pd_status chunks_send(struct loader *l, struct load_window *w, struct pd_
     return PD_OK;
 }
 
+static pd_status send_pieces(struct loader *l, struct load_window *w, struct pd_file *file, unsigned char *data,
+                             uint64_t offset, uint64_t span, struct pd_error *err)
+{
+    for (uint64_t done = 0, bytes; done < span; done += bytes) {
+        bytes = pd_min_u64(span - done, LOAD_READ_BYTES_MAX - (offset + done) % LOAD_READ_BYTES_MAX);
+        PD_TRY(chunks_send(l, w, file, data + done, offset + done, bytes, err));
+    }
+    return PD_OK;
+}
+
+/* True if [offset, offset + span) of the file begins in the pending read, or close behind it, and the ring has its place
+ * there. *ret_more: bytes to add to the pending read. */
+static bool joins(const struct load_chunks *c, const struct pd_file *file, uint64_t offset, uint64_t span, uint64_t *ret_more)
+{
+    const struct pd_transfer *p = &c->pending;
+    const uint64_t end = p->offset + p->bytes;
+    if (!p->bytes || p->file != file || offset < p->offset || offset > end + GAP_BYTES) return false;
+    if ((unsigned char *)p->data != c->ring + c->pending_at % c->ring_bytes || c->pending_at + p->bytes != c->head) return false;
+    *ret_more = offset + span > end ? offset + span - end : 0;
+    return c->pending_at % c->ring_bytes + p->bytes + *ret_more <= c->ring_bytes &&
+           p->offset / LOAD_READ_BYTES_MAX == (offset + span - 1) / LOAD_READ_BYTES_MAX;
+}
+
 static pd_status submit_plain(struct loader *l, struct load_window *w, const struct pd_read_item *item, struct pd_error *err)
 {
     struct load_chunks *c = l->chunks;
     struct pd_shard *shard = l->shards[item->shard];
+    struct pd_file *file = pd_shard_file(shard);
     const uint64_t skip = load_item_skip(l, item), span = pd_round_up(skip + item->bytes, PD_VFS_ALIGN);
-    const uint64_t offset = pd_shard_box_offset(shard, item->box) - skip + item_begin(item);
-    unsigned char *data = (unsigned char *)l->direct[index_of(l, item)];
-    if (!data) data = c->ring + (c->at[index_of(l, item)] = chunks_take(c, span)) % c->ring_bytes;
+    const uint64_t offset = item_offset(l, item);
+    unsigned char *direct = (unsigned char *)l->direct[index_of(l, item)];
+    uint64_t *at = &c->at[index_of(l, item)], more = 0;
     l->report.bytes_stored += item->bytes;
-    for (uint64_t done = 0, bytes; done < span; done += bytes) {
-        bytes = pd_min_u64(span - done, LOAD_READ_BYTES_MAX - (offset + done) % LOAD_READ_BYTES_MAX);
-        PD_TRY(chunks_send(l, w, pd_shard_file(shard), data + done, offset + done, bytes, err));
+    if (direct) return send_pieces(l, w, file, direct, offset, span, err);
+    if (joins(c, file, offset, span, &more)) {
+        *at = c->pending_at + (offset - c->pending.offset);
+        l->report.bytes_read += more;
+        c->pending.bytes += more;
+        (void)chunks_take(c, more);
+        return PD_OK;
     }
+    *at = chunks_take(c, span);
+    PD_TRY(send_pieces(l, w, file, c->ring + *at % c->ring_bytes, offset, span, err));
+    c->pending_at = *at + (c->pending.offset - offset);
     return PD_OK;
 }
 
@@ -293,6 +332,8 @@ struct demand {
     uint64_t need, most, largest; /* for a round; for the largest; unchunked */
     uint32_t jobs, most_jobs, transfers, most_transfers;
     bool has_chunks;
+    uint32_t shard; /* of the last unchunked item */
+    uint64_t end;   /* and the end of its pages in the file; 0: none in this round */
 };
 
 static void count_item(const struct loader *l, const struct pd_read_item *item, struct demand *s)
@@ -301,6 +342,10 @@ static void count_item(const struct loader *l, const struct pd_read_item *item, 
     if (!load_is_in_chunks(l, item)) {
         s->transfers += (uint32_t)(largest / LOAD_READ_BYTES_MAX) + 2;
         if (l->direct[index_of(l, item)]) largest = 0;
+        const uint64_t offset = item_offset(l, item);
+        if (s->end && s->shard == item->shard && offset > s->end && offset <= s->end + GAP_BYTES) s->need += offset - s->end;
+        s->shard = item->shard;
+        s->end = offset + largest;
         s->need += largest;
     } else {
         struct pd_shard_chunk chunk;
@@ -323,7 +368,7 @@ static void end_round(struct demand *s)
     if (s->need > s->most) s->most = s->need;
     if (s->jobs > s->most_jobs) s->most_jobs = s->jobs;
     if (s->transfers > s->most_transfers) s->most_transfers = s->transfers;
-    s->need = 0;
+    s->need = s->end = 0;
     s->jobs = s->transfers = 0;
 }
 

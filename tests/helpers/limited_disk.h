@@ -16,7 +16,7 @@ struct limited_disk {
     double bytes_per_second; /* 0: no limit */
     pthread_mutex_t mutex;
     uint64_t busy_until_ns;
-    _Atomic uint64_t bytes_read, bytes_written;
+    _Atomic uint64_t bytes_read, bytes_written, reads;
     _Atomic uint64_t crossings; /* reads of bytes on both sides of a multiple of 2 MiB */
 };
 
@@ -41,6 +41,7 @@ static inline int limited_disk_read(struct pd_file *file, uint64_t offset, void 
     limited_disk_wait(d, bytes);
     const int result = d->inner->read(file, offset, data, bytes, ret_moved);
     atomic_fetch_add(&d->bytes_read, *ret_moved);
+    atomic_fetch_add(&d->reads, 1);
     if (bytes && offset >> 21 != (offset + bytes - 1) >> 21) atomic_fetch_add(&d->crossings, 1);
     return result;
 }

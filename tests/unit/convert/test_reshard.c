@@ -3,6 +3,7 @@
 #include "ckpt/shard/decompress.h"
 #include "resharder/convert/reshard.h"
 #include "tests/helpers/failing_submit.h"
+#include "tests/helpers/limited_disk.h"
 #include "tests/helpers/scale.h"
 #include "tests/unit/resharder/state_fixture.h"
 
@@ -114,13 +115,6 @@ Test(reshard, any_layout_to_any_layout)
     }
 }
 
-struct packing {
-    uint64_t seed;
-    bool is_large;
-    unsigned threads;
-    bool source_is_compressed;
-};
-
 /* Stored bytes are read once: at most a twentieth more, and the pages around small boxes. */
 static void check_read(const struct pd_commit *commit, uint64_t bytes_read)
 {
@@ -131,6 +125,46 @@ static void check_read(const struct pd_commit *commit, uint64_t bytes_read)
     }
     cr_assert_leq(bytes_read, stored + stored / 20 + boxes * 2 * PD_VFS_ALIGN, "%lu of %lu", bytes_read, stored);
 }
+
+/* Boxes of some KiB are read many at a time, and verified one by one. */
+Test(reshard, small_boxes_are_read_together)
+{
+    static struct pd_tensor tensors[STATE_MANY];
+    struct state s;
+    struct pd_commit commit;
+    struct pd_group group;
+    struct pd_layout stored, layout;
+    struct limited_disk disk;
+    struct pd_import_report report;
+    state_init(&s, 3);
+    state_crowd(&s, tensors);
+    pd_layout_init_dp(&stored, 2);
+    pd_layout_init_dp(&layout, 1);
+    stored.tp = 2;
+    layout.tp = 4;
+    stored.virtual_tp = layout.virtual_tp = 4;
+    state_save(&s, &stored, "/stored", &commit);
+    pd_group_init_single(&group);
+    OK(pd_vfs_mkdir(s.vfs, "/target", err));
+    struct pd_store *store = open_store(s.vfs, &group);
+    const struct pd_import_request request = request_of(&s, &commit, &layout, store);
+    limited_disk_begin(&disk, s.vfs, 0);
+    OK(pd_reshard(s.vfs, &request, &report, err));
+    limited_disk_end(&disk);
+    cr_assert_lt(atomic_load(&disk.reads), STATE_MANY * 2, "%lu reads of %d boxes", atomic_load(&disk.reads), STATE_MANY * 12);
+    check_read(&commit, report.bytes_read);
+    check_target(&s, s.vfs, store, &layout, &commit);
+    pd_store_close(store);
+    pd_commit_deinit(&commit);
+    state_deinit(&s);
+}
+
+struct packing {
+    uint64_t seed;
+    bool is_large;
+    unsigned threads;
+    bool source_is_compressed;
+};
 
 static void check_packing(const struct packing *p)
 {

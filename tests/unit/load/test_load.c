@@ -237,6 +237,42 @@ Test(load, one_tensor_reads_its_blocks_only)
     state_deinit(&s);
 }
 
+/* Boxes of some KiB lie close together among HDF5's pages: one read brings many. The buffers are small, so the ring ends in
+ * all sorts of places. */
+Test(load, small_boxes_are_read_together)
+{
+    static struct pd_tensor tensors[STATE_MANY];
+    struct state s;
+    struct pd_commit commit;
+    struct pd_layout stored, wanted;
+    struct limited_disk disk;
+    state_init(&s, 3);
+    state_crowd(&s, tensors);
+    pd_layout_init_dp(&stored, 2);
+    pd_layout_init_dp(&wanted, 2);
+    stored.tp = 2;
+    stored.virtual_tp = wanted.virtual_tp = 2;
+    state_save(&s, &stored, "/stored", &commit);
+    for (uint64_t pages = 512; pages < 1024; pages += 23) {
+        struct loading l = {.state = &s,
+                            .commit = &commit,
+                            .tensors = &s.table,
+                            .wanted = &wanted,
+                            .kinds = 7,
+                            .buffer_bytes = pages * PD_VFS_ALIGN};
+        limited_disk_begin(&disk, s.vfs, 0);
+        OK(pd_group_run_local(2, 1, load_rank, &l, err));
+        limited_disk_end(&disk);
+        uint64_t boxes;
+        (void)wanted_bytes(&l, &boxes);
+        cr_assert_eq(l.differing, 0, "%lu pages", pages);
+        check_bytes(&l);
+        cr_assert_lt(atomic_load(&disk.reads), boxes / 2, "%lu reads of %lu boxes", atomic_load(&disk.reads), boxes);
+    }
+    pd_commit_deinit(&commit);
+    state_deinit(&s);
+}
+
 /* ---- boxes in chunks ---- */
 
 /* Stored bytes are read once, but for chunks at the edge between two readers; what was counted was read. */

@@ -80,6 +80,22 @@ static inline void state_enlarge(struct state *s)
     }
 }
 
+/* Many tensors of less than a page to 17 KiB, as in small experts. `tensors` has STATE_MANY places. */
+enum { STATE_MANY = 500 };
+static inline void state_crowd(struct state *s, struct pd_tensor *tensors)
+{
+    for (uint32_t t = 0; t < STATE_MANY; t++) {
+        tensors[t] = (struct pd_tensor){.ndim = 2,
+                                        .shape = {4 * (1 + state_random(s, 16)), t % 8 ? 64 : 4, 1, 1},
+                                        .dtype = PD_F32,
+                                        .tp_dim = (int32_t)(t % 2),
+                                        .tp_unit = 1,
+                                        .unit = t * STATE_UNITS / STATE_MANY};
+        snprintf(tensors[t].name, sizeof tensors[t].name, "experts.%u.weight", t);
+    }
+    s->table = (struct pd_tensor_table){.tensors = tensors, .count = STATE_MANY};
+}
+
 /*   lacks  what the disk cannot do, enum pd_disk_lack */
 static inline void state_init_lacking(struct state *s, uint64_t seed, unsigned lacks)
 {
@@ -134,7 +150,7 @@ static inline struct pd_layout state_layout(struct state *s, uint32_t virtual_tp
 
 static inline void state_fill(const struct state *s, const struct pd_shard_box *b, float *ret)
 {
-    const uint64_t columns = s->tensors[b->tensor].shape[1];
+    const uint64_t columns = s->table.tensors[b->tensor].shape[1];
     for (uint64_t i = 0; i < b->box.count[0]; i++)
         for (uint64_t j = 0; j < b->box.count[1]; j++)
             *ret++ = state_value(b->tensor, b->kind, (b->box.start[0] + i) * columns + b->box.start[1] + j);
@@ -151,7 +167,7 @@ static inline void state_save_shard(struct state *s, const struct pd_layout *lay
     for (uint32_t b = 0; b < count; b++) {
         float *values = malloc(pd_box_elements(&boxes[b].box) * sizeof *values);
         state_fill(s, &boxes[b], values);
-        if (pd_tensor_dtype(&s->tensors[boxes[b].tensor], boxes[b].kind) == PD_BF16)
+        if (pd_tensor_dtype(&s->table.tensors[boxes[b].tensor], boxes[b].kind) == PD_BF16)
             pd_narrow_bf16(values, values, pd_box_elements(&boxes[b].box));
         data[b] = values;
     }
@@ -192,7 +208,7 @@ static inline void state_save(struct state *s, const struct pd_layout *layout, c
                                               .loss_scale = 1,
                                               .layout = *layout,
                                               .moments = s->tensors[0].moments,
-                                              .tensor_count = STATE_TENSORS,
+                                              .tensor_count = s->table.count,
                                               .created_by = "test",
                                               .config = strdup("a: 1\n"),
                                               .environment = strdup("{}")};
