@@ -103,6 +103,12 @@ def body(workspace, arguments):
             bench.same(expected, config, layout, {"PERDURE_NCCL": stand_in(workspace), "PERDURE_SIMT_GPUS": ranks})
         for layout in LAYOUTS if harness.scale() >= 4 else LAYOUTS[number % 2::2]:
             bench.same(expected, config, layout)
+    # every expert gets every token, 17 from one rank and 16 from the other: shapes of the larger one are loaded by both
+    config = bench.config("mixtral-1m", "bf16", 1, 2)
+    uneven = "model.experts=2 model.experts_per_token=2 model.context=33 batch.context=33 "
+    expected, _ = bench.run(config, uneven)
+    bench.same(expected, config, uneven + "layout.ranks=2 layout.sp=2 layout.ep=2",
+               {"PERDURE_NCCL": stand_in(workspace), "PERDURE_SIMT_GPUS": "2"})
     config = bench.config("glm4-moe-1m", "bf16", 1, 2)
     expected, _ = bench.run(config)
     bench.same(expected, config, "layout.ranks=2 layout.sp=2")

@@ -48,14 +48,18 @@ static pd_status exchange_counts(struct pd_transformer *t, struct pd_expert_acti
     return t->options.on_device ? pd_math_copy(t->math, x->counts, x->device_counts, t->options.ep * bytes, err) : PD_OK;
 }
 
-/* All rows of this rank, one an expert and token, go to its own first expert, which no product exceeds. */
+/* All rows of this rank, one an expert and token, go to its own first expert, and with experts on several ranks the most
+ * rows of any rank come from the next one: no product exceeds these. */
 static void rehearse_counts(const struct pd_transformer *t, struct pd_expert_activations *x)
 {
     const uint32_t all = t->model->config.experts * t->sp.pieces, ep = t->options.ep, own = t->options.ep_rank * (all / ep);
     for (uint32_t i = 0; i <= all; i++)
         x->first[i] = i > own ? (int32_t)t->rows : 0;
     for (uint32_t i = 0; ep > 1 && i < ep * all; i++)
-        x->counts[i] = i == t->options.ep_rank * all + own ? (int32_t)t->rows : 0;
+        x->counts[i] = 0;
+    if (ep == 1) return;
+    x->counts[t->options.ep_rank * all + own] = (int32_t)t->rows;
+    x->counts[(t->options.ep_rank + 1) % ep * all + own] = (int32_t)t->experts.group_rows;
 }
 
 /* Waits until the host has first and counts. */

@@ -47,6 +47,7 @@ struct pd_expert_work {
     char *results, *arrived; /* (S,C) act of experts, rounded as they travel; (N,C) on the rank that has the expert */
     bool is_sliced;          /* more rows than `limit` may arrive: results are of all chunks */
     uint64_t limit;          /* N at most */
+    uint64_t group_rows;     /* of an expert from one rank, at most */
     struct pd_expert_slice slice;
     struct pd_expert_products again; /* of slices after the first */
     float *chains;                   /* (chunks, R, C) */

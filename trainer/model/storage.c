@@ -366,6 +366,7 @@ static void take_expert_work(struct pd_transformer *t, struct pd_arena *arena)
     struct pd_expert_work *x = &t->experts;
     if (!c->experts || !t->has_blocks) return;
     x->limit = arrivals;
+    x->group_rows = most_rows(t);
     x->is_sliced = arrivals < all_arrivals(t);
     take_slices(t, arena);
     x->rows = storage_take(arena, slots * c->hidden, bytes);
