@@ -15,6 +15,7 @@
 #define ONCE_PATH_MAX 1024
 #define EXIT_INTERNAL 70
 #define SLEEP_MS 20
+#define SLEEP_MS_MAX 10000
 
 enum action { ACTION_KILL, ACTION_EXIT, ACTION_STOP, ACTION_SLEEP, ACTION_COUNT };
 static const char *const action_names[ACTION_COUNT] = {"kill", "exit", "stop", "sleep"};
@@ -24,6 +25,7 @@ struct fault {
     int64_t rank; /* -1: any */
     uint64_t nth;
     enum action action;
+    uint64_t sleep_ms;
     _Atomic uint64_t passages;
 };
 
@@ -43,12 +45,17 @@ static bool parse_fault(char *word, struct fault *fault)
     char *rank = strchr(word, '@');
     if (rank) *rank++ = '\0';
     fault->rank = -1;
+    fault->sleep_ms = SLEEP_MS;
     unsigned number = ACTION_KILL;
     size_t length = strlen(word);
     if (length == 0 || length >= sizeof fault->name) return false;
     memcpy(fault->name, word, length + 1);
     if (rank && (!pd_parse_i64(rank, &fault->rank) || fault->rank < 0)) return false;
     if (!pd_parse_u64(nth, &fault->nth) || fault->nth == 0) return false;
+    if (action && strncmp(action, "sleep", 5) == 0 && action[5]) {
+        fault->action = ACTION_SLEEP;
+        return pd_parse_u64(action + 5, &fault->sleep_ms) && fault->sleep_ms <= SLEEP_MS_MAX;
+    }
     if (action && !pd_parse_name(action, strlen(action), action_names, ACTION_COUNT, &number)) return false;
     fault->action = (enum action)number;
     return true;
@@ -67,7 +74,8 @@ static pd_status parse_spec(const char *spec, struct pd_error *err)
             fits = parse_fault(word, &faults[fault_count]);
         }
         if (!fits)
-            PD_FAIL(err, PD_USAGE, "PERDURE_FAULT: \"%.*s\" is not understood: write name[@rank]:nth[:kill|exit|stop|sleep]",
+            PD_FAIL(err, PD_USAGE,
+                    "PERDURE_FAULT: \"%.*s\" is not understood: write name[@rank]:nth[:kill|exit|stop|sleep|sleepMS]",
                     (int)length, spec);
         fault_count++;
         spec += length + (spec[length] == ',');
@@ -108,10 +116,11 @@ static bool first_to_fire(void)
 }
 
 /* raise, not kill: another thread might receive a process-directed signal first, and this thread would go on. */
-static void fire(enum action action)
+static void fire(const struct fault *fault)
 {
+    const enum action action = fault->action;
     if (action == ACTION_SLEEP) {
-        (void)nanosleep(&(struct timespec){.tv_nsec = SLEEP_MS * 1000000L}, NULL);
+        (void)nanosleep(&(struct timespec){(time_t)(fault->sleep_ms / 1000), (long)(fault->sleep_ms % 1000) * 1000000}, NULL);
         return;
     }
     if (action == ACTION_EXIT) _exit(EXIT_INTERNAL);
@@ -138,7 +147,7 @@ static const struct fault *find_due(const char *name)
 void pd_fault_pass(const char *name)
 {
     const struct fault *due = find_due(name);
-    if (due) fire(due->action);
+    if (due) fire(due);
 }
 
 bool pd_fault_passes_nth(const char *name)

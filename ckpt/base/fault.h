@@ -2,9 +2,9 @@
  *
  *   PERDURE_FAULT=name[@rank]:nth[:action][,...]     fires at the nth pass of that place in this process, from 1
  *   actions  kill (SIGKILL to this process; the default), exit (status 70, nothing flushed),
- *            stop (SIGSTOP: the test inspects, kills or continues the process), sleep (20 ms at this pass and at each
- *            later one, so that a run that only has to be there leaves the processor to others). A place that calls
- *            pd_fault_asks ignores the action and injects its own fault, such as a damaged byte
+ *            stop (SIGSTOP: the test inspects, kills or continues the process), sleep (at this pass and at each later
+ *            one, 20 ms, or as many as in sleep50, so that a run that only has to be there leaves the processor to
+ *            others). A place that calls pd_fault_asks ignores the action and injects its own fault, such as a damaged byte
  *   PERDURE_FAULT_ONCE=file: a fault fires only if it can create the file, so that it does not hit a restarted launch again.
  *
  * Places are named <library>.<operation>.<moment>: "store.commit.renamed". Disabled, a place costs one load.
