@@ -66,7 +66,7 @@ def moved(bench, transport):
     for what, elsewhere in (("moved", False), ("deleted", False), ("deleted file by file", False), ("moved", True)):
         directory = bench.workspace.directory(what)
         words = [f"checkpoint.dir={directory}.checkpoints", "checkpoint.every=100000"] if elsewhere else ["checkpoint.leave_seconds=1"]
-        with bench.start(directory, "run.steps=1000000", f"layout.transport={transport}", *words) as run:
+        with bench.start(directory, "run.steps=1000000", f"layout.transport={transport}", *words, PERDURE_FAULT="worker.stepped:1:sleep") as run:
             harness.wait_for(lambda: harness.steps_done(directory) >= 5 or run.poll() is not None, "five steps")
             if what == "deleted file by file":  # as rm does while ranks make new ones
                 subprocess.call(["find", directory, "-mindepth", "1", "-maxdepth", "1", "-not", "-name", "checkpoints", "-exec", "rm", "-rf", "{}", "+"])

@@ -29,13 +29,13 @@ FILES = ["offload.optimizer=nvme", "offload.buffer_bytes=8M"]
 
 
 class Run:
-    """Stopped after its first step, before its first save."""
+    """Stopped after its first step, before its first save. Then it waits between steps: most of the time passes between tries."""
 
     def __init__(self, workspace, config, disk, overrides):
         self.directory, self.disk = workspace.directory(), disk
         command = [workspace.perdure, "train", config, f"run.dir={self.directory}", f"checkpoint.dir={disk.path}/{os.path.basename(self.directory)}",
                    *overrides]
-        env = dict(os.environ, PERDURE_PROGRESS="off", PERDURE_FAULT="worker.stepped@0:1:stop")
+        env = dict(os.environ, PERDURE_PROGRESS="off", PERDURE_FAULT="worker.stepped@0:1:stop,worker.stepped:2:sleep")
         with open(self.directory + ".log", "w", encoding="utf-8") as log:
             self.process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
         self.worker = harness.wait_stopped(self.process)

@@ -18,6 +18,7 @@ import hangs
 import harness
 import namespaces
 
+SLOW = {"PERDURE_FAULT": "worker.stepped:1:sleep"}
 QUIET_STEPS = 80  # more than a test looks at: runs continue until they are told to leave
 CONFIG = """
 run: {{seed: 3, steps: 100000}}
@@ -59,14 +60,15 @@ class Bench:
         for place in self.places:
             write(os.path.join(place, "hosts"), "# hosts of the test\n" + "".join(name + "\n" for name in names))
 
-    def start(self, name, *overrides):
+    def start(self, name, *overrides, is_fast=False):
+        """Waits between steps, so that hosts which only train meanwhile leave the cores to others. is_fast: no wait."""
         tier = {"dir": f"{self.net.root}/disk/tier", "every": 1, "keep_last": 2, "replicas": 1}
         words = [f"checkpoint.tiers[0].{key}={value}" for key, value in tier.items()]
         words += [f"run.dir={self.place}/run", f"launch.hosts={self.hosts}", f"launch.agent={namespaces.AGENT}", *overrides]
         write(os.path.join(self.place if self.is_shared else f"{self.net.root}/disk-{name}", "run.yaml"), self.config.format(data=f"{self.place}/text.txt"))
         with open(self.log, "w", encoding="utf-8") as out:
             return self.net.popen(name, [self.workspace.perdure, "train", f"{self.place}/run.yaml", *words],
-                                  env=dict(os.environ, PERDURE_PROGRESS="off"), stdout=out, stderr=out)
+                                  env=dict(os.environ, PERDURE_PROGRESS="off", **({} if is_fast else SLOW)), stdout=out, stderr=out)
 
     def leave(self, run):
         os.kill(namespaces.child_of(run), signal.SIGTERM)
@@ -194,7 +196,7 @@ def space_of(pid):
 
 def stopped_elsewhere(bench):
     """A rank of another host is stopped: its relay says so, and where it is, though others of other hosts wait for it too."""
-    run = bench.start("a", "restart.hang_seconds=8", "restart.limit=3")
+    run = bench.start("a", "restart.hang_seconds=8", "restart.limit=3", is_fast=True)
     space = space_of(bench.net.pids["c"])
     for number, where in enumerate(["in exchange", "computing"], 1):
         bench.steps(run, 4)
@@ -213,7 +215,7 @@ def killed_in_turn(bench):
     """A rank on one remote host after the other is killed: it is named, with its process there, and not the launcher's host nor one whose rank
     the starter ended. All start again every time."""
     run = bench.start("a", "restart.limit=3")
-    count = 20 if harness.scale() >= 10 else 4
+    count = 20 if harness.scale() >= 10 else 2
     for number in range(1, count + 1):
         bench.steps(run, 2)
         rank = 1 + number % 2

@@ -26,9 +26,9 @@ import harness
 STEPS = 40
 CONFIG = """
 run: {{seed: 3, steps: {steps}}}
-model: {{family: llama, vocab: 256, context: 64, layers: 3, hidden: 96, heads: 4, kv_heads: 2, head_size: 24, ffn: 192}}
+model: {{family: llama, vocab: 256, context: 32, layers: 3, hidden: 64, heads: 4, kv_heads: 2, head_size: 16, ffn: 128}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0}}
-batch: {{sequences: 8, micro_batch: 2, context: 64}}
+batch: {{sequences: 8, micro_batch: 2, context: 32}}
 validation: {{every: 0}}
 numerics: {{virtual_tp: {virtual}, virtual_sp: {virtual}}}
 checkpoint: {{every: 1, keep_last: 2}}

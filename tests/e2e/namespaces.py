@@ -86,8 +86,8 @@ class Network:
         run(pid, "ip", "addr", "add", self.address(name) + "/24", "dev", "eth0")
         run(pid, "ip", "link", "set", "eth0", "up")
         run(pid, "ip", "link", "set", "lo", "up")
-        self.agents[name] = self.popen(name, [sys.executable, AGENT, "serve"])
-        harness.wait_for(lambda: subprocess.run(["nsenter", "-t", str(pid), "-n", sys.executable, AGENT, self.address(name), "true"],
+        self.agents[name] = self.popen(name, [sys.executable, "-ES", AGENT, "serve"])
+        harness.wait_for(lambda: subprocess.run(["nsenter", "-t", str(pid), "-n", sys.executable, "-ES", AGENT, self.address(name), "true"],
                                                 capture_output=True, check=False).returncode == 0, f"the agent of {name} answers")
 
     def popen(self, name, command, **options):

@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/env -S python3 -ES
 """In place of ssh between hosts of namespaces.py: `serve` starts what it is sent, with the standard input that follows; `HOST COMMAND...` sends
 both, and ends as it ended."""
 import os

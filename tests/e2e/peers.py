@@ -23,9 +23,9 @@ import harness
 STEPS = 60
 CONFIG = """
 run: {{seed: 3, steps: {steps}}}
-model: {{family: llama, vocab: 256, context: 64, layers: 3, hidden: 96, heads: 4, kv_heads: 2, head_size: 24, ffn: 192}}
+model: {{family: llama, vocab: 256, context: 32, layers: 3, hidden: 64, heads: 4, kv_heads: 2, head_size: 16, ffn: 128}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0}}
-batch: {{sequences: 6, micro_batch: 2, context: 64}}
+batch: {{sequences: 6, micro_batch: 2, context: 32}}
 validation: {{every: 0}}
 layout: {{threads: 1, zero_stage: 1, transport: mpi}}
 restart: {{limit: 0}}

@@ -22,9 +22,9 @@ SKIP = 77
 STEPS = 400
 CONFIG = """
 run: {{seed: 7, steps: {steps}}}
-model: {{family: llama, vocab: 256, context: 64, layers: 4, hidden: 96, heads: 4, kv_heads: 2, ffn: 256}}
+model: {{family: llama, vocab: 256, context: 32, layers: 2, hidden: 32, heads: 4, kv_heads: 2, ffn: 64}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0.1}}
-batch: {{sequences: 6, micro_batch: 1, context: 64}}
+batch: {{sequences: 6, micro_batch: 1, context: 32}}
 optimizer: {{lr: 0.003, warmup_steps: 2, decay_steps: {steps}}}
 checkpoint: {{every: 50, keep_last: 2}}
 layout: {{threads: 1}}
@@ -60,6 +60,7 @@ PartitionName=low Nodes=ALL PriorityTier=1 GraceTime=60 PreemptMode=REQUEUE Defa
 PartitionName=high Nodes=ALL PriorityTier=9 PreemptMode=OFF State=UP
 """
 NODES = ("n0", "n1", "n2")
+SLOW = {"PERDURE_FAULT": "worker.stepped:1:sleep"}  # a job is not through before Slurm has acted, and leaves the cores to others
 
 
 class Cluster:
@@ -200,7 +201,7 @@ def requeued(workspace, cluster, bits):
     directory, output = workspace.directory("job"), workspace.directory("output")
     script = os.path.join(os.path.dirname(__file__), "..", "..", "tools", "launch", "slurm.sbatch")
     job = cluster.submit("--partition=low", "--nodes=3", "--ntasks-per-node=1", f"--output={output}", script, bits.config, f"run.dir={directory}",
-                         environment={"PERDURE": workspace.perdure, "OMPI_MCA_btl_tcp_if_include": "lo"})
+                         environment={**SLOW, "PERDURE": workspace.perdure, "OMPI_MCA_btl_tcp_if_include": "lo"})
     signalled(cluster, job, directory)
     start_now(cluster, job)
     other = preempted(cluster, job, directory, ["--nodes=3", "--wrap=sleep 1"])
@@ -253,7 +254,7 @@ def srun_killed(workspace, cluster, bits):
     directory, output = workspace.directory("killed"), workspace.directory("output")
     job = cluster.submit("--partition=low", "--nodes=3", "--ntasks-per-node=1", f"--output={output}",
                          f"--wrap=exec {workspace.perdure} train {bits.config} run.dir={directory} layout.ranks=3",
-                         environment={"PERDURE_TEST_HOSTS": "3", "PERDURE_PROGRESS": "off", "OMPI_MCA_btl_tcp_if_include": "lo"})
+                         environment={**SLOW, "PERDURE_TEST_HOSTS": "3", "PERDURE_PROGRESS": "off", "OMPI_MCA_btl_tcp_if_include": "lo"})
     await_job(cluster, job, lambda _: step_of(directory) >= 20, "the job continues")
     before = tasks(directory)
     os.kill(next(pid for pid, (_, rank) in before.items() if rank == "2"), signal.SIGSTOP)

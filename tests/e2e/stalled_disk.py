@@ -32,13 +32,16 @@ def frozen(disk, is_frozen):
     subprocess.run(["fsfreeze", "-f" if is_frozen else "-u", disk.path], check=True)
 
 
+SLOW = "worker.stepped:1:sleep"  # nothing is asked of a run while it only trains
+
+
 class Run:
     def __init__(self, workspace, config, disk, *words, **environment):
         self.directory, self.disk, self.workspace = workspace.directory(), disk, workspace
         self.log_path, self.tier = self.directory + ".log", os.path.join(disk.path, os.path.basename(self.directory))
         with open(self.log_path, "w", encoding="utf-8") as log:
             self.process = subprocess.Popen([workspace.perdure, "train", config, f"run.dir={self.directory}", f"checkpoint.dir={self.tier}", *words],
-                                            env=dict(os.environ, PERDURE_PROGRESS="off", **environment), stdout=log, stderr=log)
+                                            env={**os.environ, "PERDURE_PROGRESS": "off", "PERDURE_FAULT": SLOW, **environment}, stdout=log, stderr=log)
 
     def wait(self, condition, what):
         harness.wait_for(lambda: condition() or self.process.poll() is not None, what)
@@ -76,7 +79,7 @@ def hangs(workspace, config, disk):
 
 def goes_on(workspace, config, disk):
     """The state is copied, and the disk hangs before it is durable: training continues without further saves."""
-    run = Run(workspace, config, disk, "layout.ranks=1", PERDURE_FAULT="store.prepare.written@0:2:stop")
+    run = Run(workspace, config, disk, "layout.ranks=1", PERDURE_FAULT=f"store.prepare.written@0:2:stop,{SLOW}")
     worker = harness.wait_stopped(run.process)
     frozen(disk, True)
     try:

@@ -27,6 +27,7 @@ checkpoint: {{every: 3, keep_last: 2, leave_seconds: 400}}
 layout: {{ranks: 2, threads: 1}}
 restart: {{hang_seconds: 10}}
 """
+SLOW = {"PERDURE_FAULT": "worker.stepped:1:sleep"}  # nothing is asked of a run while it only trains
 AT_START = "at start: "  # what it holds is held before the run starts
 EVENTS = "write /begins/run/events.jsonl"  # by the launcher, before it starts ranks
 # Of the runs `state`, `saves` and `begins`; -PID are all threads but the launcher's first: its ranks, which are not heard of.
@@ -86,7 +87,7 @@ class Run:
 
     def start(self, *words):
         with open(self.log_path, "a", encoding="utf-8") as log:
-            self.process = subprocess.Popen(self.command + list(words), env=dict(os.environ, PERDURE_PROGRESS="off"), stdout=log, stderr=log)
+            self.process = subprocess.Popen(self.command + list(words), env=dict(os.environ, PERDURE_PROGRESS="off", **SLOW), stdout=log, stderr=log)
         return self
 
     def __enter__(self):

@@ -21,9 +21,9 @@ import harness
 STEPS = 120
 CONFIG = """
 run: {{seed: 3, steps: {steps}}}
-model: {{family: llama, vocab: 256, context: 64, layers: 3, hidden: 96, heads: 4, kv_heads: 2, head_size: 24, ffn: 192}}
+model: {{family: llama, vocab: 256, context: 32, layers: 2, hidden: 64, heads: 4, kv_heads: 2, head_size: 16, ffn: 128}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0}}
-batch: {{sequences: 8, micro_batch: 2, context: 64}}
+batch: {{sequences: 8, micro_batch: 2, context: 32}}
 validation: {{every: 0}}
 layout: {{ranks: 2, threads: 1}}
 """
@@ -153,7 +153,7 @@ def too_small(workspace, memory, config):
         return
     mount = os.path.join(memory, "small")
     os.makedirs(mount)
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", mount], capture_output=True, check=False).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", mount], capture_output=True, check=False).returncode:
         print("skipped: memory that is too small (mounting is refused here)")
         return
     try:
@@ -189,7 +189,7 @@ def tight_group(workspace, memory, config):
     try:
         directory, tiers, _ = run_of(workspace, memory, "tight")
         command = [workspace.perdure, "train", config, f"run.dir={directory}", "layout.transport=local", "run.steps=6", "model.hidden=96",
-                   *tier_overrides([(tiers[0], 1, 60), (tiers[1], 3, 2)])]
+                   *tier_overrides([(tiers[0], 1, 120), (tiers[1], 3, 2)])]
         env = dict(os.environ, PERDURE_PROGRESS="off")
         script = f"echo $$ > {group}/cgroup.procs && exec \"$@\""
         result = subprocess.run(["sh", "-c", script, "sh", *command], env=env, capture_output=True, text=True, timeout=harness.PATIENCE,

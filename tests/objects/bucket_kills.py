@@ -2,7 +2,7 @@
 """Two hosts out of namespaces (tests/e2e/namespaces.py), each with a network, memory and disk of its own, train with a tier in memory and one
 in a bucket, behind a proxy that misbehaves. Both are lost at random moments with everything on them, and the server is killed and comes
 back; the same command goes on, on new hosts and with another number of ranks, from the newest step in the bucket or a newer one. Every
-loss and the last state are those of a quiet run. 5 losses, 200 with PERDURE_TEST_SCALE of 10 or more; a number says how many.
+loss and the last state are those of a quiet run. 5 losses, 3 with weed, 200 with PERDURE_TEST_SCALE of 10 or more; a number says how many.
 Arguments: PERDURE [weed] [COUNT]"""
 import contextlib
 import ctypes
@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 
-from bucket_tier import CONFIG, Ours, Weed, committed, find_weed, harness
+from bucket_tier import CONFIG, SLOW, Ours, Weed, committed, find_weed, harness
 import namespaces
 
 STEPS = 120
@@ -226,13 +226,13 @@ def body(workspace, arguments):
         print("skipped: namespaces of networks, mounts and processes need root")
         sys.exit(77)
     numbers = [int(word) for word in arguments if word.isdigit()]
-    wanted = numbers[0] if numbers else 200 if harness.scale() >= 10 else 5
+    wanted = numbers[0] if numbers else 200 if harness.scale() >= 10 else 3 if "weed" in arguments else 5
     chooser, text = random.Random(harness.seed()), harness.text_of(40000)
     quiet_directory = workspace.directory("quiet")
     workspace.train(workspace.file("run.yaml", CONFIG.format(steps=STEPS, data=workspace.file("text.txt", text))), quiet_directory, ["layout.ranks=2"])
     quiet = harness.losses(quiet_directory), workspace.state_digest(quiet_directory)
     with Weed(workspace, find_weed()) if "weed" in arguments else Ours() as server:
-        os.environ.update(server.environment(), AWS_ENDPOINT_URL_S3=f"http://{ADDRESS}:{PORT}", AWS_EC2_METADATA_DISABLED="true", PERDURE_PROGRESS="off")
+        os.environ.update(server.environment(), AWS_ENDPOINT_URL_S3=f"http://{ADDRESS}:{PORT}", AWS_EC2_METADATA_DISABLED="true", PERDURE_PROGRESS="off", **SLOW)
         with namespaces.Network(workspace.directory("net"), ["a", "b"]) as net, proxy_on_switch(net, server, chooser):
             campaign(Hosts(workspace, net, text), server, chooser, quiet, wanted)
 
