@@ -20,8 +20,9 @@
 #define WINDOW_BYTES (UINT64_C(1) << 20)
 #define WINDOW_BUFFER_BYTES (WINDOW_BYTES + 2 * PD_VFS_ALIGN) /* data may begin and end inside a page */
 #define WINDOWS_MAX 60u /* fewer than open files, so one of those has nothing in flight */
-#define SMALL_BYTES (UINT64_C(64) << 10) /* most bytes of a piece in a shared window: two windows may both hold the last one */
-#define NEAR_BYTES (UINT64_C(64) << 10)  /* a shared window that begins so close to the end of the last one is larger */
+#define SMALL_BYTES \
+    (UINT64_C(64) << 10) /* most bytes of a piece in a shared window: two windows may both hold the last one */
+#define NEAR_BYTES (UINT64_C(64) << 10) /* a shared window that begins so close to the end of the last one is larger */
 #define SHARED (UINT64_MAX - 1)
 #define TURNED_ROWS 16u /* rows read before they become columns: a cache line of each */
 #define TURNED_COLUMNS 2048u
@@ -30,10 +31,10 @@
 #define SCATTERED 1024u                     /* most strided elements converted at once; at least a block */
 
 struct window {
-    uint64_t piece, number; /* piece UINT64_MAX: free; SHARED: small pieces */
-    uint32_t tensor, file;  /* of a shared one, the first that was wanted */
-    uint64_t from, to;      /* shared: range of the file in `buffer` */
-    uint64_t checked;       /* shared: the piece checked last */
+    uint64_t piece, number;        /* piece UINT64_MAX: free; SHARED: small pieces */
+    uint32_t tensor, file;         /* of a shared one, the first that was wanted */
+    uint64_t from, to;             /* shared: range of the file in `buffer` */
+    uint64_t checked;              /* shared: the piece checked last */
     struct pd_transfer_slot *slot; /* while it is coming */
     unsigned char *buffer, *data;  /* (WINDOW_BUFFER_BYTES) buffer; address in it of the window's first byte */
     uint64_t bytes, used_at;
@@ -45,7 +46,7 @@ struct open_file {
     uint32_t file; /* UINT32_MAX: none */
     struct pd_file *direct, *buffered;
     uint64_t used_at;
-    uint32_t coming; /* windows in flight */
+    uint32_t coming;                  /* windows in flight */
     uint64_t shared_to, shared_bytes; /* end and size of the last shared window */
 };
 
@@ -546,8 +547,7 @@ static pd_status pass(struct pd_reader *r, uint32_t tensor, uint64_t at, struct 
     bool any = false;
     for (uint32_t i = 0; r->line && i < r->window_count; i++) {
         struct window *w = &r->windows[i];
-        if (w->piece >= SHARED || w->tensor != tensor || !w->is_used || w->until != r->line->taken || w == r->last)
-            continue;
+        if (w->piece >= SHARED || w->tensor != tensor || !w->is_used || w->until != r->line->taken || w == r->last) continue;
         const uint64_t begin = piece_begin(&r->catalog->tensors[tensor], piece_of(r, w->piece));
         if (begin >= at || (w->number + 1) * window_elements(r, tensor) > at - begin) continue;
         w->until = 0;

@@ -25,7 +25,7 @@ struct source {            /* for one tensor and kind */
 };
 
 struct slot {
-    float *data; /* (SLOT_BYTES) read as fp32, then converted to the stored type */
+    float *data;    /* (SLOT_BYTES) read as fp32, then converted to the stored type */
     uint64_t bytes; /* of one task, or of several small ones */
 };
 
@@ -157,7 +157,8 @@ static bool next_task(void *context, struct pd_read_task *ret_task)
 /* ---- the thread ---- */
 
 /* Appends the task's elements to the slot. */
-static pd_status feed_fill(struct slot *slot, struct pd_reader *reader, const struct pd_read_task *task, struct pd_error *err)
+static pd_status feed_fill(struct slot *slot, struct pd_reader *reader, const struct pd_read_task *task,
+                           struct pd_error *err)
 {
     const uint64_t elements = pd_view_elements(&task->view);
     float *data = slot->data + slot->bytes / sizeof *data;

@@ -177,12 +177,14 @@ static pd_status send_pieces(struct loader *l, struct load_window *w, struct pd_
 
 /* True if [offset, offset + span) of the file begins in the pending read, or close behind it, and the ring has its place
  * there. *ret_more: bytes to add to the pending read. */
-static bool joins(const struct load_chunks *c, const struct pd_file *file, uint64_t offset, uint64_t span, uint64_t *ret_more)
+static bool joins(const struct load_chunks *c, const struct pd_file *file, uint64_t offset, uint64_t span,
+                  uint64_t *ret_more)
 {
     const struct pd_transfer *p = &c->pending;
     const uint64_t end = p->offset + p->bytes;
     if (!p->bytes || p->file != file || offset < p->offset || offset > end + GAP_BYTES) return false;
-    if ((unsigned char *)p->data != c->ring + c->pending_at % c->ring_bytes || c->pending_at + p->bytes != c->head) return false;
+    if ((unsigned char *)p->data != c->ring + c->pending_at % c->ring_bytes || c->pending_at + p->bytes != c->head)
+        return false;
     *ret_more = offset + span > end ? offset + span - end : 0;
     return c->pending_at % c->ring_bytes + p->bytes + *ret_more <= c->ring_bytes &&
            p->offset / LOAD_READ_BYTES_MAX == (offset + span - 1) / LOAD_READ_BYTES_MAX;

@@ -75,7 +75,7 @@ static void measure_parts(struct pd_zero *zero, uint32_t bucket, uint64_t *by_pa
     const bool is_tied = bucket && s->tensors[last] == 0;
     const uint64_t table = is_tied ? pd_zero_part_elements(zero->model, layout, 0, tp, PD_ZERO_ALL_RANKS, by_part) : 0;
     for (uint32_t e = 0; e < s->count; e++)
-        if (!pd_zero_is_redirected(zero, bucket, e, PD_ZERO_TERMS))
+        if (!pd_zero_is_elsewhere(zero, s->tensors[e]) && !pd_zero_is_redirected(zero, bucket, e, PD_ZERO_TERMS))
             s->sides[pd_zero_side_of(zero, s->tensors[e])].own += pd_zero_held_elements(zero, s->tensors[e]);
     measure_side(zero, common, most + (pd_zero_is_redirected(zero, bucket, last, PD_ZERO_PARAMETERS) ? 0 : table),
                  most + (pd_zero_is_redirected(zero, bucket, last, PD_ZERO_TERMS) ? 0 : table), copies);
@@ -106,6 +106,7 @@ static void zero_count_tp_pieces(struct pd_zero *zero, uint32_t bucket)
     const uint32_t tp = zero->grid->layout.tp, me = zero->grid->place.tp;
     s->crosses = !pd_zero_is_end(zero, bucket) && pd_partition_kv_is_apart(&zero->model->config, &zero->grid->partition);
     for (uint32_t e = 0; e < s->count; e++) {
+        if (pd_zero_is_elsewhere(zero, s->tensors[e])) continue;
         const struct pd_zero_place here = pd_zero_place_of(zero, s->tensors[e], me);
         const struct pd_layout_cut *cut = &here.cut;
         const struct pd_zero_slice own = {cut->row_begin, cut->row_end, cut->chunk_begin, cut->chunk_end};
@@ -228,11 +229,23 @@ static void add_boxes(struct pd_zero *zero, uint32_t t, uint64_t at, uint64_t gr
     }
 }
 
+/* Most boxes that a rank holds of a tensor: in stage 0 also the rows before and after its part. */
+static uint64_t most_boxes_of(const struct pd_zero *zero, uint32_t t)
+{
+    const uint64_t chunks =
+        zero->model->tensors.tensors[t].tp_dim == 1 ? pd_partition_chunk_count(&zero->grid->partition) : 1;
+    return (zero->grid->layout.zero_stage == 0 ? 3 : 1) * chunks;
+}
+
 /* A tied table has the embedding's boxes. */
 static pd_status describe_boxes(struct pd_zero *zero, struct pd_error *err)
 {
-    const uint64_t most = 3ull * zero->model->tensors.count * pd_partition_chunk_count(&zero->grid->partition);
-    zero->has.boxes = calloc(most, sizeof *zero->has.boxes);
+    uint64_t most = 1;
+    for (uint32_t bucket = 0; bucket < zero->has.bucket_count; bucket++)
+        for (uint32_t e = 0; e < zero->buckets[bucket].count; e++)
+            if (!pd_zero_is_elsewhere(zero, zero->buckets[bucket].tensors[e]))
+                most += most_boxes_of(zero, zero->buckets[bucket].tensors[e]);
+    zero->has.boxes = malloc(most * sizeof *zero->has.boxes);
     if (!zero->has.boxes)
         PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for the boxes of %u tensors", zero->model->tensors.count);
     for (uint32_t bucket = 0; bucket < zero->has.bucket_count; bucket++) {
@@ -245,6 +258,7 @@ static pd_status describe_boxes(struct pd_zero *zero, struct pd_error *err)
         zero->has.first_box[bucket] = zero->has.box_count;
         for (uint32_t e = 0; e < zero->buckets[bucket].count; e++) {
             const uint32_t t = zero->buckets[bucket].tensors[e];
+            if (pd_zero_is_elsewhere(zero, t)) continue;
             const uint64_t elements = pd_zero_held_elements(zero, t);
             if (!elements || (bucket && t == 0)) continue;
             /* Start of tensor t's boxes. A large matrix after a vector starts a page, so that saves and loads use direct I/O

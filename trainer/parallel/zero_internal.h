@@ -226,13 +226,13 @@ void *pd_zero_parameters(const struct pd_zero *zero, uint32_t bucket, uint32_t e
 
 /* ---- zero_sides.c ---- */
 uint32_t pd_zero_side_of(const struct pd_zero *zero, uint32_t tensor);
+bool pd_zero_is_elsewhere(const struct pd_zero *zero, uint32_t tensor); /* of an expert that other ep ranks hold */
 /* Parts of a side; this rank's; and the data rank that has one. */
 uint32_t pd_zero_parts(const struct pd_zero *zero, uint32_t side);
 uint32_t pd_zero_own_part(const struct pd_zero *zero, uint32_t side);
 uint32_t pd_zero_part_rank(const struct pd_zero *zero, uint32_t side, uint32_t part);
 uint64_t pd_zero_terms_end(const struct pd_zero *zero,
                            const struct pd_zero_bucket *s); /* where terms of other tp ranks begin */
-/* Gradients of a micro-batch: where those that source `source` gives the experts begin, and the number of all. */
 /* Where a bucket's tensors are read. In a rehearsal a tied table need not be there yet. */
 void *const *pd_zero_places(struct pd_zero *zero, uint32_t bucket, bool rehearses);
 uint64_t pd_zero_source_at(const struct pd_zero *zero, const struct pd_zero_bucket *s, uint32_t source);

@@ -61,8 +61,6 @@ static struct pd_zero_slice zero_used_slice(const struct pd_zero *zero, const st
     const struct pd_tensor *tensor = tensor_of(zero, index);
     struct pd_zero_slice slice = {.row_end = tensor->shape[0], .chunk_end = 1};
     struct pd_box box;
-    if (pd_zero_side_of(zero, index) == PD_ZERO_SPREAD && (tensor->expert - 1) % zero->ep != zero->q % zero->ep)
-        return (struct pd_zero_slice){0};
     if (tensor->tp_dim == 1) {
         slice.chunk_begin = pd_partition_first_chunk(p);
         slice.chunk_end = slice.chunk_begin + pd_partition_chunk_count(p);
@@ -77,8 +75,9 @@ static struct pd_zero_slice zero_used_slice(const struct pd_zero *zero, const st
 
 struct pd_zero_place pd_zero_place_of(const struct pd_zero *zero, uint32_t tensor, uint32_t t)
 {
-    struct pd_partition p = zero->grid->partition;
     struct pd_zero_place place = {0};
+    if (pd_zero_is_elsewhere(zero, tensor)) return place;
+    struct pd_partition p = zero->grid->partition;
     p.tp_rank = t;
     place.needed = zero_used_slice(zero, &p, tensor, false);
     place.computed = zero_used_slice(zero, &p, tensor, true);

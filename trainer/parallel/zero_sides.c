@@ -6,6 +6,13 @@ uint32_t pd_zero_side_of(const struct pd_zero *zero, uint32_t tensor)
     return pd_layout_is_spread(&zero->grid->layout, &zero->model->tensors.tensors[tensor]) ? PD_ZERO_SPREAD : PD_ZERO_COMMON;
 }
 
+bool pd_zero_is_elsewhere(const struct pd_zero *zero, uint32_t tensor)
+{
+    if (zero->grid->layout.ep <= 1) return false;
+    const uint32_t expert = zero->model->tensors.tensors[tensor].expert;
+    return expert && (expert - 1) % zero->ep != zero->q % zero->ep;
+}
+
 uint32_t pd_zero_parts(const struct pd_zero *zero, uint32_t side)
 {
     return side == PD_ZERO_COMMON || zero->parts == 1 ? zero->parts : zero->parts / zero->ep;

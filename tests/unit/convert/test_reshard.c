@@ -151,7 +151,8 @@ Test(reshard, small_boxes_are_read_together)
     limited_disk_begin(&disk, s.vfs, 0);
     OK(pd_reshard(s.vfs, &request, &report, err));
     limited_disk_end(&disk);
-    cr_assert_lt(atomic_load(&disk.reads), STATE_MANY * 2, "%lu reads of %d boxes", atomic_load(&disk.reads), STATE_MANY * 12);
+    cr_assert_lt(atomic_load(&disk.reads), STATE_MANY * 2, "%lu reads of %d boxes", atomic_load(&disk.reads),
+                 STATE_MANY * 12);
     check_read(&commit, report.bytes_read);
     check_target(&s, s.vfs, store, &layout, &commit);
     pd_store_close(store);
