@@ -85,9 +85,7 @@ def first_moments(bench):
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         for ms in (0, 5, 15, 30, 60):
             with bench.start(directory, "run.steps=100000") as run:
-                status = f"/proc/{run.pid}/status"
-                harness.wait_for(lambda: re.search(r"SigBlk:\s*0*[1-9a-f]", harness.read(status)) or run.poll() is not None, "signals wait",
-                                 0.0005)
+                harness.wait_for_signals(run)
                 time.sleep(ms / 1000)
                 run.send_signal(number)
                 log = run.communicate(timeout=harness.PATIENCE)[1]
@@ -101,8 +99,7 @@ def pipe_as_configuration(bench):
     command = [bench.workspace.perdure, "train", pipe, "run.dir=none"]
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
-            status = f"/proc/{run.pid}/status"
-            harness.wait_for(lambda: re.search(r"SigBlk:\s*0*[1-9a-f]", harness.read(status)) or run.poll() is not None, "signals wait", 0.0005)
+            harness.wait_for_signals(run)
             run.send_signal(number)
             try:
                 log = run.communicate(timeout=60)[1]

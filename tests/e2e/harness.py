@@ -2,6 +2,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import struct
@@ -118,6 +119,15 @@ def wait_for(condition, what, interval=0.02):
         if time.monotonic() > deadline:
             raise Failure(f"{what}: not within {PATIENCE} s")
         time.sleep(interval)
+
+
+def wait_for_signals(process):
+    """Until main has blocked the signals that ask to leave. Whoever starts a process blocks them all for a moment, SIGSEGV too."""
+    def waits():
+        found = re.search(r"SigBlk:\s*([0-9a-f]+)", read(f"/proc/{process.pid}/status"))
+        mask = int(found[1], 16) if found else 0
+        return process.poll() is not None or mask >> (signal.SIGTERM - 1) & 1 and not mask >> (signal.SIGSEGV - 1) & 1
+    wait_for(waits, "signals wait", 0.0005)
 
 
 def is_gone(directory):

@@ -71,6 +71,7 @@ def one(workspace, config, packed, phase, name, dice, pace):
     with subprocess.Popen([workspace.perdure, "train", config, f"run.dir={run}", *words], stderr=subprocess.PIPE, text=True,
                           env=dict(os.environ, PERDURE_PROGRESS="off", PERDURE_GRACE_S=str(GRACE))) as process:
         if phase == "initialisation":
+            harness.wait_for_signals(process)
             time.sleep(dice.random() * pace.get("start", 0.5))
         else:
             harness.wait_for(lambda: harness.steps_done(run) > 2 or process.poll() is not None, "steps", 0.01)
