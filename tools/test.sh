@@ -51,5 +51,5 @@ sessions=$(mktemp -d)
 trap 'rm -rf "$memory" "$sessions"' EXIT
 export OMPI_MCA_btl_vader_backing_directory=$memory OMPI_MCA_btl_sm_backing_directory=$memory OMPI_MCA_orte_tmpdir_base=$sessions
 cd "$build"
-# Two more than the number of cores: ranks, launchers and drives often wait.
-ctest --output-on-failure --no-tests=error -j "$(($(nproc) + 2))" "${labels[@]}"
+# More than the number of cores: ranks, launchers and drives often wait.
+ctest --output-on-failure --no-tests=error -j "$(($(nproc) + 3))" "${labels[@]}"
