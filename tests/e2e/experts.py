@@ -146,12 +146,12 @@ def body(workspace, arguments):
         campaign(workspace, bench, int(arguments[0]))
         print(f"{arguments[0]} random runs of two layouts with spread experts: same bits")
         return
-    for preset in FAMILIES:
+    for which, preset in enumerate(FAMILIES):
         for number, precision in enumerate(["fp32", "bf16", "fp16"]):
             config = bench.config(preset, precision)
             expected = bench.run(config, "layout.ranks=1 layout.threads=1")
             check_counts(expected, preset, precision)
-            layouts = LAYOUTS if harness.scale() >= 4 else LAYOUTS[number::3]
+            layouts = LAYOUTS if harness.scale() >= 4 else harness.share_of(LAYOUTS[number::3], 2, lambda place, _, n=number + which: place + n)
             for layout in layouts:
                 bench.check(config, expected, layout if "threads" in layout else f"{layout} layout.threads=1")
             bench.check(config, expected, LAYOUTS[number], LAYOUTS[number + 3], LAYOUTS[8 - number])
@@ -159,10 +159,11 @@ def body(workspace, arguments):
     for number, (preset, virtual_sp) in enumerate((preset, n) for preset in FAMILIES for n in CUT_LAYOUTS):
         config = bench.config(preset, ("fp32", "bf16", "fp16", "bf16")[number], virtual_sp)
         expected = bench.run(config, "layout.ranks=1 layout.threads=1")
-        for layout in CUT_LAYOUTS[virtual_sp]:
+        layouts = harness.share_of(CUT_LAYOUTS[virtual_sp], 2, lambda place, _, number=number: place + number)
+        for layout in layouts:
             bench.check(config, expected, f"{layout} layout.threads=1")
         bench.check(config, expected, CUT_LAYOUTS[virtual_sp][number % 3], CUT_LAYOUTS[virtual_sp][(number + 1) % 3])
-        count += len(CUT_LAYOUTS[virtual_sp]) + 1
+        count += len(layouts) + 1
     config = bench.config("mixtral-1m", "bf16")
     for override, reason in REFUSED.items():
         directory = workspace.directory("refused")

@@ -2,7 +2,7 @@
 """The tool on GPUs: simulated ones (tests/simt) or real ones, whatever the tool given has.
 
 alone   one rank: the same bits run after run, whatever the GPU does first; after a kill; after the GPU was lost, again and again. A
-        CPU's checkpoint continues on the GPU, and back. Losses beside the CPU's. Memory after step 100 is what it was after step 10
+        CPU's checkpoint continues on the GPU, and back. Losses beside the CPU's. Memory after step 40 (100 where there is time) is what it was after step 10
 local   several ranks as threads, sharing the GPU: under every (dp, tp, pp, sp) the bits of one rank
 nccl    several ranks as threads, a GPU each: what they exchange goes by NCCL's stand-in, on streams, and no host waits for it
 mpi     the same with processes; one of them killed
@@ -371,7 +371,7 @@ def limits(bench):
     told_apart(bench)
     eight_bits(bench)
     held_is_planned(bench, config)
-    memory_stays(bench, 10, 100)
+    memory_stays(bench, 10, 100 if harness.scale() >= 4 else 40)
 
 
 def deaf(workspace):

@@ -101,7 +101,7 @@ def body(workspace, arguments):
         for layout in NCCL if harness.scale() >= 4 else NCCL[number % 3:][:1]:
             ranks = re.search(r"ranks=(\d)", layout)[1]
             bench.same(expected, config, layout, {"PERDURE_NCCL": stand_in(workspace), "PERDURE_SIMT_GPUS": ranks})
-        for layout in LAYOUTS if harness.scale() >= 4 else LAYOUTS[number % 2::2]:
+        for layout in LAYOUTS if harness.scale() >= 4 else harness.share_of(LAYOUTS[number % 2::2], 2):
             bench.same(expected, config, layout)
     # every expert gets every token, 17 from one rank and 16 from the other: shapes of the larger one are loaded by both
     config = bench.config("mixtral-1m", "bf16", 1, 2)
@@ -111,8 +111,8 @@ def body(workspace, arguments):
                {"PERDURE_NCCL": stand_in(workspace), "PERDURE_SIMT_GPUS": "2"})
     config = bench.config("glm4-moe-1m", "bf16", 1, 2)
     expected, _ = bench.run(config)
-    bench.same(expected, config, "layout.ranks=2 layout.sp=2")
-    bench.same(expected, config, "layout.ranks=4 layout.sp=2 layout.dp=2 layout.zero_stage=2")
+    for layout in harness.share_of(["layout.ranks=2 layout.sp=2", "layout.ranks=4 layout.sp=2 layout.dp=2 layout.zero_stage=2"], 2):
+        bench.same(expected, config, layout)
 
 
 harness.main(body)

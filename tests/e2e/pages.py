@@ -13,7 +13,7 @@ run: {{seed: 5, steps: 4}}
 model: {model}
 optimizer: {{decay_steps: 10}}
 data: {{train: [{{path: {data}}}], validation_fraction: 0}}
-batch: {{sequences: 4, micro_batch: 1, context: 128}}
+batch: {{sequences: 3, micro_batch: 1, context: 32}}
 validation: {{every: 0}}
 checkpoint: {{every: 2}}
 layout: {{transport: local, threads: 1}}
