@@ -151,6 +151,12 @@ class Tensor:
         return array if dtype is None else array.astype(dtype, copy=False)
 
 
+def aligned(nbytes: int, page: int) -> np.ndarray:
+    """New memory that begins at a multiple of `page`."""
+    whole = np.empty(nbytes + page, "u1")
+    return whole[-whole.ctypes.data % page:][:nbytes]
+
+
 class _Memory:
     """New memory of `total` bytes, on large pages where the kernel gives them to NumPy: faults in small ones take longer than reading from the
     page cache. Tensors below 16 MiB share 64 MiB."""
@@ -169,10 +175,7 @@ class _Memory:
 
     @staticmethod
     def _aligned(nbytes: int) -> np.ndarray:
-        if nbytes < PAGE_BYTES:
-            return np.empty(nbytes, "u1")
-        whole = np.empty(nbytes + PAGE_BYTES, "u1")
-        return whole[-whole.ctypes.data % PAGE_BYTES:][:nbytes]
+        return aligned(nbytes, PAGE_BYTES) if nbytes >= PAGE_BYTES else np.empty(nbytes, "u1")
 
 
 class Read:

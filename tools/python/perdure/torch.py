@@ -31,10 +31,11 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 try:
+    from torch.distributed.checkpoint._state_dict_stager import StateDictStager
     from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, StagingOptions
     STAGING = StagingOptions(torch.cuda.is_available(), False, False, False)
 except ImportError:  # older torch: dcp.async_save makes its copies
-    AsyncStager = object  # type: ignore[assignment, misc]
+    AsyncStager = StateDictStager = object  # type: ignore[assignment, misc]
 try:
     from torch.distributed.checkpoint._dedup_save_plans import dedup_save_plans
 except ImportError:  # torch moved it
@@ -47,6 +48,7 @@ from .errors import Error, InvalidError, NotFoundError, PeerLostError, StoppedEr
 
 NDIM_MAX = 4  # of what is written
 BATCH_BYTES = 256 << 20  # read at a time, where that takes memory of its own
+ZERO_COPY_BYTES_MIN, DIRECT_BYTES = 1 << 20, 4096  # ckpt/shard/write.c: larger tensors are written from where they are, if they lie on pages
 MOMENT = re.compile(r"(?:.*\.)?state\.(.+)\.(exp_avg|exp_avg_sq)")
 
 
@@ -129,6 +131,23 @@ def _fold(size: Sequence[int], start: Sequence[int], count: Sequence[int], name:
     return [*size[:last], size[last] * inner], [*start[:last], start[last] * inner], [*count[:last], count[last] * inner]
 
 
+class _PageStager(StateDictStager):
+    """Copies large tensors to whole pages, from which libperdure writes without a copy of its own: direct I/O takes nothing else."""
+
+    def _stage_untyped_storage(self, storage: Any, non_blocking: bool = False) -> Any:
+        kept: Any = getattr(self, "_cached_storage_mapping", None)  # copies of the save before; torch's method fills what it finds there
+        if kept is not None and storage.nbytes() >= ZERO_COPY_BYTES_MIN and not self.pin_memory and storage not in kept:
+            kept[storage] = torch.from_numpy(reading.aligned(storage.nbytes(), DIRECT_BYTES)).untyped_storage()
+        return super()._stage_untyped_storage(storage, non_blocking)
+
+
+def _make_stager() -> DefaultStager:
+    stager = DefaultStager(STAGING)
+    if hasattr(stager, "_state_dict_stager"):
+        stager._state_dict_stager = _PageStager(pin_memory=torch.cuda.is_available())
+    return stager
+
+
 class _Staged(dict[str, Any]):
     """A copied state. As long as somebody holds it, its memory is in use."""
 
@@ -168,11 +187,11 @@ class Writer(StorageWriter, AsyncStager):
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Copies a state for dcp.async_save. New memory takes longer than the copy, so a save uses that of the one before, unless that still writes."""
         if self._stager is None or (self._staged and self._staged() is not None):
-            self._stager = DefaultStager(STAGING)
+            self._stager = _make_stager()
         try:
             staged: Any = self._stager.stage(state_dict)
         except AssertionError:  # the memory of a tensor has been resized
-            self._stager = DefaultStager(STAGING)
+            self._stager = _make_stager()
             staged = self._stager.stage(state_dict)
         staged = _Staged(staged)
         self._staged = weakref.ref(staged)
