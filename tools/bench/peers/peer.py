@@ -5,8 +5,10 @@ A file has prepare(room), which returns two functions, theirs and ours; each doe
 room.moved what a row reads and writes: the row then says too what the bare disk needs for that, which nothing can be faster than. What cannot be
 imported or built, or breaks, leaves the file's rows out, with the reason (exit code 77); perdure that fails is an error (70)."""
 import argparse
+import concurrent.futures
 import contextlib
 import json
+import mmap
 import os
 import shutil
 import socket
@@ -77,8 +79,7 @@ class Room:
         """{row: of direct reads and writes alone, with fsync}, at the speed that the disk has now."""
         if not self.moved:
             return {}
-        said = self.bench("ckpt")  # what raw reads and writes reach is a rate over its ratio to them
-        reads, writes = (said[f"{of}_bytes_per_second"] / said[f"{of}_ratio"] for of in ("load", "save"))
+        writes, reads = (self.bytes / direct_seconds(self.at("disk"), self.bytes, is_write) for is_write in (True, False))
         return {row: read / reads + written / writes
                 for row, (read, written) in self.moved.items()}
 
@@ -100,6 +101,32 @@ def timed(function, *arguments, **named):
 
 def median_of(count, function):
     return statistics.median(timed(function) for _ in range(count))
+
+
+BLOCK_BYTES, DEPTH = 4 << 20, 8  # of direct transfers
+
+
+def direct_seconds(path, number, is_write):
+    """Of a file's bytes to or from the disk, past the page cache, several at once; written over one that is there, as a save of perdure is."""
+    buffers = [mmap.mmap(-1, BLOCK_BYTES) for _ in range(DEPTH)]
+    for buffer in buffers:
+        buffer.write(os.urandom(BLOCK_BYTES))
+    os.sync()
+    start = time.perf_counter()
+    file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_DIRECT, 0o600)
+    if os.fstat(file).st_size < number:
+        os.posix_fallocate(file, 0, number)
+
+    def move(lane):
+        for at in range(lane * BLOCK_BYTES, number, DEPTH * BLOCK_BYTES):
+            (os.pwritev if is_write else os.preadv)(file, [buffers[lane]], at)
+
+    with concurrent.futures.ThreadPoolExecutor(DEPTH) as pool:
+        list(pool.map(move, range(DEPTH)))
+    if is_write:
+        os.fsync(file)
+    os.close(file)
+    return time.perf_counter() - start
 
 
 def files_below(path):
@@ -188,12 +215,14 @@ def measure(room, theirs, ours):
 
 def row(peer, name, unfair, found):
     theirs, ours = [pair[0][name] for pair in found], [pair[1][name] for pair in found]
-    ratios = [b / a for a, b in zip(theirs, ours)]
-    median = {"perdure_seconds": statistics.median(ours), "peer_seconds": statistics.median(theirs)}
+    seconds = {"perdure": ours, "peer": theirs}
     if name in found[0][2]:
-        median["disk_seconds"] = statistics.median(pair[2][name] for pair in found)
-    return {"peer": peer, "row": name, **median, "ratio": median["perdure_seconds"] / median["peer_seconds"], "ratio_low": min(ratios),
-            "ratio_high": max(ratios), "pairs": len(found), "unfair": unfair}
+        seconds["disk"] = [pair[2][name] for pair in found]
+    result = {"peer": peer, "row": name, "pairs": len(found), "unfair": unfair}
+    for of, values in seconds.items():
+        result.update({f"{of}_seconds": statistics.median(values), f"{of}_low": min(values), f"{of}_high": max(values)})
+    ratios = [b / a for a, b in zip(theirs, ours)]
+    return {**result, "ratio": result["perdure_seconds"] / result["peer_seconds"], "ratio_low": min(ratios), "ratio_high": max(ratios)}
 
 
 def main(peer, prepare, unfair, rank=None):

@@ -72,12 +72,13 @@ def about(o):
 def show(result):
     print(f"{result['date']}, {result['threads']} threads of {result['processor']}, load {result['load']:.1f}; "
           + ", ".join(f"{n} {v}" for n, v in result["versions"].items()))
-    print("\n| peer | what | perdure, s where nothing else is said | peer | bare disk, s | perdure / peer, below 1 perdure is faster | what is unfair |\n"
-          "|---|---|---|---|---|---|---|")
+    print("\nmedians, and from the least to the most; in seconds where nothing else is said. Below 1 perdure is faster; nothing is faster than the bare disk.\n"
+          "\n| peer | what | perdure | peer | bare disk | perdure / peer | perdure / disk | what is unfair |\n|---|---|---|---|---|---|---|---|")
     for r in result["rows"]:
-        disk = f"{r['disk_seconds']:.3g}" if "disk_seconds" in r else "–"
-        print(f"| {r['peer']} | {r['row']} | {r['perdure_seconds']:.3g} | {r['peer_seconds']:.3g} | {disk} | {r['ratio']:.2f} "
-              f"({r['ratio_low']:.2f}–{r['ratio_high']:.2f}) | {r['unfair']} |")
+        seconds = [f"{r[of + '_seconds']:.3g} ({r[of + '_low']:.3g}–{r[of + '_high']:.3g})" if of + "_seconds" in r else "–" for of in ("perdure", "peer", "disk")]
+        to_disk = f"{r['perdure_seconds'] / r['disk_seconds']:.2f}" if "disk_seconds" in r else "–"
+        print(f"| {r['peer']} | {r['row']} | {' | '.join(seconds)} | {r['ratio']:.2f} ({r['ratio_low']:.2f}–{r['ratio_high']:.2f}) | {to_disk} "
+              f"| {r['unfair']} |")
     for left_out in result["left_out"]:
         print(f"\nleft out: {left_out['peer']}: {left_out['reason']}")
 

@@ -82,7 +82,8 @@ def prepare(room):
     torch.set_num_threads(room.threads)
     state, plans = peer.state(torch, room.bytes), make_plans(torch, 1000, 100_000)
     flat = {f"{kind}/{name}" if kind != "param" else name: tensor for kind, tensors in state.items() for name, tensor in tensors.items()}
-    matrix = torch.ones(1024, 1024)
+    matrix, number = torch.ones(1024, 1024), peer.bytes_in(state)
+    room.moved = {"save": (0, number), "load": (number, 0), "save of a file": (0, number), "load of a file": (number, 0)}
 
     def measure(path, save, load, planner, file, write, read):
         seconds = {"save": peer.timed(save, state)}
