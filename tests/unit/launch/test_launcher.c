@@ -408,6 +408,31 @@ Test(launcher, signals_reach_other_hosts)
     expect_no_orphan(4);
 }
 
+/* As fork of glibc 2.41 does: a signal sent then ends the process as soon as it is through with that. */
+Test(launcher, a_process_that_blocks_everything_for_a_moment_does_not_wait_for_signals)
+{
+    sigset_t all, term, before;
+    sigfillset(&all);
+    sigemptyset(&term);
+    sigaddset(&term, SIGTERM);
+    sigprocmask(SIG_SETMASK, &all, &before);
+    const pid_t process = fork();
+    if (process == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        usleep(200000);
+        sigprocmask(SIG_SETMASK, &before, NULL);
+        usleep(100000);
+        sigprocmask(SIG_BLOCK, &term, NULL);
+        while (!sigpending(&before) && !sigismember(&before, SIGTERM))
+            usleep(1000); /* sigwait would unblock it meanwhile */
+        _exit(75);
+    }
+    sigprocmask(SIG_SETMASK, &before, NULL);
+    wait_caught(process, SIGTERM);
+    kill(process, SIGTERM);
+    cr_assert_eq(launch_end(process), 75);
+}
+
 /* While the starter is still coming up, a signal to it would end everything. */
 Test(launcher, term_is_honoured_at_any_moment)
 {
