@@ -9,6 +9,7 @@
 #include "ckpt/hdf5/h5.h"
 #include "ckpt/base/checked.h"
 #include "ckpt/tensor/codec_zstd.h"
+#include "ckpt/tensor/shapes.h"
 
 #define H5_USE_110_API /* versions 1.12 and later keep the functions of 1.10 */
 #include <hdf5.h>
@@ -440,8 +441,8 @@ pd_status pd_h5_note_u64(struct pd_h5_file *file, const char *object, const char
 
 static hid_t make_space(uint32_t ndim, const uint64_t *shape)
 {
-    hsize_t dims[PD_TENSOR_DIMS_MAX];
-    PD_CHECK(ndim >= 1 && ndim <= PD_TENSOR_DIMS_MAX);
+    hsize_t dims[PD_SHAPE_DIMS_MAX];
+    PD_CHECK(ndim >= 1 && ndim <= PD_SHAPE_DIMS_MAX);
     for (uint32_t d = 0; d < ndim; d++)
         dims[d] = shape[d];
     return H5Screate_simple((int)ndim, dims, NULL);
@@ -552,15 +553,21 @@ pd_status pd_h5_records(struct pd_h5_file *file, const char *path, const struct 
 
 /* ---- virtual datasets ---- */
 
-/* Reuses one selection for all sources: creating spaces is most of the cost. */
-static bool add_source(hid_t creation, hid_t whole, uint32_t ndim, const struct pd_h5_source *source)
+/* Reuses one selection for all sources: creating spaces is most of the cost. Dimensions that a source has joined are whole
+ * in it; the library maps elements in their order, whatever the dimensions. */
+static bool add_source(hid_t creation, hid_t whole, uint32_t ndim, const uint64_t *shape, const struct pd_h5_source *source)
 {
-    hsize_t start[PD_TENSOR_DIMS_MAX], count[PD_TENSOR_DIMS_MAX];
-    for (uint32_t d = 0; d < ndim; d++) {
-        start[d] = source->box.start[d];
-        count[d] = source->box.count[d];
+    const uint32_t kept = ndim < PD_TENSOR_DIMS_MAX ? ndim : PD_TENSOR_DIMS_MAX;
+    hsize_t start[PD_SHAPE_DIMS_MAX] = {0}, count[PD_SHAPE_DIMS_MAX], stored[PD_TENSOR_DIMS_MAX], inner = 1;
+    for (uint32_t d = kept; d < ndim; d++)
+        inner *= count[d] = shape[d];
+    for (uint32_t d = 0; d < kept; d++) {
+        const hsize_t joined = d == PD_TENSOR_DIMS_MAX - 1 ? inner : 1;
+        stored[d] = source->box.count[d];
+        start[d] = source->box.start[d] / joined;
+        count[d] = stored[d] / joined;
     }
-    hid_t space = H5Screate_simple((int)ndim, count, NULL);
+    hid_t space = H5Screate_simple((int)kept, stored, NULL);
     bool ok = space >= 0 && H5Sselect_hyperslab(whole, H5S_SELECT_SET, start, NULL, count, NULL) >= 0 &&
               H5Pset_virtual(creation, whole, source->file_name, source->dataset, space) >= 0;
     if (space >= 0) H5Sclose(space);
@@ -568,15 +575,15 @@ static bool add_source(hid_t creation, hid_t whole, uint32_t ndim, const struct 
 }
 
 static pd_status create_virtual(struct pd_h5_file *file, const char *path, enum pd_h5_type type, hid_t creation, hid_t whole,
-                                uint32_t ndim, const struct pd_h5_source *sources, uint64_t source_count,
-                                struct pd_error *err)
+                                uint32_t ndim, const uint64_t *shape, const struct pd_h5_source *sources,
+                                uint64_t source_count, struct pd_error *err)
 {
     const float fill = NAN;
     const bool is_float = type == PD_H5_F32 || type == PD_H5_F64; /* the library's own fill value is 0 */
     bool ok = creation >= 0 && whole >= 0 && H5Pset_obj_track_times(creation, false) >= 0 &&
               (!is_float || H5Pset_fill_value(creation, H5T_NATIVE_FLOAT, &fill) >= 0);
     for (uint64_t s = 0; ok && s < source_count; s++)
-        ok = add_source(creation, whole, ndim, &sources[s]);
+        ok = add_source(creation, whole, ndim, shape, &sources[s]);
     ok = ok && H5Sselect_all(whole) >= 0;
     hid_t dataset = !ok ? H5I_INVALID_HID
                         : H5Dcreate2(file->file, path, file->types[type], whole, file->link_creation, creation, H5P_DEFAULT);
@@ -590,7 +597,7 @@ pd_status pd_h5_virtual(struct pd_h5_file *file, const char *path, enum pd_h5_ty
 {
     PD_TRY(enter_library(err));
     hid_t creation = H5Pcreate(H5P_DATASET_CREATE), whole = make_space(ndim, shape);
-    pd_status st = create_virtual(file, path, type, creation, whole, ndim, sources, source_count, err);
+    pd_status st = create_virtual(file, path, type, creation, whole, ndim, shape, sources, source_count, err);
     if (creation >= 0) H5Pclose(creation);
     if (whole >= 0) H5Sclose(whole);
     return leave_library(st);

@@ -74,7 +74,7 @@ PD_MUST_USE pd_status pd_h5_chunked(struct pd_h5_file *file, const char *path, e
 /* `rows` records as a one-dimensional dataset of a compound type. */
 PD_MUST_USE pd_status pd_h5_records(struct pd_h5_file *file, const char *path, const struct pd_h5_field *fields,
                                     uint32_t field_count, uint64_t rows, uint64_t *ret_offset, struct pd_error *err);
-/* Fill value: NaN of floats, else 0. */
+/* Fill value: NaN of floats, else 0. ndim may be PD_SHAPE_DIMS_MAX: the sources have the last dimensions joined. */
 PD_MUST_USE pd_status pd_h5_virtual(struct pd_h5_file *file, const char *path, enum pd_h5_type type, uint32_t ndim,
                                     const uint64_t *shape, const struct pd_h5_source *sources, uint64_t source_count,
                                     struct pd_error *err);

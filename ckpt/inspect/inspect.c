@@ -4,6 +4,7 @@
 #include "ckpt/base/digest.h"
 #include "ckpt/store/paths.h"
 #include "ckpt/store/store.h"
+#include "ckpt/tensor/shapes.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -196,6 +197,7 @@ static pd_status survey(struct pd_inspect *in, struct pd_error *err)
         in->incomplete = st;
         in->incomplete_error = failure;
     }
+    if (in->tensors.is_listed) PD_TRY(pd_shapes_read(in->commit.state.environment, &in->tensors, err));
     if (in->box_count) qsort(in->boxes, in->box_count, sizeof *in->boxes, compare_boxes);
     uint64_t keys = (uint64_t)in->tensors.count * PD_KIND_COUNT;
     in->tensor_first = calloc(keys + 1, sizeof *in->tensor_first);

@@ -3,8 +3,10 @@
 #include "ckpt/base/checked.h"
 #include "ckpt/hdf5/h5.h"
 #include "ckpt/shard/table.h"
+#include "ckpt/tensor/shapes.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* One box of one shard file. Sorted, so that the sources of a virtual dataset are adjacent. */
 struct piece {
@@ -50,9 +52,21 @@ static pd_status index_add_tensor(struct builder *b, uint64_t first, uint64_t en
         PD_TRY(pd_h5_box_path(tensor, kind, box, b->paths[p - first], err));
         b->mapped[p - first] = (struct pd_h5_source){source->file_name, b->paths[p - first], *box};
     }
+    const struct pd_tensor_shape *whole = pd_shapes_find(b->tensors, tensor->name);
     PD_TRY(pd_h5_tensor_path(tensor, kind, path, err));
-    return pd_h5_virtual(b->file, path, pd_h5_view_type_of(pd_tensor_dtype(tensor, kind)), pd_tensor_file_dims(tensor),
-                         tensor->shape, b->mapped, end - first, err);
+    return pd_h5_virtual(b->file, path, pd_h5_view_type_of(pd_tensor_dtype(tensor, kind)),
+                         whole ? whole->ndim : pd_tensor_file_dims(tensor), whole ? whole->shape : tensor->shape, b->mapped,
+                         end - first, err);
+}
+
+/* One without elements, which no shard has. */
+static pd_status index_add_empty(struct builder *b, const struct pd_tensor_shape *shape, struct pd_error *err)
+{
+    struct pd_tensor tensor = {0};
+    char path[PD_H5_PATH_MAX];
+    memcpy(tensor.name, shape->name, sizeof tensor.name);
+    PD_TRY(pd_h5_tensor_path(&tensor, shape->kind, path, err));
+    return pd_h5_virtual(b->file, path, pd_h5_view_type_of(shape->dtype), shape->ndim, shape->shape, NULL, 0, err);
 }
 
 static pd_status add_all(struct builder *b, struct pd_error *err)
@@ -66,6 +80,8 @@ static pd_status add_all(struct builder *b, struct pd_error *err)
         PD_TRY(index_add_tensor(b, first, end, err));
         first = end;
     }
+    for (uint32_t i = 0; i < b->tensors->shape_count; i++)
+        if (pd_shape_is_empty(&b->tensors->shapes[i])) PD_TRY(index_add_empty(b, &b->tensors->shapes[i], err));
     return PD_OK;
 }
 

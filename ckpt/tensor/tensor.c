@@ -148,6 +148,7 @@ void pd_tensor_table_deinit(struct pd_tensor_table *table)
 {
     if (!table) return;
     free(table->tensors);
+    free(table->shapes);
     *table = (struct pd_tensor_table){0};
 }
 

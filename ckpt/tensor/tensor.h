@@ -71,7 +71,9 @@ struct pd_tensor {
 struct pd_tensor_table {
     struct pd_tensor *tensors; /* (count), owned */
     uint32_t count;
-    bool is_listed; /* of a listed checkpoint */
+    bool is_listed;                 /* of a listed checkpoint */
+    struct pd_tensor_shape *shapes; /* (shape_count) that rows cannot hold (shapes.h), owned */
+    uint32_t shape_count;
 };
 
 const char *pd_dtype_name(enum pd_dtype dtype); /* "fp32", "bf16", "int64" */

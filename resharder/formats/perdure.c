@@ -2,6 +2,7 @@
 
 #include "ckpt/inspect/open.h"
 #include "ckpt/store/paths.h"
+#include "ckpt/tensor/shapes.h"
 #include "resharder/catalog/model_directory.h"
 #include "resharder/stored.h"
 
@@ -88,14 +89,29 @@ static pd_status add_shards(struct pd_vfs *vfs, const struct stored *s, const ch
     return PD_OK;
 }
 
-static pd_status perdure_add_box(struct stored *s, uint64_t number, uint32_t tensor, struct pd_catalog *catalog,
-                                 struct pd_error *err)
+/* The box of a tensor of more dimensions than its row has: the last one takes them apart. */
+static pd_status take_apart(const struct pd_tensor_shape *shape, struct pd_piece *piece, struct pd_error *err)
+{
+    const uint32_t last = PD_TENSOR_DIMS_MAX - 1;
+    const uint64_t inner = pd_shape_inner(shape);
+    if (piece->start[last] % inner || piece->count[last] % inner)
+        PD_FAIL(err, PD_CORRUPT, "tensor %s: a box is cut along a dimension that is stored joined", shape->name);
+    piece->start[last] /= inner;
+    piece->count[last] /= inner;
+    for (uint32_t d = last + 1; d < shape->ndim; d++)
+        piece->count[d] = shape->shape[d];
+    return PD_OK;
+}
+
+static pd_status perdure_add_box(struct stored *s, uint64_t number, uint32_t tensor, const struct pd_tensor_shape *shape,
+                                 struct pd_catalog *catalog, struct pd_error *err)
 {
     const struct pd_inspect_box *box = box_of(s, number);
     struct pd_shard *shard = NULL;
     struct pd_piece piece = {.file = box->shard, .offset = box->file_offset};
     memcpy(piece.start, box->place.start, sizeof box->place.start);
     memcpy(piece.count, box->place.count, sizeof box->place.count);
+    if (shape) PD_TRY(take_apart(shape, &piece, err));
     PD_TRY(pd_inspect_acquire(s->inspect, box->shard, &shard, err));
     const bool is_in_chunks = pd_shard_box_is_in_chunks(shard, box->box);
     pd_inspect_release(s->inspect, box->shard);
@@ -126,6 +142,22 @@ static pd_status add_texts_beside(struct pd_vfs *vfs, const char *path, struct p
     return pd_formats_add_texts(vfs, directory, catalog, err);
 }
 
+/* Tensors without elements, which no shard has. */
+static pd_status add_empty(const struct pd_tensor_table *table, struct pd_catalog *catalog, struct pd_error *err)
+{
+    for (uint32_t i = 0; i < table->shape_count; i++) {
+        const struct pd_tensor_shape *shape = &table->shapes[i];
+        struct pd_foreign_tensor foreign = {.name = (char *)(uintptr_t)shape->name,
+                                            .kind = shape->kind,
+                                            .element = pd_element_of(shape->dtype),
+                                            .is_bytes = shape->is_bytes,
+                                            .ndim = shape->ndim};
+        memcpy(foreign.shape, shape->shape, sizeof shape->shape);
+        if (pd_shape_is_empty(shape)) PD_TRY(pd_catalog_add_tensor(catalog, &foreign, NULL, err));
+    }
+    return PD_OK;
+}
+
 static pd_status perdure_fill(struct pd_vfs *vfs, struct stored *s, const char *path, struct pd_catalog *catalog,
                               struct pd_error *err)
 {
@@ -143,6 +175,7 @@ static pd_status perdure_fill(struct pd_vfs *vfs, struct stored *s, const char *
     const struct pd_tensor_table *table = pd_inspect_tensors(s->inspect);
     for (uint64_t b = 0; b < count; b++) {
         const struct pd_tensor *mine = &table->tensors[boxes[b].tensor];
+        const struct pd_tensor_shape *shape = pd_shapes_find(table, mine->name);
         const bool is_new = b == 0 || boxes[b].tensor != boxes[b - 1].tensor || boxes[b].kind != boxes[b - 1].kind;
         if (b && is_same_place(&boxes[b], &boxes[b - 1]))
             PD_FAIL(err, PD_CORRUPT, "tensor %s: two shards hold the same part of it", mine->name);
@@ -151,16 +184,17 @@ static pd_status perdure_fill(struct pd_vfs *vfs, struct stored *s, const char *
                                                 .kind = boxes[b].kind,
                                                 .element = pd_element_of(pd_tensor_dtype(mine, boxes[b].kind)),
                                                 .is_bytes = mine->is_bytes,
-                                                .ndim = mine->ndim};
-            memcpy(foreign.shape, mine->shape, sizeof mine->shape);
+                                                .ndim = shape ? shape->ndim : mine->ndim};
+            memcpy(foreign.shape, shape ? shape->shape : mine->shape, shape ? sizeof shape->shape : sizeof mine->shape);
             const uint32_t array = boxes[b].tensor * PD_KIND_COUNT + boxes[b].kind;
             PD_TRY(check_all_kinds(table, next_array, array, err));
             next_array = array + 1;
             PD_TRY(pd_catalog_add_tensor(catalog, &foreign, &tensor, err));
         }
-        PD_TRY(perdure_add_box(s, b, tensor, catalog, err));
+        PD_TRY(perdure_add_box(s, b, tensor, shape, catalog, err));
     }
     PD_TRY(check_all_kinds(table, next_array, table->count * PD_KIND_COUNT, err));
+    PD_TRY(add_empty(table, catalog, err));
     /* Takes the other data of the record. */
     const struct pd_run_state *state = &pd_inspect_commit(s->inspect)->state;
     catalog->counters = (struct pd_catalog_counters){.has_step = true,

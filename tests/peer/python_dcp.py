@@ -38,7 +38,7 @@ import perdure  # noqa: E402
 import perdure.torch  # noqa: E402
 from server import Server  # noqa: E402
 
-# name, shape, type, places on a mesh of two dimensions; five dimensions are more than a checkpoint has, three rows more than there are ranks
+# name, shape, type, places on a mesh of two dimensions; five dimensions are more than a shard's rows have, three rows more than there are ranks
 TENSORS = [("emb.weight", (37, 8), torch.float32, (Shard(0), Shard(0))), ("wq.weight", (12, 10), torch.bfloat16, (Shard(0), Shard(1))),
            ("norm.weight", (3,), torch.float32, (Shard(0), Replicate())), ("conv.weight", (4, 3, 2, 2, 2), torch.float32, (Shard(0), Shard(1))),
            ("frozen.weight", (5, 4), torch.float16, (Replicate(), Replicate()))]
@@ -199,6 +199,16 @@ def check_alone(directory):
         raise AssertionError("a tensor of another shape was loaded")
 
 
+def check_earlier(directory):
+    """As version 0.1.0 kept tensors of more than 4 dimensions and without elements: in the metadata."""
+    path, value = os.path.join(directory, "earlier"), draw(1, (4, 3, 2, 2, 3), torch.float32)
+    perdure.save(path, {"deep": value.reshape(4, 3, 2, 6)}, metadata=json.dumps(
+        {"writer": "perdure.torch", "names": {}, "paths": {}, "shapes": {"deep": [4, 3, 2, 2, 3]}, "empty": {"empty": ["float32", [0, 3]]}}))
+    back = {"deep": torch.zeros_like(value), "empty": torch.ones(0, 3)}
+    dcp.load(back, storage_reader=perdure.torch.Reader(path))
+    assert_equal(back, {"deep": value, "empty": torch.zeros(0, 3)})
+
+
 class Gated(perdure.torch.Writer):
     """A writer whose saves wait for the gate."""
 
@@ -273,7 +283,7 @@ def check_kept(directory):
         assert c.step == 23 and c["emb.weight"].has_moments and not c["frozen.weight"].has_moments and c["loader"].is_bytes, c
         assert torch.equal(c["emb.weight"].torch(), draw(0, (37, 8), torch.float32))
         assert torch.equal(c["exp_avg/emb.weight"].torch(), draw(100, (37, 8), torch.float32))
-        assert c["conv.weight"].shape == (4, 3, 2, 4)
+        assert c["conv.weight"].shape == (4, 3, 2, 2, 2) and c["empty"].shape == (0, 3)
     for words in (["ls", path], ["show", path], ["verify", path], ["diff", os.path.join(path, "step-000000000000-1"), os.path.join(path, "step-000000000023-1")]):
         out = subprocess.run([PERDURE, "ckpt", *words], capture_output=True, text=True)
         assert out.returncode == 0, (words, out.stdout, out.stderr)
@@ -324,6 +334,7 @@ if __name__ == "__main__":
         mp.spawn(save, (4, workspace), 4)
         mp.spawn(load, (3, workspace), 3)
         check_alone(workspace)
+        check_earlier(workspace)
         check_copies(workspace)
         check_kept(workspace)
         check_readme(workspace)

@@ -267,7 +267,8 @@ def check_save(directory):
     tensors = {"w": draw.standard_normal((300, 200), dtype=numpy.float32), "exp_avg/w": numpy.ones((300, 200), "f4"),
                "exp_avg_sq/w": numpy.zeros((300, 200), "f4"), "a name/of [any] % text": numpy.arange(7), "scalar": numpy.float64(3.5),
                "object": b"not\0a number", "flags": numpy.array([True, False]), "big-endian": numpy.arange(5, dtype=">i4"),
-               "transposed": draw.standard_normal((6, 4)).T}
+               "transposed": draw.standard_normal((6, 4)).T, "deep": draw.standard_normal((2, 3, 2, 3, 2, 3, 2, 3)), "empty": numpy.zeros((0, 3), "u2"),
+               "also empty": numpy.zeros((2, 3, 0, 1, 1)), "no bytes": b""}
     tensors.update({str(numpy.dtype(code)): numpy.arange(3).astype(code) for code in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "f2")})
     tensors.update({code: draw.standard_normal((2, 3, 70, 50)).astype(code)[:, 1] + 1j for code in ("complex64", "complex128")})
     perdure.save(path, tensors, 7, metadata="of the test")
@@ -278,12 +279,14 @@ def check_save(directory):
             c.read([perdure.checkpoint.Read(c["complex64"], as_=0)])
         assert c.step == 7 and c.texts["metadata"] == "of the test" and c["w"].has_moments and not c["transposed"].has_moments
         assert len(c) + 2 == len(tensors) and c["object"].is_bytes and c["object"].numpy().tobytes() == tensors["object"]
+        assert numpy.array_equal(c["deep"][1, :, 1, 0, 1, 2:, ..., 1].numpy(), tensors["deep"][1, :, 1, 0, 1, 2:, ..., 1])
+        assert c["no bytes"].is_bytes and c["no bytes"].numpy().tobytes() == b""
         for name, want in tensors.items():
-            if name != "object":
+            if name not in ("object", "no bytes"):
                 got, want = c[name].numpy(), numpy.asarray(want)
                 assert got.shape == want.shape and got.dtype == want.dtype.newbyteorder("=") and numpy.array_equal(got, want), name
-    for bad, words in (({"w": numpy.zeros(3, "c8"), "exp_avg/w": numpy.zeros(3, "S1")}, ("S1",)), ({"w": numpy.zeros((0, 3))}, ("w", "empty")), ({"w": numpy.array([object()])}, ("object",)),
-                       ({"w": numpy.zeros((1,) * 5)}, ("5 dimensions", "4 at most")), ({"n" * 200: numpy.zeros(1)}, ("159",))):
+    for bad, words in (({"w": numpy.zeros(3, "c8"), "exp_avg/w": numpy.zeros(3, "S1")}, ("S1",)), ({"w": numpy.array([object()])}, ("object",)),
+                       ({"w": numpy.zeros((1,) * 9)}, ("9 dimensions",)), ({"n" * 200: numpy.zeros(1)}, ("159",))):
         with raises(perdure.InvalidError, *words):
             perdure.save(path, bad, 8)
     with raises(RuntimeError, "enough"):

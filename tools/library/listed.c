@@ -5,6 +5,7 @@
 #include "ckpt/base/grow.h"
 #include "ckpt/store/index.h"
 #include "ckpt/store/paths.h"
+#include "ckpt/tensor/shapes.h"
 #include "tools/library/group.h"
 
 #include <inttypes.h>
@@ -106,7 +107,8 @@ static pd_status unite_tensor(struct name_map *map, struct pd_tensor_table *tabl
         *slot = table->count;
     }
     struct pd_tensor *known = &table->tensors[*slot - 1];
-    if (known->ndim != tensor->ndim || memcmp(known->shape, tensor->shape, sizeof known->shape))
+    if (known->ndim != tensor->ndim || known->tp_unit != tensor->tp_unit ||
+        memcmp(known->shape, tensor->shape, sizeof known->shape))
         PD_FAIL(err, PD_INVALID, "tensor %s has two shapes; give every piece the shape of the whole tensor", tensor->name);
     if (known->is_bytes != tensor->is_bytes || (known->kinds & tensor->kinds & param && known->dtype != tensor->dtype))
         PD_FAIL(err, PD_INVALID, "tensor %s has two types, of which one is %s; give every piece the same", tensor->name,
@@ -123,34 +125,74 @@ static pd_status unite_tensor(struct name_map *map, struct pd_tensor_table *tabl
 
 /* ---- one rank ---- */
 
-static pd_status take_piece(const struct perdure_piece *p, struct pd_tensor *ret_tensor, struct pd_shard_box *ret_box,
-                            struct pd_error *err)
+uint64_t pd_listed_elements(const struct perdure_piece *p)
 {
-    struct pd_tensor t = {.tp_dim = -1, .tp_unit = 1, .ndim = p->ndim, .is_bytes = p->is_bytes != 0};
     uint64_t elements = 1;
-    PD_TRY(pd_listed_name(p->name, t.name, err));
+    for (uint32_t d = 0; d < p->ndim; d++)
+        elements *= p->shape[d];
+    return elements;
+}
+
+static pd_status check_piece(const struct perdure_piece *p, const char *name, struct pd_error *err)
+{
+    uint64_t elements = 1;
+    bool is_empty = false;
     if ((unsigned)p->kind >= PD_KIND_COUNT || (unsigned)p->dtype >= PD_DTYPE_COUNT)
-        PD_FAIL(err, PD_INVALID, "tensor %s is of kind %u and type %u; see perdure.h for those that can be written", t.name,
+        PD_FAIL(err, PD_INVALID, "tensor %s is of kind %u and type %u; see perdure.h for those that can be written", name,
                 (unsigned)p->kind, (unsigned)p->dtype);
-    if (p->ndim > PD_TENSOR_DIMS_MAX)
-        PD_FAIL(err, PD_INVALID, "tensor %s has %u dimensions, and a checkpoint has %d at most; join some", t.name, p->ndim,
-                PD_TENSOR_DIMS_MAX);
+    if (p->ndim > PD_SHAPE_DIMS_MAX)
+        PD_FAIL(err, PD_INVALID, "tensor %s has %u dimensions, and a checkpoint has %d at most; join some", name, p->ndim,
+                PD_SHAPE_DIMS_MAX);
     if (p->is_bytes && (p->dtype != PERDURE_U8 || p->ndim != 1 || p->kind != PERDURE_PARAM))
         PD_FAIL(err, PD_INVALID, "tensor %s is of bytes; such a one is uint8, of one dimension, and no moment: change it",
-                t.name);
+                name);
+    for (uint32_t d = 0; d < p->ndim; d++) {
+        is_empty |= !p->shape[d];
+        if (!pd_checked_mul_u64(elements, p->shape[d] ? p->shape[d] : 1, &elements) || elements > UINT64_MAX / 8)
+            PD_FAIL(err, PD_INVALID, "tensor %s has more than 2^61 elements; use several tensors", name);
+    }
+    for (uint32_t d = 0; d < p->ndim; d++) {
+        if ((!p->count[d] && !is_empty) || !pd_checked_range(p->start[d], p->count[d], p->shape[d]))
+            PD_FAIL(err, PD_INVALID, "tensor %s: a piece is empty or leaves dimension %u; leave empty ones out", name, d);
+        if (d >= PD_TENSOR_DIMS_MAX && p->count[d] != p->shape[d])
+            PD_FAIL(err, PD_INVALID, "tensor %s: a piece is cut along dimension %u; choose one of the first %d", name, d,
+                    PD_TENSOR_DIMS_MAX);
+    }
+    return PD_OK;
+}
+
+/* *ret_has_shape: there is a *ret_shape, which the row cannot hold. Of a tensor without elements it is all there is. */
+static pd_status take_piece(const struct perdure_piece *p, struct pd_tensor *ret_tensor, struct pd_shard_box *ret_box,
+                            struct pd_tensor_shape *ret_shape, bool *ret_has_shape, struct pd_error *err)
+{
+    struct pd_tensor t = {.tp_dim = -1, .ndim = p->ndim, .is_bytes = p->is_bytes != 0};
+    struct pd_tensor_shape *shape = ret_shape;
+    memset(shape, 0, sizeof *shape);
+    PD_TRY(pd_listed_name(p->name, t.name, err));
+    PD_TRY(check_piece(p, t.name, err));
+    memcpy(shape->name, t.name, sizeof shape->name);
+    shape->ndim = p->ndim;
+    for (uint32_t d = 0; d < PD_SHAPE_DIMS_MAX; d++)
+        shape->shape[d] = d < p->ndim ? p->shape[d] : 1;
+    if (pd_shape_is_empty(shape)) {
+        shape->kind = (enum pd_kind)p->kind;
+        shape->dtype = (enum pd_dtype)p->dtype;
+        shape->is_bytes = t.is_bytes;
+    } else if (p->ndim > PD_TENSOR_DIMS_MAX) {
+        t.ndim = PD_TENSOR_DIMS_MAX;
+    }
+    *ret_has_shape = pd_shape_is_empty(shape) || t.ndim != p->ndim;
+    t.tp_unit = pd_shape_inner(shape);
     t.kinds = 1u << p->kind;
     t.dtype = p->kind == PERDURE_PARAM ? (enum pd_dtype)p->dtype : PD_F32;
     t.moments = p->kind == PERDURE_PARAM ? PD_F32 : (enum pd_dtype)p->dtype;
     struct pd_shard_box box = {.kind = (enum pd_kind)p->kind};
     for (uint32_t d = 0; d < PD_TENSOR_DIMS_MAX; d++) {
         const bool is_used = d < p->ndim;
-        t.shape[d] = is_used ? p->shape[d] : 1;
-        box.box.start[d] = is_used ? p->start[d] : 0;
-        box.box.count[d] = is_used ? p->count[d] : 1;
-        if (!box.box.count[d] || !pd_checked_range(box.box.start[d], box.box.count[d], t.shape[d]))
-            PD_FAIL(err, PD_INVALID, "tensor %s: a piece is empty or leaves dimension %u; leave empty ones out", t.name, d);
-        if (!pd_checked_mul_u64(elements, t.shape[d], &elements) || elements > UINT64_MAX / 8)
-            PD_FAIL(err, PD_INVALID, "tensor %s has more than 2^61 elements; use several tensors", t.name);
+        const uint64_t joined = d == PD_TENSOR_DIMS_MAX - 1 ? t.tp_unit : 1;
+        t.shape[d] = is_used ? p->shape[d] * joined : 1;
+        box.box.start[d] = is_used ? p->start[d] * joined : 0;
+        box.box.count[d] = is_used ? p->count[d] * joined : 1;
     }
     *ret_tensor = t;
     *ret_box = box;
@@ -167,12 +209,20 @@ pd_status pd_listed_init(const struct perdure_piece *pieces, uint64_t count, str
         PD_FAIL(err, PD_INVALID, "%" PRIu64 " pieces are too many for one rank; save fewer, larger ones", count);
     l.boxes = calloc(count + 1, sizeof *l.boxes);
     pd_status st = PD_ALLOCATED(l.boxes, err, "no memory for %" PRIu64 " pieces", count);
-    for (; !st && l.count < count; l.count++) {
+    for (uint64_t i = 0; !st && i < count; i++) {
         struct pd_tensor tensor;
+        struct pd_tensor_shape shape;
+        bool has_shape = false;
         struct pd_shard_box *box = &l.boxes[l.count];
-        st = take_piece(&pieces[l.count], &tensor, box, err);
+        st = take_piece(&pieces[i], &tensor, box, &shape, &has_shape, err);
+        if (!st && has_shape) {
+            pd_digest_stream_add(&digest, &shape, sizeof shape);
+            st = pd_shapes_add(&l.tensors, &shape, err);
+        }
+        if (!st && has_shape && pd_shape_is_empty(&shape)) continue;
         if (!st) st = unite_tensor(&map, &l.tensors, &tensor, &box->tensor, err);
         if (st) break;
+        l.count++;
         pd_digest_stream_add(&digest, tensor.name, sizeof tensor.name);
         pd_digest_stream_add(&digest, tensor.shape, sizeof tensor.shape);
         const uint64_t words[] = {tensor.ndim, tensor.dtype, tensor.moments, tensor.kinds, tensor.is_bytes};
@@ -180,6 +230,7 @@ pd_status pd_listed_init(const struct perdure_piece *pieces, uint64_t count, str
         pd_digest_stream_add(&digest, &box->box, sizeof box->box);
     }
     free(map.slots);
+    if (!st) st = pd_shapes_unite(&l.tensors, err);
     if (st) {
         pd_listed_deinit(&l);
         return st;
@@ -199,7 +250,7 @@ void pd_listed_deinit(struct pd_listed *l)
 /* ---- all ranks, on the root ---- */
 
 struct parts { /* of a rank */
-    uint32_t tensor_count, box_count;
+    uint32_t tensor_count, box_count, shape_count;
 };
 
 struct union_box {
@@ -215,12 +266,13 @@ struct uniting {
     uint64_t box_count;
 };
 
-/* Tensors and boxes of a rank, as it sent them. */
+/* Tensors, boxes and shapes of a rank, as it sent them. */
 static pd_status unite_rank(struct uniting *u, uint32_t rank, const unsigned char *data, struct pd_error *err)
 {
     struct parts parts;
     memcpy(&parts, data, sizeof parts);
-    const unsigned char *tensors = data + sizeof parts, *boxes = tensors + parts.tensor_count * sizeof(struct pd_tensor);
+    const unsigned char *tensors = data + sizeof parts, *boxes = tensors + parts.tensor_count * sizeof(struct pd_tensor),
+                        *shapes = boxes + parts.box_count * sizeof(struct pd_shard_box);
     uint32_t *number = malloc(((size_t)parts.tensor_count + 1) * sizeof *number);
     pd_status st = PD_ALLOCATED(number, err, "no memory for %u tensors", parts.tensor_count);
     for (uint32_t t = 0; !st && t < parts.tensor_count; t++) {
@@ -234,6 +286,11 @@ static pd_status unite_rank(struct uniting *u, uint32_t rank, const unsigned cha
         box.tensor = number[box.tensor];
         u->listed[u->box_count] = box;
         u->boxes[u->box_count++] = (struct union_box){box.box, box.tensor, (uint32_t)box.kind, rank};
+    }
+    for (uint32_t s = 0; !st && s < parts.shape_count; s++) {
+        struct pd_tensor_shape shape;
+        memcpy(&shape, shapes + s * sizeof shape, sizeof shape);
+        st = pd_shapes_add(&u->tensors, &shape, err);
     }
     free(number);
     return st ? pd_error_context(err, st, "rank %u", rank) : PD_OK;
@@ -302,6 +359,21 @@ static pd_status build_index(const struct uniting *u, const struct pd_gathered *
     return st;
 }
 
+/* What shapes add to the whole. */
+static pd_status unite_shapes(struct uniting *u, struct pd_listed_whole *whole, struct pd_error *err)
+{
+    struct pd_tensor_table *t = &u->tensors;
+    PD_TRY(pd_shapes_unite(t, err));
+    for (uint32_t s = 0; s < t->shape_count; s++) {
+        const struct pd_tensor_shape *shape = &t->shapes[s];
+        if (!pd_shape_is_empty(shape)) continue;
+        if (t->count && *find_slot(&u->map, t, shape->name))
+            PD_FAIL(err, PD_INVALID, "tensor %s has two shapes; give every piece the shape of the whole tensor",
+                    shape->name);
+    }
+    return pd_shapes_write(t, &whole->shapes, err);
+}
+
 static pd_status unite_all(const struct pd_gathered *parts, uint32_t size, struct pd_listed_whole *whole,
                            struct pd_error *err)
 {
@@ -318,11 +390,12 @@ static pd_status unite_all(const struct pd_gathered *parts, uint32_t size, struc
     for (uint32_t r = 0; !st && r < size; r++)
         st = unite_rank(&u, r, parts->data + parts->begin[r], err);
     if (!st && !total)
-        st = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "the %u ranks give no piece; give at least one", size);
+        st = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "the %u ranks give no element; give at least one", size);
     if (!st) {
         qsort(u.boxes, u.box_count, sizeof *u.boxes, listed_by_place);
         st = check_all_cover(&u, err);
     }
+    if (!st) st = unite_shapes(&u, whole, err);
     if (!st && total <= PD_LISTED_INDEX_BOXES) st = build_index(&u, parts, size, whole, err);
     whole->tensor_count = u.tensors.count;
     for (uint32_t t = 0; !st && t < u.tensors.count; t++)
@@ -338,10 +411,11 @@ static pd_status unite_all(const struct pd_gathered *parts, uint32_t size, struc
 pd_status pd_listed_unite(struct pd_group *group, const struct pd_listed *mine, struct pd_listed_whole *ret,
                           struct pd_error *err)
 {
-    const struct parts parts = {mine->tensors.count, mine->count};
+    const struct parts parts = {mine->tensors.count, mine->count, mine->tensors.shape_count};
     const uint64_t tensor_bytes = (uint64_t)parts.tensor_count * sizeof(struct pd_tensor),
                    box_bytes = (uint64_t)parts.box_count * sizeof(struct pd_shard_box),
-                   bytes = sizeof parts + tensor_bytes + box_bytes;
+                   shape_bytes = (uint64_t)parts.shape_count * sizeof(struct pd_tensor_shape),
+                   bytes = sizeof parts + tensor_bytes + box_bytes + shape_bytes;
     unsigned char *data = malloc(bytes);
     struct pd_gathered gathered = {0};
     struct pd_listed_whole whole = {0};
@@ -350,6 +424,7 @@ pd_status pd_listed_unite(struct pd_group *group, const struct pd_listed *mine, 
         memcpy(data, &parts, sizeof parts);
         if (tensor_bytes) memcpy(data + sizeof parts, mine->tensors.tensors, tensor_bytes);
         if (box_bytes) memcpy(data + sizeof parts + tensor_bytes, mine->boxes, box_bytes);
+        if (shape_bytes) memcpy(data + sizeof parts + tensor_bytes + box_bytes, mine->tensors.shapes, shape_bytes);
         st = pd_gather_sizes(group, data, bytes, &gathered, err);
     }
     free(data);
@@ -366,5 +441,6 @@ pd_status pd_listed_unite(struct pd_group *group, const struct pd_listed *mine, 
 void pd_listed_whole_deinit(struct pd_listed_whole *whole)
 {
     free(whole->index);
+    free(whole->shapes);
     *whole = (struct pd_listed_whole){0};
 }

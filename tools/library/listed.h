@@ -8,7 +8,7 @@
 /* This rank's part: a tensor for each name, a box for each piece. */
 struct pd_listed {
     struct pd_tensor_table tensors; /* by name */
-    struct pd_shard_box *boxes;     /* (count), in the order of the pieces; owned */
+    struct pd_shard_box *boxes;     /* (count), in the order of the pieces that have elements; owned */
     uint32_t count;
     uint64_t digest; /* of all that */
 };
@@ -17,11 +17,15 @@ PD_MUST_USE pd_status pd_listed_init(const struct perdure_piece *pieces, uint64_
                                      struct pd_error *err);
 void pd_listed_deinit(struct pd_listed *listed);
 
+/* Of the whole tensor; 0: it has none, and no box. */
+uint64_t pd_listed_elements(const struct perdure_piece *piece);
+
 /* Known to the root alone. */
 struct pd_listed_whole {
-    uint64_t tensor_count, parameter_count;
+    uint64_t tensor_count, parameter_count; /* of those that have elements */
     void *index; /* index.h5; NULL: too many boxes for one; owned */
     uint64_t index_bytes;
+    char *shapes; /* pd_shapes_write; NULL: none; owned */
 };
 #define PD_LISTED_INDEX_BOXES 100000u /* of more the index would take too much memory */
 /* Collective: unites the ranks' parts. Each tensor must have one shape and types, and its pieces cover it exactly once.

@@ -313,11 +313,12 @@ struct perdure_piece {
     enum perdure_kind kind;
     enum perdure_dtype dtype;         /* up to PERDURE_C128; exp_avg and exp_avg_sq of a name have one type */
     int is_bytes;                     /* PERDURE_U8, one dimension: bytes that are no numbers, such as a serialised object */
-    uint32_t ndim;                    /* at most 4 */
+    uint32_t ndim;                    /* at most 8; a piece is cut only along the first 4 */
     uint64_t shape[PERDURE_DIMS_MAX]; /* of the whole tensor */
     uint64_t start[PERDURE_DIMS_MAX], count[PERDURE_DIMS_MAX]; /* of this piece */
     const void *data; /* count[0] * count[1] * ... elements, dense and row-major; read until perdure_save returns */
 };
+/* A tensor without elements (a dimension of 0) is saved if any rank gives a piece of it; `data` may be NULL. */
 
 struct perdure_save {
     size_t size;

@@ -210,7 +210,7 @@ static void describe_run(const struct perdure_writer *w, const struct perdure_sa
                                  .tensor_count = w->whole.tensor_count,
                                  .parameter_count = w->whole.parameter_count,
                                  .config = save->metadata ? (char *)(uintptr_t)save->metadata : nothing,
-                                 .environment = nothing};
+                                 .environment = w->whole.shapes ? w->whole.shapes : nothing};
     pd_layout_init_listed(&ret->layout, w->group->size);
     snprintf(ret->created_by, sizeof ret->created_by, "%s",
              save->created_by ? save->created_by : "libperdure " PERDURE_VERSION);
@@ -239,8 +239,10 @@ static pd_status write_shard(struct perdure_writer *w, const struct perdure_save
 {
     const void **data = calloc((size_t)w->listed.count + 1, sizeof *data);
     if (!data) PD_FAIL(err, PD_NO_MEMORY, "no memory for %u pieces", w->listed.count);
-    for (uint32_t i = 0; i < w->listed.count; i++)
-        data[i] = save->pieces[i].data;
+    uint32_t boxes = 0;
+    for (uint64_t i = 0; i < save->piece_count; i++)
+        if (pd_listed_elements(&save->pieces[i])) data[boxes++] = save->pieces[i].data;
+    PD_CHECK(boxes == w->listed.count);
     struct writing writing = {save->watch, pd_shard_writer_file_bytes(w->plan)};
     pd_shard_writer_on_written(w->plan, writer_wrote, &writing);
     const pd_status st = pd_shard_write(w->plan, path, identity, w->group->rank, data, ret, err);
@@ -282,9 +284,12 @@ static pd_status check_save(const struct perdure_save *save, struct pd_listed *r
     if (save->step > UINT64_C(1000000000000000))
         PD_FAIL(err, PD_INVALID, "step %" PRIu64 " is too large; use one up to 10^15", save->step);
     for (uint64_t i = 0; i < save->piece_count; i++)
-        if (!save->pieces[i].name || !save->pieces[i].data)
-            PD_FAIL(err, PD_INVALID, "piece %" PRIu64 " has no name or no data; give both", i);
-    return pd_listed_init(save->pieces, save->piece_count, ret_listed, err);
+        if (!save->pieces[i].name) PD_FAIL(err, PD_INVALID, "piece %" PRIu64 " has no name; give it one", i);
+    PD_TRY(pd_listed_init(save->pieces, save->piece_count, ret_listed, err));
+    for (uint64_t i = 0; i < save->piece_count; i++)
+        if (!save->pieces[i].data && pd_listed_elements(&save->pieces[i]))
+            PD_FAIL(err, PD_INVALID, "tensor %s: a piece has no data; give it", save->pieces[i].name);
+    return PD_OK;
 }
 
 /* Ranks that save different steps would seal a checkpoint of both. */

@@ -286,6 +286,141 @@ Test(listed, refusals)
     check("/dir/step-000000000002-11", 2);
 }
 
+/* ---- shapes that no row of a shard can hold ---- */
+
+enum { DEEP_ROWS = 6, DEEP_ROW = 3 * 2 * 2 * 70 * 40 };
+
+/* Tensors of 5 and of 8 dimensions, the first cut over the ranks along dimension 1, and ones without elements. `wrong`: what one
+ * rank does otherwise. */
+static uint64_t make_deep(uint32_t rank, unsigned wrong, const float *rows, struct perdure_piece *pieces)
+{
+    uint64_t n = 0;
+    pieces[n++] = (struct perdure_piece){
+        .name = "deep",
+        .ndim = 5,
+        .shape = {1, DEEP_ROWS, 3, wrong == 1 && rank == 1 ? 280 : 4, wrong == 1 && rank == 1 ? 40 : 2800},
+        .start = {0, 2 * rank},
+        .count = {1, 2, 3, 4, 2800},
+        .data = rows + (size_t)2 * rank * 3 * 4 * 2800};
+    memcpy(pieces[0].count + 2, pieces[0].shape + 2, 3 * sizeof *pieces[0].shape);
+    for (uint32_t kind = 0; rank == 2 && kind < 3; kind++)
+        pieces[n++] = (struct perdure_piece){.name = "deepest",
+                                             .kind = (enum perdure_kind)kind,
+                                             .ndim = wrong == 2 ? 9 : 8,
+                                             .shape = {DEEP_ROWS, 3, 2, 2, 5, 7, 4, 20},
+                                             .count = {DEEP_ROWS, 3, 2, 2, 5, wrong == 3 ? 6 : 7, 4, 20},
+                                             .data = rows + kind};
+    if (rank == 2) return n;
+    pieces[n++] = (struct perdure_piece){.name = "empty",
+                                         .dtype = PERDURE_I16,
+                                         .ndim = 2,
+                                         .shape = {wrong == 4 && rank == 1 ? 1 : 0, 3},
+                                         .count = {wrong == 4 && rank == 1 ? 1 : 0, 3},
+                                         .data = wrong == 4 && rank == 1 ? rows : NULL};
+    if (wrong == 5 && rank == 1) pieces[n - 1].dtype = PERDURE_I32;
+    pieces[n++] = (struct perdure_piece){.name = "no bytes", .dtype = PERDURE_U8, .is_bytes = 1, .ndim = 1};
+    return n;
+}
+
+struct deep_job {
+    const float *rows;
+    unsigned wrong;
+    const char *compression;
+};
+
+static pd_status save_deep(struct pd_group *group, void *context, struct pd_error *own)
+{
+    const struct deep_job *job = context;
+    struct perdure_piece pieces[8];
+    struct perdure_writer_options options = PERDURE_WRITER_OPTIONS;
+    struct perdure_writer *writer = NULL;
+    struct perdure_save save = PERDURE_SAVE;
+    options.compression = job->compression;
+    save.step = 1, save.pieces = pieces, save.piece_count = make_deep(group->rank, job->wrong, job->rows, pieces);
+    pd_status st = pd_writer_open(vfs, group, "/dir", &options, &writer, own);
+    if (!st) st = pd_writer_save(writer, &save, own);
+    perdure_writer_close(writer);
+    return st;
+}
+
+static void check_deep(const char *path, const float *rows)
+{
+    static const uint64_t shapes[][8] = {{1, DEEP_ROWS, 3, 4, 2800, 1, 1, 1},
+                                         {DEEP_ROWS, 3, 2, 2, 5, 7, 4, 20},
+                                         {0, 3, 1, 1, 1, 1, 1, 1},
+                                         {0, 1, 1, 1, 1, 1, 1, 1}};
+    static const struct {
+        const char *name;
+        uint32_t shape, ndim;
+        enum pd_element element;
+    } wanted[] = {{"deep", 0, 5, PD_ELEMENT_F32},    {"deepest", 1, 8, PD_ELEMENT_F32}, {"deepest", 1, 8, PD_ELEMENT_F32},
+                  {"deepest", 1, 8, PD_ELEMENT_F32}, {"empty", 2, 2, PD_ELEMENT_I16},   {"no~20bytes", 3, 1, PD_ELEMENT_U8}};
+    struct pd_catalog c;
+    struct pd_slicer *slicer = NULL;
+    struct pd_inspect *inspect = NULL;
+    struct pd_damage_list list;
+    OK(pd_inspect_open(vfs, path, &inspect, err));
+    OK(pd_inspect_verify(inspect, NULL, NULL, (pd_should_stop){0}, &list, err));
+    cr_assert_eq(list.count, 0, "%s", list.count ? list.items[0].text : "");
+    OK(pd_inspect_check_index(inspect, err));
+    pd_damage_list_deinit(&list);
+    pd_inspect_close(inspect);
+    pd_catalog_init(&c, "perdure");
+    OK(pd_format_perdure.read(vfs, path, &c, err));
+    OK(pd_catalog_finish(&c, err));
+    OK(pd_slicer_new(vfs, &c, &slicer, err));
+    cr_assert_eq(c.tensor_count, sizeof wanted / sizeof *wanted);
+    for (uint32_t t = 0; t < c.tensor_count; t++) {
+        const struct pd_foreign_tensor *tensor = &c.tensors[t];
+        cr_assert_str_eq(tensor->name, wanted[t].name);
+        cr_assert_eq(tensor->ndim, wanted[t].ndim);
+        cr_assert_eq(tensor->element, wanted[t].element);
+        cr_assert_eq(tensor->is_bytes, t == 5);
+        cr_assert_arr_eq(tensor->shape, shapes[wanted[t].shape], sizeof tensor->shape);
+        const uint64_t bytes = pd_foreign_bytes(tensor);
+        struct pd_slice slice = {.tensor = t, .to = malloc(bytes + 1)};
+        memcpy(slice.count, tensor->shape, sizeof slice.count);
+        OK(pd_slicer_read(slicer, &slice, 1, NULL, NULL, NULL, err));
+        cr_assert_arr_eq(slice.to, rows + (tensor->ndim == 8 ? tensor->kind : 0), bytes);
+        if (tensor->ndim == 5) { /* a part along each dimension */
+            memcpy(slice.start, (uint64_t[]){0, 3, 1, 2, 2000}, 5 * sizeof *slice.start);
+            memcpy(slice.count, (uint64_t[]){1, 1, 1, 1, 9}, 5 * sizeof *slice.count);
+            OK(pd_slicer_read(slicer, &slice, 1, NULL, NULL, NULL, err));
+            cr_assert_arr_eq(slice.to, rows + ((3 * 3 + 1) * 4 + 2) * 2800 + 2000, 9 * sizeof *rows);
+        }
+        free(slice.to);
+    }
+    pd_slicer_free(slicer);
+    pd_catalog_deinit(&c);
+}
+
+Test(listed, shapes_of_many_dimensions_and_without_elements)
+{
+    float *rows = malloc((DEEP_ROWS * DEEP_ROW + 3) * sizeof *rows);
+    static const char *const messages[] = {"",
+                                           "two shapes",
+                                           "9 dimensions, and a checkpoint has 8",
+                                           "cut along dimension 5",
+                                           "empty has two shapes",
+                                           "empty has two types"};
+    for (uint32_t i = 0; i < DEEP_ROWS * DEEP_ROW + 3; i++)
+        rows[i] = (float)i;
+    for (unsigned wrong = 5; wrong > 0; wrong--) {
+        struct deep_job job = {rows, wrong, "none"};
+        error = (struct pd_error){0};
+        cr_assert_eq(pd_group_run_local(RANKS, 1, save_deep, &job, err), PD_INVALID, "%u", wrong);
+        cr_assert(strstr(err->message, messages[wrong]), "%u: %s", wrong, err->message);
+    }
+    for (int round = 0; round < 2; round++) {
+        struct deep_job job = {rows, 0, round ? "zstd:1" : "none"};
+        char path[64];
+        OK(pd_group_run_local(RANKS, 1, save_deep, &job, err));
+        snprintf(path, sizeof path, "/dir/step-000000000001-%d", 6 + round);
+        check_deep(path, rows);
+    }
+    free(rows);
+}
+
 static int stop(void *context, uint64_t done, uint64_t total)
 {
     (void)total;

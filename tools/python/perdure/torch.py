@@ -46,7 +46,7 @@ from . import checkpoint as reading
 from . import writing
 from .errors import Error, InvalidError, NotFoundError, PeerLostError, StoppedError, UnsupportedError
 
-NDIM_MAX = 4  # of what is written
+NDIM_MAX = lib.DIMS_MAX
 BATCH_BYTES = 256 << 20  # read at a time, where that takes memory of its own
 ZERO_COPY_BYTES_MIN, DIRECT_BYTES = 1 << 20, 4096  # ckpt/shard/write.c: larger tensors are written from where they are, if they lie on pages
 MOMENT = re.compile(r"(?:.*\.)?state\.(.+)\.(exp_avg|exp_avg_sq)")
@@ -120,13 +120,13 @@ def _rename(sizes: dict[str, tuple[Any, ...]]) -> dict[str, tuple[str, str]]:
     return {}
 
 
-def _fold(size: Sequence[int], start: Sequence[int], count: Sequence[int], name: str) -> tuple[list[int], list[int], list[int]]:
-    """The same box with at most NDIM_MAX dimensions: the last ones are joined."""
-    last = NDIM_MAX - 1
-    if len(size) <= NDIM_MAX:
+def _fold(size: Sequence[int], start: Sequence[int], count: Sequence[int], name: str, most: int = NDIM_MAX) -> tuple[list[int], list[int], list[int]]:
+    """The same box with at most `most` dimensions: the last ones are joined."""
+    last = most - 1
+    if len(size) <= most:
         return list(size), list(start), list(count)
     if list(count[last + 1:]) != list(size[last + 1:]):
-        raise UnsupportedError(f"tensor {name} is cut along dimension {last + 1} or a later one; cut one of the first {NDIM_MAX}")
+        raise UnsupportedError(f"tensor {name} is cut along dimension {last + 1} or a later one; cut one of the first 4")
     inner = math.prod(size[last + 1:])
     return [*size[:last], size[last] * inner], [*start[:last], start[last] * inner], [*count[:last], count[last] * inner]
 
@@ -235,8 +235,7 @@ class Writer(StorageWriter, AsyncStager):
         paths = dict(ChainMap(*(plan.planner_data for plan in plans if isinstance(plan.planner_data, dict))))
         metadata = json.dumps({
             "writer": "perdure.torch", "names": names, "paths": paths,
-            "shapes": {name: list(data.size) for name, data in tensors.items() if len(data.size) > NDIM_MAX},
-            "empty": {name: [str(data.properties.dtype)[6:], list(data.size)] for name, data in tensors.items() if not math.prod(data.size)}})
+            "shapes": {name: list(data.size) for name, data in tensors.items() if len(data.size) > NDIM_MAX}})
         return [dataclasses.replace(plan, storage_data=({name: names[name] for name in {item.index.fqn for item in plan.items} & names.keys()},
                                                         None if number else metadata)) for number, plan in enumerate(plans)]
 
@@ -256,7 +255,7 @@ class Writer(StorageWriter, AsyncStager):
                 shape, start, count = _fold(item.tensor_data.size, chunk.offsets, chunk.sizes, name)
                 data = data.detach()
                 size = data.nbytes
-                if size:
+                if size or not math.prod(shape):
                     pieces.append(writing.Piece(name, data.reshape(count), start, shape, kind))
             results.append(WriteResult(index=item.index, size_in_bytes=size, storage_data=None))
         group = None if self._is_alone else _Group(self._process_group)
@@ -350,7 +349,7 @@ class Reader(StorageReader):
                 fqn = kept.get((name, kind), name if kind == "param" else f"{kind}/{name}")
                 self._tensors[fqn] = tensor
                 entries[fqn] = BytesStorageMetadata() if tensor.is_bytes else _describe(tensor.torch_dtype, self._shapes.get(fqn, tensor.shape))
-        for fqn, (dtype, shape) in ours.get("empty", {}).items():
+        for fqn, (dtype, shape) in ours.get("empty", {}).items():  # of earlier versions
             entries[fqn] = _describe(getattr(torch, dtype), shape)
         paths = {fqn: tuple(path) for fqn, path in ours.get("paths", {}).items()}
         return Metadata(entries, planner_data=paths or None)
@@ -376,7 +375,7 @@ class Reader(StorageReader):
                 continue
             target = planner.resolve_tensor(item).detach()
             if tensor is not None and target.nbytes:  # else it is empty
-                _, start, count = _fold(self._shapes.get(fqn, tensor.shape), item.storage_offsets, item.lengths, fqn)
+                _, start, count = _fold(self._shapes.get(fqn, tensor.shape), item.storage_offsets, item.lengths, fqn, tensor.ndim)
                 part = tensor[tuple(slice(a, a + n) for a, n in zip(start, count))]
                 is_direct = target.device.type == "cpu" and target.is_contiguous() and target.dtype == tensor.torch_dtype
                 read = reading.Read(part, part._torch_as(), True, target if is_direct else None)

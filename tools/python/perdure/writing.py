@@ -32,7 +32,8 @@ class Group(Protocol):
 
 
 class Piece(NamedTuple):
-    """A box of a tensor: `data` is an array of NumPy, a tensor of torch on the CPU, or bytes, which are kept as they are."""
+    """A box of a tensor: `data` is an array of NumPy, a tensor of torch on the CPU, or bytes, which are kept as they are. A tensor of more
+    than 4 dimensions is cut only along the first 4."""
 
     name: str
     data: Any
@@ -146,7 +147,7 @@ class Writer:
 def save(directory: str | os.PathLike[str], tensors: Mapping[str, Any], step: int = 0, *, metadata: str | None = None, keep_last: int = 0,
          compression: str = "none", progress: lib.Progress | None = None) -> None:
     """Saves tensors by their names as the checkpoint `step` of a directory: arrays of NumPy, tensors of torch, and bytes, which are kept as
-    they are. "exp_avg/NAME" and "exp_avg_sq/NAME" are AdamW's moments of NAME. A tensor has at most 4 dimensions and at least one element."""
+    they are. "exp_avg/NAME" and "exp_avg_sq/NAME" are AdamW's moments of NAME. A tensor has at most 8 dimensions."""
     pieces = []
     for name, data in tensors.items():
         kind, _, rest = name.partition("/")
