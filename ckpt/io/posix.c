@@ -3,6 +3,7 @@
 #include "ckpt/io/uring.h"
 
 #include "ckpt/base/regular_file.h"
+#include "ckpt/io/cached.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -11,6 +12,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/vfs.h>
 #include <unistd.h>
 
@@ -45,6 +47,23 @@ static int posix_read(struct pd_file *file, uint64_t offset, void *data, uint64_
     if (moved < 0) return errno;
     *ret_moved = (uint64_t)moved;
     return 0;
+}
+
+/* As <linux/mman.h> of Linux 6.5 has them. A read with RWF_NOWAIT would start to read ahead. */
+#define CACHESTAT 451
+struct cachestat_range {
+    uint64_t offset, bytes;
+};
+struct cachestat_pages {
+    uint64_t cached, dirty, writeback, evicted, recently_evicted;
+};
+
+bool pd_file_is_cached(const struct pd_file *file, uint64_t offset, uint64_t bytes)
+{
+    struct cachestat_range range = {offset, bytes};
+    struct cachestat_pages pages = {0};
+    if (file->fd < 0 || syscall(CACHESTAT, file->fd, &range, &pages, 0) != 0) return true;
+    return pages.cached * (uint64_t)sysconf(_SC_PAGESIZE) >= bytes / 2;
 }
 
 static int posix_write(struct pd_file *file, uint64_t offset, const void *data, uint64_t bytes, uint64_t *ret_moved)

@@ -7,6 +7,7 @@
 #include "resharder/catalog/slice.h"
 
 #include "ckpt/base/checked.h"
+#include "ckpt/io/cached.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -18,9 +19,10 @@
 #define VERIFIED_BYTES 65536u /* what a source checks at once */
 #define LOCAL_BYTES (UINT64_C(1) << 20)
 #define REMOTE_BYTES (UINT64_C(4) << 20)
+#define DIRECT_BYTES_MIN (UINT64_C(256) << 10) /* smaller reads may come again */
 
 struct slicer_file {
-    struct pd_file *file; /* NULL: closed */
+    struct pd_file *file, *direct; /* NULL: closed */
     uint32_t pins;
     uint64_t used_at;
 };
@@ -28,6 +30,7 @@ struct slicer_file {
 struct pd_slicer {
     struct pd_vfs *vfs;
     const struct pd_catalog *catalog;
+    bool is_direct;
     _Atomic uint64_t bytes;
     pthread_mutex_t mutex;     /* guards the fields below */
     struct slicer_file *files; /* (catalog->file_count) */
@@ -99,11 +102,18 @@ pd_status pd_slicer_new(struct pd_vfs *vfs, const struct pd_catalog *catalog, st
 void pd_slicer_free(struct pd_slicer *s)
 {
     if (!s) return;
-    for (uint32_t i = 0; i < s->catalog->file_count; i++)
+    for (uint32_t i = 0; i < s->catalog->file_count; i++) {
         pd_file_close_readonly(s->files[i].file);
+        pd_file_close_readonly(s->files[i].direct);
+    }
     pthread_mutex_destroy(&s->mutex);
     free(s->files);
     free(s);
+}
+
+void pd_slicer_read_direct(struct pd_slicer *s)
+{
+    s->is_direct = true;
 }
 
 uint64_t pd_slicer_bytes(const struct pd_slicer *s)
@@ -120,7 +130,8 @@ static void close_oldest(struct pd_slicer *s)
     }
     if (!oldest) return;
     pd_file_close_readonly(oldest->file);
-    oldest->file = NULL;
+    pd_file_close_readonly(oldest->direct);
+    oldest->file = oldest->direct = NULL;
     s->open_count--;
 }
 
@@ -141,6 +152,18 @@ static pd_status slicer_take_file(struct pd_slicer *s, uint32_t number, struct p
     }
     pthread_mutex_unlock(&s->mutex);
     return st;
+}
+
+/* The file that is held, open for direct I/O; the same one where that fails. */
+static struct pd_file *slicer_direct(struct pd_slicer *s, uint32_t number)
+{
+    struct slicer_file *f = &s->files[number];
+    pthread_mutex_lock(&s->mutex);
+    if (!f->direct && pd_file_open(s->vfs, s->catalog->files[number].path, PD_OPEN_READ | PD_OPEN_DIRECT, &f->direct, NULL))
+        f->direct = NULL;
+    struct pd_file *file = f->direct ? f->direct : f->file;
+    pthread_mutex_unlock(&s->mutex);
+    return file;
 }
 
 static void slicer_give_file(struct pd_slicer *s, uint32_t number)
@@ -407,8 +430,13 @@ static pd_status read_window(struct reading *r, const struct slicer_window *w, u
         struct pd_file *file = NULL;
         if (!goes_straight(r, w, pd_elements[t->element].block_bytes, &data)) data = buffer;
         const uint64_t span = source->check ? pd_round_up(bytes, PD_VFS_ALIGN) : bytes; /* padding is checked too */
+        const uint64_t offset = piece->offset + w->begin;
         PD_TRY(slicer_take_file(s, piece->file, &file, err));
-        pd_status st = pd_file_read(file, piece->offset + w->begin, data, span, err);
+        if (s->is_direct && source->check && span >= DIRECT_BYTES_MIN && !pd_file_is_cached(file, offset, span)) {
+            file = slicer_direct(s, piece->file);
+            if ((uintptr_t)data % PD_VFS_ALIGN) data = buffer;
+        }
+        pd_status st = pd_file_read(file, offset, data, span, err);
         slicer_give_file(s, piece->file);
         if (!st && source->check) st = source->check(source->context, w->piece, w->begin, bytes, data, err);
         PD_TRY(st);

@@ -1,10 +1,10 @@
 /* Reads boxes of foreign tensors as they are stored, from any number of threads at once.
  *
  * Only what a box needs is read: whole blocks of 64 KiB where the catalog verifies them, else whole pages. Reads go to the
- * buffered file, since callers often come back for the next rows.
+ * buffered file, since callers often come back for the next rows; large ones may go past the page cache.
  *
  *   memory   1 MiB a thread (4 MiB from a bucket); a piece with strides is read whole
- *   threads  any; two descriptors a file, at most PD_SLICER_FILES_MAX of each open between calls */
+ *   threads  any; three descriptors a file, at most PD_SLICER_FILES_MAX of each open between calls */
 #pragma once
 
 #include "ckpt/base/thread_pool.h"
@@ -27,6 +27,9 @@ struct pd_slicer;
 PD_MUST_USE pd_status pd_slicer_new(struct pd_vfs *vfs, const struct pd_catalog *catalog, struct pd_slicer **ret_slicer,
                                     struct pd_error *err);
 void pd_slicer_free(struct pd_slicer *slicer); /* NULL is fine */
+/* From now on reads of 256 KiB and more go past the page cache, unless they are in it: they would need as much memory again.
+ * Only of catalogs that verify. Before the first read. */
+void pd_slicer_read_direct(struct pd_slicer *slicer);
 /* Bytes read from files for slices so far. */
 uint64_t pd_slicer_bytes(const struct pd_slicer *slicer);
 

@@ -64,6 +64,7 @@ static pd_status open_checkpoint(struct perdure_checkpoint *c, const char *path,
     c->foreign.place.tiers.notes = NULL; /* of the call that opened it */
     PD_TRY(pd_ckpt_foreign_refuse_step(&c->foreign, options->step, err));
     PD_TRY(pd_slicer_new(c->foreign.vfs, &c->foreign.catalog, &c->slicer, err));
+    if (!options->is_shared) pd_slicer_read_direct(c->slicer);
     return describe(c, err);
 }
 

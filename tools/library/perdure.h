@@ -40,7 +40,7 @@
 extern "C" {
 #endif
 
-#define PERDURE_API_VERSION 1      /* raised with every function and option that is added; nothing is ever removed */
+#define PERDURE_API_VERSION 2      /* raised with every function and option that is added; nothing is ever removed */
 const char *perdure_version(void); /* of the library: "0.1.0" */
 
 /* ---- errors ---- */
@@ -143,10 +143,12 @@ struct perdure_open_options {
     uint64_t step;    /* of a run's checkpoints; PERDURE_NEWEST */
     uint32_t threads; /* that read and verify beside the calling one; 0: as many as there are cores, at most 8 */
     const struct perdure_watch *watch; /* its notes, for this call alone; may be NULL */
+    int is_shared; /* other processes of this host read the same: from the disk once, through the page cache. 0: what is not
+                      in the page cache is read past it, which takes less memory and time */
 };
-#define PERDURE_OPEN_OPTIONS                                         \
-    {                                                                \
-        sizeof(struct perdure_open_options), PERDURE_NEWEST, 0, NULL \
+#define PERDURE_OPEN_OPTIONS                                            \
+    {                                                                   \
+        sizeof(struct perdure_open_options), PERDURE_NEWEST, 0, NULL, 0 \
     }
 
 /* Opens a run, a directory of checkpoints (the newest, or `step`), one checkpoint, or a file or directory of another

@@ -2,7 +2,10 @@
  * without reading. A source that verifies counts which blocks are read. */
 #include "resharder/catalog/slice.h"
 
+#include "ckpt/io/cached.h"
+
 #include <criterion/criterion.h>
+#include <fcntl.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -188,6 +191,50 @@ Test(slice, reads_only_blocks_that_it_needs)
     bad_block = last;
     cr_assert_eq(pd_slicer_read(s, &slice, 1, NULL, NULL, NULL, &err), PD_CORRUPT);
     cr_assert(strstr(err.message, "tensor w: block"), "%s", err.message);
+    pd_slicer_free(s);
+    pd_catalog_deinit(&c);
+    free(to);
+}
+
+/* Reads past the page cache verify and copy as others do, into memory that is on pages or not, and leave nothing in it. */
+Test(slice, direct_reads_leave_nothing_in_the_page_cache)
+{
+    const uint64_t first = 8192, bytes = 4ull * ELEMENTS;
+    struct pd_catalog c;
+    struct pd_slicer *s = NULL;
+    struct pd_file *file = NULL;
+    snprintf(path, sizeof path, "test_slice.XXXXXX"); /* on a disk, which /tmp may not be */
+    close(mkstemp(path));
+    make(&c, DENSE);
+    FILE *f = fopen(path, "r+b");
+    fseek(f, (long)first, SEEK_SET);
+    for (uint64_t i = 0; i < ELEMENTS; i++)
+        put(f, i);
+    fflush(f);
+    cr_assert_eq(ftruncate(fileno(f), (off_t)(first + bytes + 65536) / 4096 * 4096), 0);
+    cr_assert_eq(fsync(fileno(f)), 0);
+    posix_fadvise(fileno(f), 0, 0, POSIX_FADV_DONTNEED);
+    fclose(f);
+    c.pieces[0].offset = first;
+    bad_block = UINT64_MAX;
+    c.source.check = check_blocks;
+    cr_assert_eq(pd_slicer_new(vfs, &c, &s, &err), PD_OK);
+    pd_slicer_read_direct(s);
+    char *to = aligned_alloc(4096, (bytes / 4096 + 2) * 4096);
+    for (uint64_t skip = 0; skip <= 64; skip += 64) {
+        struct pd_slice slice = {.count = {PLANES, ROWS, COLUMNS}, .to = to + skip};
+        memset(to, 0, bytes);
+        cr_assert_eq(pd_slicer_read(s, &slice, 1, NULL, NULL, NULL, &err), PD_OK, "%s", err.message);
+        check(&slice, to + skip);
+    }
+    cr_assert_eq(pd_file_open(vfs, path, PD_OPEN_READ | PD_OPEN_DIRECT, &file, &err), PD_OK);
+    const bool has_direct = pd_file_is_direct(file) && !pd_vfs_is_in_memory(vfs, path);
+    pd_file_close_readonly(file);
+    cr_assert_eq(pd_file_open(vfs, path, PD_OPEN_READ, &file, &err), PD_OK);
+    if (has_direct) cr_assert(!pd_file_is_cached(file, first, bytes));
+    cr_assert_eq(pd_file_read(file, first, to, bytes, &err), PD_OK);
+    cr_assert(pd_file_is_cached(file, first, bytes));
+    pd_file_close_readonly(file);
     pd_slicer_free(s);
     pd_catalog_deinit(&c);
     free(to);

@@ -38,7 +38,8 @@ class CTensor(Structure):
 
 
 class COpenOptions(Structure):
-    _fields_ = [("size", c_size_t), ("step", c_uint64), ("threads", c_uint32), ("watch", POINTER(CWatch))]
+    _fields_ = [("size", c_size_t), ("step", c_uint64), ("threads", c_uint32), ("watch", POINTER(CWatch)),
+                ("is_shared", c_int)]
 
 
 class CInfo(Structure):

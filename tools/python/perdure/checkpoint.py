@@ -220,10 +220,11 @@ class Checkpoint(Mapping[str, Tensor]):
     where it arrives, as in the workers of a data loader.
     """
 
-    def __init__(self, path: str | os.PathLike[str], step: int | None = None, threads: int = 0, kind: str = "param") -> None:
-        self._arguments = (os.fspath(path), step, threads, kind)
+    def __init__(self, path: str | os.PathLike[str], step: int | None = None, threads: int = 0, shared: bool = False) -> None:
+        self._arguments = (os.fspath(path), step, threads, shared)
         pointer, watch = ctypes.c_void_p(), lib.Watch()
-        options = lib.COpenOptions(ctypes.sizeof(lib.COpenOptions), lib.NEWEST if step is None else step, threads, ctypes.pointer(watch.struct))
+        options = lib.COpenOptions(ctypes.sizeof(lib.COpenOptions), lib.NEWEST if step is None else step, threads, ctypes.pointer(watch.struct),
+                                   shared)
         lib.call("open", os.fsencode(path), options, pointer, watch=watch)
         self._handle: lib.Handle | None = lib.Handle(pointer.value or 0, lib.LIBRARY.close)
         info = lib.CInfo()
@@ -347,14 +348,15 @@ class Checkpoint(Mapping[str, Tensor]):
         self.close()
 
     def __reduce__(self) -> Any:
-        return Checkpoint, (self.path, *self._arguments[1:3])
+        return Checkpoint, (self.path, *self._arguments[1:])
 
 
-def open(path: str | os.PathLike[str], step: int | None = None, *, threads: int = 0) -> Checkpoint:
+def open(path: str | os.PathLike[str], step: int | None = None, *, threads: int = 0, shared: bool = False) -> Checkpoint:
     """Opens a run, a directory of checkpoints (the newest, or `step`), one checkpoint, or a file or directory of another program
     (safetensors, torch.save, torch.distributed.checkpoint, Megatron-Core, DeepSpeed, GGUF, llm.c), all of which may be in a bucket.
-    Reads metadata only, and executes nothing in it. `threads` read beside the calling one; 0: as many as there are cores, at most 8."""
-    return Checkpoint(path, step, threads)
+    Reads metadata only, and executes nothing in it. `threads` read beside the calling one; 0: as many as there are cores, at most 8.
+    With `shared` large reads go through the page cache, so that processes that read the same read the disk once."""
+    return Checkpoint(path, step, threads, shared)
 
 
 def load(path: str | os.PathLike[str], names: Iterable[str] | None = None, *, step: int | None = None, framework: str = "numpy") -> dict[str, Any]:

@@ -335,7 +335,8 @@ class Reader(StorageReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         if self.path is None:
             raise InvalidError("no path to load from; give Reader one, or dcp.load a checkpoint_id")
-        self._checkpoint = checkpoint = reading.Checkpoint(self.path, self.step, self._threads)
+        is_shared = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1  # replicas read the same
+        self._checkpoint = checkpoint = reading.Checkpoint(self.path, self.step, self._threads, is_shared)
         try:
             ours = json.loads(checkpoint.texts.get("metadata", "{}"))
         except ValueError:
