@@ -404,7 +404,8 @@ expect("ckpt-stats", ["ckpt", "stats", "run", "--tensor=norm"], 0,
 text = expect("ckpt-stats-one", ["ckpt", "stats", "run", "--tensor=model.norm.weight", "--json"], 0, ANY)
 if text:
     one = json.loads(text)
-    good = one["bytes_read"] == sum(4 * row["elements"] for row in one["tensors"]) > 0 and "state_digest" not in one
+    # direct reads are of whole pages, and small boxes that lie together are read at once
+    good = 0 < one["bytes_read"] <= 4096 * len(one["tensors"]) and "state_digest" not in one
     report("ckpt-stats-one-reads-its-blocks", [] if good else ["bytes_read or state_digest"], (0, text, ""))
 expect("ckpt-stats-none", ["ckpt", "stats", "run", "--tensor=xyz"], 64,
        err=said('no tensor has "xyz" in its name; leave --tensor out to see all'))
