@@ -357,7 +357,7 @@ static pd_status check_shared(struct pd_reader *r, struct window *w, uint32_t te
     return name_tensor(r, tensor, st, err);
 }
 
-/* Returns a window whose `data` and `bytes` are those of part `number` of the piece, until the next call. */
+/* Returns a window. Until the next call its `data` and `bytes` hold part `number` of the piece. */
 static pd_status need_window(struct pd_reader *r, uint32_t tensor, uint64_t piece, uint64_t number,
                              struct window **ret_window, struct pd_error *err)
 {

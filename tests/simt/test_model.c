@@ -255,9 +255,9 @@ static void compare(const struct side *cpu, const struct side *simt, double tole
               step, cpu->loss[step], simt->loss[step]);
 }
 
-/* In 16 bits both sides are further from the gradients of an fp32 pass with the same weights than from each other, and the
- * simulated GPU must not be much further from them than the CPU. The furthest are those of q_proj and k_proj: soft-max's
- * backward pass subtracts what was rounded to 16 bits, and hardly anything is left. */
+/* Compares 16-bit gradients with an fp32 pass over the same weights. Both sides differ more from fp32 than from each other.
+ * The simulated GPU must not differ much more than the CPU. q_proj and k_proj differ most: the backward pass of softmax
+ * subtracts nearly equal numbers that were rounded to 16 bits. */
 static void compare_to_fp32(const struct side *cpu, const struct side *simt, uint32_t family, enum pd_dtype dtype)
 {
     struct side exact;
@@ -274,7 +274,7 @@ static void compare_to_fp32(const struct side *cpu, const struct side *simt, uin
         const uint64_t n = pd_tensor_elements(&cpu->model->tensors.tensors[t]), at = cpu->offset[t];
         const double here = distance(exact.gradient + at, simt->gradient + at, n, least),
                      there = distance(exact.gradient + at, cpu->gradient + at, n, least);
-        cr_assert(here <= 3 * there + 2 * unit, "%s: gradients %g from those of fp32, the CPU's %g",
+        cr_assert(here <= 3 * there + 2 * unit, "%s: gradients differ from fp32 by %g, on the CPU by %g",
                   cpu->model->tensors.tensors[t].name, here, there);
     }
     finish(&exact);

@@ -1,5 +1,5 @@
-/* Routes tokens to experts, and computes what stands between their products. Formulas, order of sums and bits equal
- * those of cpu_experts.c, except losses and gradients of weights: z_loss is a sum in another order. */
+/* Routes tokens to experts, and computes what stands between their products. Formulas, order of sums and bits are as in
+ * cpu_experts.c. Only z_loss is summed in another order, which changes losses and gradients of weights. */
 #include "trainer/math/cuda/each.h"
 #include "trainer/math/cuda/functions.h"
 
