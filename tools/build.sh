@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Configures and builds perdure: tools/build.sh [BUILD_DIRECTORY] [CMAKE_OPTION ...]; the default directory is build.
+# -DCMAKE_PREFIX_PATH=/opt/hdf5 takes another HDF5 (1.10 or later) than the system's.
 set -euo pipefail
 top=$(cd "$(dirname "$0")/.." && pwd)
 directory=${1:-$top/build}

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """What a user without root and sudo reads: the names of the missing packages, and the wheel; without MPI and oneDNN alone the build continues.
+An HDF5 of the user's own is found before the system's.
 
 usage: no_root.py SOURCE
 """
@@ -61,7 +62,15 @@ def check_build(directory):
     assert "apt-get install libhdf5-dev liburing-dev" in said and "libmicrohttpd-dev" in said and WHEEL in said, said
     for name in ("libdnnl-dev\n", "without oneDNN", "without MPI"):
         assert name in said, f"{name} is not in {said}"
-    assert "without MPI" in build("no_mpi", 0, *NO_MPI)
+    prefix = os.path.join(directory, "hdf5")
+    for name in ("include/hdf5.h", "lib/libhdf5.so"):
+        os.makedirs(os.path.dirname(os.path.join(prefix, name)))
+        open(os.path.join(prefix, name), "wb").close()
+    assert "without MPI" in build("no_mpi", 0, *NO_MPI, f"-DCMAKE_PREFIX_PATH={prefix}")
+    for name, words in (("CMakeCache.txt", f"={prefix}/include\n"), ("CMakeCache.txt", f"={prefix}/lib/libhdf5.so\n"),
+                        ("tools/library/perdure.pc", f" -L{prefix}/lib -lhdf5 ")):
+        with open(os.path.join(directory, "no_mpi", name), encoding="utf-8") as f:
+            assert words in f.read(), f"{name} lacks {words}"
     said = build("mpi", 1, *NO_MPI, "-DPERDURE_MPI=ON")
     assert "apt-get install libopenmpi-dev openmpi-bin\n" in said and WHEEL in said, said
 
