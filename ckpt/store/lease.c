@@ -75,7 +75,7 @@ static pd_status busy(const struct store_lease *lease, struct pd_error *err)
 {
     struct owner owner;
     (void)!read_owner(lease, &owner, NULL);
-    PD_FAIL(err, PD_BUSY, "another launch is using this directory (%s): wait for it, stop it, or choose another directory",
+    PD_FAIL(err, PD_BUSY, "another run or writer is using this directory (%s): wait for it, stop it, or choose another directory",
             owner.who[0] ? owner.who : "it left no name");
 }
 

@@ -446,7 +446,7 @@ def one_owner(bench):
             lines = [second.stderr.readline(), second.stderr.readline()]
             log = "".join(lines) + second.communicate(timeout=harness.PATIENCE)[1]
         expect("checkpoints in use, at once", 74, second.returncode, "waiting for another launch that is using .*/checkpoints .*process", "".join(lines))
-        expect("checkpoints in use", 74, second.returncode, "another launch is using this directory", log)
+        expect("checkpoints in use", 74, second.returncode, "another run or writer is using this directory", log)
         with bench.start(directory) as third:
             third.stderr.readline()
             third.send_signal(signal.SIGTERM)

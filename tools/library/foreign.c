@@ -103,7 +103,7 @@ pd_status pd_ckpt_foreign_open(const char *path, uint64_t step, const struct pd_
     pd_status st = pd_vfs_stat(ret->vfs, path, &stat, NULL);
     if (st == PD_NOT_FOUND)
         st = pd_error_set(err, st, PD_WHERE, 0, "%s does not exist; name a run, a checkpoint, or one of another program",
-                          path);
+                          path[0] ? path : "the empty path");
     else if (st || stat.type != PD_ENTRY_DIRECTORY)
         st = pd_format_of(ret->vfs, path, &ret->format, err);
     if (!st && !is_foreign(ret->vfs, path)) {

@@ -317,7 +317,11 @@ static pd_status check_cover(const struct uniting *u, uint64_t first, uint64_t e
         elements += pd_box_elements(box);
         for (uint64_t b = a + 1; b < end && u->boxes[b].box.start[0] < box->start[0] + box->count[0]; b++) {
             struct pd_box common;
-            if (pd_box_intersect(box, &u->boxes[b].box, &common))
+            if (!pd_box_intersect(box, &u->boxes[b].box, &common)) continue;
+            if (u->boxes[a].rank == u->boxes[b].rank)
+                PD_FAIL(err, PD_INVALID, "tensor %s, %s: rank %u gives the same part of it twice; give it once",
+                        tensor->name, kind, u->boxes[a].rank);
+            else
                 PD_FAIL(err, PD_INVALID, "tensor %s, %s: ranks %u and %u give the same part of it; let one of them write it",
                         tensor->name, kind, u->boxes[a].rank, u->boxes[b].rank);
         }
@@ -390,7 +394,8 @@ static pd_status unite_all(const struct pd_gathered *parts, uint32_t size, struc
     for (uint32_t r = 0; !st && r < size; r++)
         st = unite_rank(&u, r, parts->data + parts->begin[r], err);
     if (!st && !total)
-        st = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "the %u ranks give no element; give at least one", size);
+        st = pd_error_set(err, PD_INVALID, PD_WHERE, 0,
+                          "there is nothing to save; let a rank of the %u give an element of a tensor", size);
     if (!st) {
         qsort(u.boxes, u.box_count, sizeof *u.boxes, listed_by_place);
         st = check_all_cover(&u, err);

@@ -246,14 +246,14 @@ struct perdure_convert {
     size_t size;
     const char *source, *destination; /* any checkpoint that perdure_open reads; a path to be made */
     uint64_t step;                    /* of the source; PERDURE_NEWEST */
-    const char *format;               /* "safetensors", "dcp", "megatron", "universal", "gguf", "llmc"; NULL or "perdure": a
-                                checkpoint that a run of perdure continues from */
-    const char *dtype;                /* of parameters in another program's format: "fp32", "bf16", "fp16"; NULL: fp32 */
-    const char *layout;               /* of a checkpoint of perdure, as perdure_rank_boxes has it; NULL: one rank */
-    const char *compression;          /* of a checkpoint of perdure: "none", "zstd:3"; NULL: as in the source */
-    const char *config;  /* a config.json, or a run's configuration, if the source does not describe its model */
-    const char *only;    /* exports tensors whose names contain it; NULL: all */
-    const char *prefix;  /* if the source holds several models: of the names of the one that is wanted */
+    const char *format; /* "safetensors", "dcp", "torchtitan", "megatron", "universal", "gguf", "llmc"; NULL or "perdure": a
+                           checkpoint that a run of perdure continues from */
+    const char *dtype;  /* of parameters in another program's format: "fp32", "bf16", "fp16"; NULL: fp32 */
+    const char *layout; /* of a checkpoint of perdure, as perdure_rank_boxes has it; NULL: one rank */
+    const char *compression; /* of a checkpoint of perdure: "none", "zstd:3"; NULL: as in the source */
+    const char *config;      /* a config.json, or a run's configuration, if the source does not describe its model */
+    const char *only;        /* exports tensors whose names contain it; NULL: all */
+    const char *prefix;      /* if the source holds several models: of the names of the one that is wanted */
     const char *experts; /* in another program's format: "separate", one tensor an expert; "fused", all of a block in two, as
                             in transformers 5; NULL: as the format has them, separate where it has both */
     int fresh_optimizer; /* moments that the source lacks begin at zero */

@@ -258,7 +258,8 @@ static pd_status find_real(struct pd_vfs *vfs, const char *path, char **ret_real
     pd_status st = number == ENOENT ? PD_NOT_FOUND : PD_OK;
     if (is_remote && real) st = pd_vfs_stat(vfs, real, &stat, err);
     if (st == PD_NOT_FOUND)
-        st = pd_error_set(err, st, PD_WHERE, 0, "%s does not exist; name a run, its checkpoints or one of them", path);
+        st = pd_error_set(err, st, PD_WHERE, 0, "%s does not exist; name a run, its checkpoints or one of them",
+                          path[0] ? path : "the empty path");
     else if (number)
         st = pd_error_set(err, pd_status_from_errno(number), PD_WHERE, number, "%s: looking for checkpoints", path);
     if (st) {

@@ -289,7 +289,7 @@ Test(listed, refusals)
         .step = 2, .wanted = PD_INVALID, .change = other_moments, .message = "moments of two types, fp32 and bf16"});
     save((struct job){.step = 2, .wanted = PD_INVALID, .change = outside, .message = "leaves dimension 1"});
     save((struct job){.step = 2, .wanted = PD_INVALID, .change = long_name, .message = "too long"});
-    save((struct job){.step = 2, .wanted = PD_INVALID, .change = nothing, .message = "give at least one"});
+    save((struct job){.step = 2, .wanted = PD_INVALID, .change = nothing, .message = "nothing to save"});
     save((struct job){.step = 2, .wanted = PD_INVALID, .change = moments_as_bytes, .message = "is of bytes"});
     save((struct job){.step = 2, .wanted = PD_INVALID, .compression = "lzma", .message = "expected none, or zstd"});
     check("/dir/step-000000000001-1", 1);

@@ -92,7 +92,7 @@ static pd_status expect_busy(struct cluster_rank *rank, struct pd_error *err)
             if (found != PD_BUSY)
                 st = pd_error_set(err, PD_BUG, PD_WHERE, 0, "a second launch gets %s", pd_status_name(found));
             bool is_clear =
-                strstr(why.message, "another launch is using this directory (rank ") && strstr(why.message, "process ");
+                strstr(why.message, "another run or writer is using this directory (rank ") && strstr(why.message, "process ");
             if (!is_clear) st = pd_error_set(err, PD_BUG, PD_WHERE, 0, "unclear: %s", why.message);
             lone_close(&second);
         }
@@ -122,7 +122,7 @@ Test(store_claim, a_launch_on_another_host_of_ours_is_met)
     uint64_t step = 1;
     expect(lone_open(&cluster, 1, &first, &err), PD_OK, &err);
     expect(cluster_launch(&cluster, save_one, &step, &err), PD_BUSY, &err);
-    cr_assert(strstr(err.message, "rank 2: another launch is using this directory (rank 0, process"), "%s", err.message);
+    cr_assert(strstr(err.message, "rank 2: another run or writer is using this directory (rank 0, process"), "%s", err.message);
     expect(pd_store_check_fence(first.store, &err), PD_OK, &err);
     lone_close(&first);
     expect(cluster_launch(&cluster, save_one, &step, &err), PD_OK, &err);
