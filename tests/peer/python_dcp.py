@@ -199,6 +199,36 @@ def check_alone(directory):
         raise AssertionError("a tensor of another shape was loaded")
 
 
+def check_kinds(directory):
+    """A conjugation or a sign that torch puts off is saved and loaded as the values that it stands for. What has no dense data is refused."""
+    path, value = os.path.join(directory, "kinds"), torch.tensor([1 + 2j, 3 - 4j])
+    state = {"conjugate": value.conj(), "negative": value.conj().imag, "plain": value}
+    assert state["conjugate"].is_conj() and state["negative"].is_neg()
+    dcp.save(state, storage_writer=perdure.torch.Writer(path))
+    saved = perdure.load(path, framework="torch")
+    assert saved.keys() == state.keys() and all(torch.equal(saved[name], state[name]) for name in state), saved
+    back = {name: torch.zeros_like(value).conj() for name in ("conjugate", "plain")}
+    dcp.load(back, storage_reader=perdure.torch.Reader(path))
+    assert all(torch.equal(back[name], state[name]) for name in back), back
+    for tensor, words in ((torch.eye(3).to_sparse(), "torch.sparse_coo"), (torch.zeros(3, device="meta"), "meta device"),
+                          (torch.zeros(3, dtype=torch.complex32), "torch.complex32")):
+        refused = [lambda: perdure.save(path, {"odd": tensor}, 9)]
+        if not tensor.is_sparse:
+            refused.append(lambda: dcp.save({"odd": tensor}, storage_writer=perdure.torch.Writer(path)))
+        for save in refused:
+            try:
+                save()
+            except (perdure.InvalidError, dcp.CheckpointException) as e:
+                assert "tensor odd" in str(e) and words in str(e), e
+            else:
+                raise AssertionError(f"{words} was saved")
+    try:
+        dcp.save({"w": value}, storage_writer=perdure.torch.Writer("s3://mine/saved"))
+    except dcp.CheckpointException as e:
+        assert "bucket='s3://mine/saved'" in str(e), e
+    assert [entry.step for entry in perdure.list_checkpoints(path)] == [0]
+
+
 def check_earlier(directory):
     """As version 0.1.0 kept tensors of more than 4 dimensions and without elements: in the metadata."""
     path, value = os.path.join(directory, "earlier"), draw(1, (4, 3, 2, 2, 3), torch.float32)
@@ -334,6 +364,7 @@ if __name__ == "__main__":
         mp.spawn(save, (4, workspace), 4)
         mp.spawn(load, (3, workspace), 3)
         check_alone(workspace)
+        check_kinds(workspace)
         check_earlier(workspace)
         check_copies(workspace)
         check_kept(workspace)

@@ -75,7 +75,7 @@ def raises(kind, *words):
     except kind as e:
         assert all(word in str(e) for word in words), e
         return
-    raise AssertionError(f"{kind.__name__} was not raised")
+    raise AssertionError(f"{kind} was not raised")
 
 
 def check_mapping(theirs, ours, data):
@@ -113,9 +113,11 @@ def check_slices(ours, data):
             assert got.shape == want[index].shape and numpy.array_equal(got.numpy(), want[index]), index
         assert numpy.array_equal(tensor[100:200][::3][4:, 5].numpy(), want[100:200][::3][4:, 5])
         assert len(tensor[4:9]) == 5 and tensor[1].ndim == 1 and tensor[1, 2].size == 1
-        for bad in (VOCAB, (0, 0, 0), "x", None, slice(None, None, -1), (..., ...)):
+        for bad in (VOCAB, (0, 0, 0), "x", None, slice(None, None, -1), (..., ...), True):
             with raises((IndexError, TypeError)):
                 tensor[bad]
+        with raises(IndexError, f"{EMBED}: index {VOCAB} of dimension 0, which has {VOCAB}"):
+            tensor[VOCAB]
         rows = BLOCK // (4 * HIDDEN)
         for index, blocks in ((slice(0, 1), 1), (slice(rows - 1, rows + 1), 2), (slice(3 * rows, 5 * rows), 2)):
             before = c.bytes_read
@@ -186,6 +188,15 @@ def check_errors(theirs, directory):
         perdure.open(theirs, step=12)
     with raises(ValueError, "framework"):
         perdure.load(theirs, framework="jax")
+    with raises(TypeError, EMBED):
+        perdure.load(theirs, EMBED)
+    with raises(ValueError, "zero byte"):
+        perdure.open(theirs + "\0")
+    with raises(perdure.NotFoundError, "the empty path"):
+        perdure.open("")
+    for call in (lambda: perdure.open(theirs, step=-1), lambda: perdure.prune(theirs, 1 << 32), lambda: perdure.Writer(directory, keep_last=-1)):
+        with raises(perdure.InvalidError, "give 0 to"):
+            call()
 
 
 def check_threads(ours, data):
@@ -216,7 +227,7 @@ def check_threads(ours, data):
     assert not failures, failures[:3]
 
 
-def check_interrupts(ours):
+def check_interrupts(ours, directory):
     """What a progress function raises, and an interrupt, ends the call and comes out of it."""
     class Enough(Exception):
         pass
@@ -225,13 +236,16 @@ def check_interrupts(ours):
         raise Enough
 
     def interrupt(done, total):
-        os.kill(os.getpid(), signal.SIGINT)
+        if not sent:
+            sent.append(done)
+            os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0)
 
     with perdure.open(ours) as c:
         for call in (c.verify, lambda progress: c[EMBED].numpy(progress=progress)):
             with raises(Enough):
                 call(progress=raise_enough)
+            sent = []
             with raises(KeyboardInterrupt):
                 call(progress=interrupt)
             with raises(perdure.StoppedError):
@@ -239,6 +253,16 @@ def check_interrupts(ours):
             seen = []
             call(progress=lambda done, total: seen.append((done, total)))
             assert seen and all(done <= total for done, total in seen), seen
+    slow = {"slow": numpy.random.default_rng(1).random(3 << 20)}
+    for seconds in (0.1, 0.15, 0.2):  # in the library's code, not in Python's
+        path = os.path.join(directory, f"interrupted {seconds}")
+        timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with raises(KeyboardInterrupt):
+            perdure.save(path, slow, 1, compression="zstd:19")
+            timer.join()
+            time.sleep(1)
+        assert not perdure.list_checkpoints(path)
 
 
 def check_fork(ours):
@@ -286,9 +310,14 @@ def check_save(directory):
                 got, want = c[name].numpy(), numpy.asarray(want)
                 assert got.shape == want.shape and got.dtype == want.dtype.newbyteorder("=") and numpy.array_equal(got, want), name
     for bad, words in (({"w": numpy.zeros(3, "c8"), "exp_avg/w": numpy.zeros(3, "S1")}, ("S1",)), ({"w": numpy.array([object()])}, ("object",)),
-                       ({"w": numpy.zeros((1,) * 9)}, ("9 dimensions",)), ({"n" * 200: numpy.zeros(1)}, ("159",))):
+                       ({"w": numpy.zeros((1,) * 9)}, ("9 dimensions", "at most 8")), ({"n" * 200: numpy.zeros(1)}, ("159",)),
+                       ({"w": {"inner": numpy.zeros(1)}}, ("w is a dict",)), ({"w": "text"}, ("w is a str",)), ({}, ("nothing to save",))):
         with raises(perdure.InvalidError, *words):
             perdure.save(path, bad, 8)
+    for kind, name, step, words in ((TypeError, 5, 8, "give a str"), (ValueError, "n\0n", 8, "zero byte"), (perdure.InvalidError, "n", -1, "step is -1"),
+                                    (perdure.InvalidError, "n", 1 << 64, "give 0 to")):
+        with raises(kind, words):
+            perdure.save(path, {name: numpy.zeros(1)}, step)
     with raises(RuntimeError, "enough"):
         perdure.save(path, tensors, 8, progress=lambda done, total: (_ for _ in ()).throw(RuntimeError("enough")))
     large = {"large": numpy.random.default_rng(1).random((10, 1 << 19)), "odd": numpy.ones((9 << 20) + 1, "u1")}
@@ -307,6 +336,8 @@ def check_save(directory):
             writer.save([perdure.Piece("w", tensors["w"])], 9)
         with raises(perdure.InvalidError, "w"):
             writer.save([perdure.Piece("w", tensors["w"], start=(0, 0), shape=(400, 200))], 10)  # a gap
+        with raises(perdure.InvalidError, "w, param: rank 0 gives the same part of it twice"):
+            writer.save([perdure.Piece("w", tensors["w"])] * 2, 10)
     with raises(ValueError, "closed"):
         writer.save([], 10)
     assert [entry.step for entry in perdure.list_checkpoints(path)] == [9, 8]
@@ -461,7 +492,7 @@ def main():
         check_sparse(directory)
         check_damage(ours, data)
         check_errors(theirs, directory)
-        check_interrupts(ours)
+        check_interrupts(ours, directory)
         check_fork(ours)
         check_threads(ours, data)
         check_save(directory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
 import threading
 import warnings
@@ -13,9 +14,10 @@ from . import errors
 
 DIMS_MAX = 8
 NEWEST = (1 << 64) - 1
+U32_MAX, U64_MAX = (1 << 32) - 1, (1 << 64) - 1
 KINDS = ("param", "exp_avg", "exp_avg_sq")
 F32, U8, AS_STORED = 0, 10, 255
-#: called with bytes done and bytes in all; True stops the call
+#: called with bytes done and bytes in all, maybe in another thread than the call; True stops the call
 Progress = Callable[[int, int], Optional[bool]]
 Dims = c_uint64 * DIMS_MAX
 
@@ -147,10 +149,44 @@ class Library:
 LIBRARY = Library()
 
 
+def path(value: str | bytes | os.PathLike[str]) -> bytes:
+    """For C, which ends a text at its first zero byte."""
+    return _whole(os.fsencode(value), value)
+
+
+def text(value: str, what: str) -> bytes:
+    if not isinstance(value, str):
+        raise TypeError(f"{what} is a {type(value).__name__}; give a str")
+    return _whole(value.encode(), value)
+
+
+def _whole(encoded: bytes, value: Any) -> bytes:
+    if b"\0" in encoded:
+        raise ValueError(f"{value!r} contains a zero byte")
+    return encoded
+
+
+def number(value: Any, what: str, most: int) -> int:
+    """For C, where ctypes keeps the low bits of one that is out of range."""
+    taken = operator.index(value)
+    if not 0 <= taken <= most:
+        raise errors.InvalidError(f"{what} is {taken}; give 0 to {most}")
+    return taken
+
+
+def step(value: Any) -> int:
+    """Of a checkpoint; None: the newest."""
+    return NEWEST if value is None else number(value, "step", NEWEST - 1)
+
+
 def call(name: str, *arguments: Any, watch: Watch | None = None) -> None:
     """Calls a fallible function, and raises what it fails with or what a callback has raised."""
     error = CError()
-    status = getattr(LIBRARY, name)(*arguments, ctypes.byref(error))
+    function = getattr(LIBRARY, name)
+    if watch and threading.current_thread() is threading.main_thread():
+        status = watch.wait_for(function, *arguments, ctypes.byref(error))
+    else:
+        status = function(*arguments, ctypes.byref(error))
     if watch:
         watch.end(status)
     if status:
@@ -159,7 +195,7 @@ def call(name: str, *arguments: Any, watch: Watch | None = None) -> None:
 
 
 class Watch:
-    """Callbacks of a call. Its progress function is where Python sees an interrupt: an exception there stops the call."""
+    """Callbacks of a call. An exception in its progress function, or an interrupt, stops the call and comes out of it."""
 
     def __init__(self, progress: Progress | None = None) -> None:
         self._progress = progress
@@ -167,9 +203,42 @@ class Watch:
         self._notes: list[str] = []
         self.struct = CWatch(None, PROGRESS(self._on_progress), NOTE(self._on_note))
 
+    def wait_for(self, function: Any, *arguments: Any) -> int:
+        """Calls in a thread of its own. Python runs signal handlers in the main thread, which waits here: in a call from there it would run
+        them on entry to the callback, before any `try`, and ctypes drops what they raise."""
+        ended: list[Any] = []
+        go, done = threading.Lock(), threading.Lock()
+
+        def run() -> None:
+            go.acquire()
+            try:
+                ended.append(function(*arguments) if function else 0)
+            except BaseException as e:
+                ended.append(e)
+            done.release()
+
+        go.acquire()
+        done.acquire()
+        try:
+            threading.Thread(target=run, name="perdure").start()
+        except BaseException:  # not begun: the caller may free what the call would use
+            function = None
+            go.release()
+            raise
+        while not ended:
+            try:
+                if go.locked():
+                    go.release()
+                done.acquire()
+            except BaseException as e:
+                self._raised = e
+        if isinstance(ended[0], BaseException):
+            raise ended[0]
+        return int(ended[0])
+
     def _on_progress(self, _: Any, done: int, total: int) -> int:
         try:
-            return int(bool(self._progress and self._progress(done, total)))
+            return int(bool(self._raised or (self._progress and self._progress(done, total))))
         except BaseException as e:  # C code cannot pass it on
             self._raised = e
             return 1
@@ -178,7 +247,7 @@ class Watch:
         self._notes.append(text.decode())
 
     def end(self, status: int) -> None:
-        if status and self._raised:
+        if self._raised:
             raise self._raised
         for text in self._notes:
             warnings.warn(text, stacklevel=4)

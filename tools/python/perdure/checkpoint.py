@@ -96,7 +96,7 @@ class Tensor:
         if len(items) > len(free):
             raise IndexError(f"{self.name}: {len(items)} indices, and it has {len(free)} dimensions")
         dims = list(self._dims)
-        for at, item in zip(free, items):
+        for number, (at, item) in enumerate(zip(free, items)):
             of = dims[at]
             assert isinstance(of, range)
             if isinstance(item, slice):
@@ -104,10 +104,12 @@ class Tensor:
                     raise IndexError(f"{self.name}: a step of {item.step}; steps are positive")
                 dims[at] = of[item]
             else:
+                if isinstance(item, bool) or not hasattr(item, "__index__"):
+                    raise TypeError(f"{self.name}: an index is a number, a slice or an ellipsis, not {type(item).__name__}")
                 try:
                     dims[at] = of[item.__index__()]
-                except AttributeError:
-                    raise TypeError(f"{self.name}: an index is a number, a slice or an ellipsis, not {type(item).__name__}") from None
+                except IndexError:
+                    raise IndexError(f"{self.name}: index {item} of dimension {number}, which has {len(of)}") from None
         part = object.__new__(Tensor)
         part._checkpoint, part._number, part._dtype, part._dims = self._checkpoint, self._number, self._dtype, tuple(dims)
         part.name, part.kind, part.has_moments, part.is_bytes = self.name, self.kind, self.has_moments, self.is_bytes
@@ -223,10 +225,12 @@ class Checkpoint(Mapping[str, Tensor]):
     def __init__(self, path: str | os.PathLike[str], step: int | None = None, threads: int = 0, shared: bool = False) -> None:
         self._arguments = (os.fspath(path), step, threads, shared)
         pointer, watch = ctypes.c_void_p(), lib.Watch()
-        options = lib.COpenOptions(ctypes.sizeof(lib.COpenOptions), lib.NEWEST if step is None else step, threads, ctypes.pointer(watch.struct),
-                                   shared)
-        lib.call("open", os.fsencode(path), options, pointer, watch=watch)
-        self._handle: lib.Handle | None = lib.Handle(pointer.value or 0, lib.LIBRARY.close)
+        options = lib.COpenOptions(ctypes.sizeof(lib.COpenOptions), lib.step(step), lib.number(threads, "threads", lib.U32_MAX),
+                                   ctypes.pointer(watch.struct), shared)
+        try:
+            lib.call("open", lib.path(path), options, pointer, watch=watch)
+        finally:  # an interrupt may come after it was opened
+            self._handle: lib.Handle | None = lib.Handle(pointer.value, lib.LIBRARY.close) if pointer.value else None
         info = lib.CInfo()
         lib.LIBRARY.info(pointer, info)
         self.format: str = info.format.decode()  #: "perdure", "safetensors", "dcp", ...
@@ -303,6 +307,8 @@ class Checkpoint(Mapping[str, Tensor]):
         """Reads tensors, all parameters by default, in the order that is best; "torch" or "numpy"."""
         if framework not in ("numpy", "torch"):
             raise ValueError(f"framework is {framework!r}; numpy and torch are known")
+        if isinstance(names, str):
+            raise TypeError(f"names is {names!r}; give several, such as [{names!r}]")
         plans = {}
         for name in self if names is None else names:
             tensor = self[name]
@@ -379,7 +385,7 @@ class Entry:
 def list_checkpoints(path: str | os.PathLike[str]) -> list[Entry]:
     """The valid checkpoints of a run or a directory, newest first."""
     entries, count = ctypes.POINTER(lib.CEntry)(), ctypes.c_uint64()
-    lib.call("list", os.fsencode(path), entries, count)
+    lib.call("list", lib.path(path), entries, count)
     try:
         return [Entry(os.fsdecode(e.path), e.step, e.lineage, e.bytes, e.shards) for e in entries[:count.value]]
     finally:
@@ -389,5 +395,6 @@ def list_checkpoints(path: str | os.PathLike[str]) -> list[Entry]:
 def prune(path: str | os.PathLike[str], keep_last: int, keep_every: int = 0) -> int:
     """Deletes all checkpoints but the newest `keep_last` and those whose step `keep_every` divides. Returns how many it deleted."""
     removed = ctypes.c_uint64()
-    lib.call("prune", os.fsencode(path), keep_last, keep_every, removed)
+    lib.call("prune", lib.path(path), lib.number(keep_last, "keep_last", lib.U32_MAX), lib.number(keep_every, "keep_every", lib.NEWEST),
+             removed)
     return removed.value

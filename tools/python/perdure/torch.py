@@ -216,6 +216,8 @@ class Writer(StorageWriter, AsyncStager):
             raise UnsupportedError("use_collectives=False: perdure saves one checkpoint of all ranks")
         if self.directory is None:
             raise InvalidError("no directory to save to; give Writer one, or dcp.save a checkpoint_id")
+        if "://" in self.directory:
+            raise UnsupportedError(f"{self.directory}: a save goes to a disk first; give Writer a directory, and bucket={self.directory!r}")
         self._is_coordinator = is_coordinator
         self._is_alone = not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(self._process_group) == 1
         if not self._is_alone and is_coordinator and dist.get_rank(self._process_group) != 0:
@@ -253,7 +255,7 @@ class Writer(StorageWriter, AsyncStager):
                 assert item.tensor_data is not None
                 chunk = item.tensor_data.chunk
                 shape, start, count = _fold(item.tensor_data.size, chunk.offsets, chunk.sizes, name)
-                data = data.detach()
+                data = writing.take_torch(name, data)
                 size = data.nbytes
                 if size or not math.prod(shape):
                     pieces.append(writing.Piece(name, data.reshape(count), start, shape, kind))
@@ -378,7 +380,8 @@ class Reader(StorageReader):
             if tensor is not None and target.nbytes:  # else it is empty
                 _, start, count = _fold(self._shapes.get(fqn, tensor.shape), item.storage_offsets, item.lengths, fqn, tensor.ndim)
                 part = tensor[tuple(slice(a, a + n) for a, n in zip(start, count))]
-                is_direct = target.device.type == "cpu" and target.is_contiguous() and target.dtype == tensor.torch_dtype
+                is_direct = target.device.type == "cpu" and target.is_contiguous() and target.dtype == tensor.torch_dtype and not (
+                    target.is_conj() or target.is_neg())
                 read = reading.Read(part, part._torch_as(), True, target if is_direct else None)
                 taken += 0 if is_direct else read.nbytes
                 batch.append((item, target, read))

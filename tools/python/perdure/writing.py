@@ -19,7 +19,8 @@ TORCH_DTYPES = {"torch." + name: number for number, name in TORCH.items() if num
 
 
 class Group(Protocol):
-    """Ranks that save one checkpoint together. Every rank makes the same calls in the same order."""
+    """Ranks that save one checkpoint together. Every rank makes the same calls in the same order. The functions may be called in another
+    thread than the call that needs them, one at a time."""
 
     rank: int
     size: int
@@ -79,16 +80,24 @@ def _call(group: _Callbacks | None, name: str, *arguments: Any, watch: lib.Watch
         raise e from raised
 
 
+def take_torch(name: str, data: Any) -> Any:
+    """A tensor of torch as it lies in memory: dense, on the CPU, without conjugations that torch puts off."""
+    if data.is_meta or str(data.layout) != "torch.strided":
+        raise InvalidError(f"tensor {name} is {'on the meta device' if data.is_meta else data.layout}; dense tensors with data are saved")
+    data = data.detach().resolve_conj().resolve_neg().contiguous()
+    return data if data.device.type == "cpu" else data.cpu()
+
+
 def _prepare(piece: Piece) -> tuple[lib.CPiece, Any]:
     """The struct, and what owns the bytes that it points to."""
     data, is_bytes = piece.data, isinstance(piece.data, (bytes, bytearray, memoryview))
     if is_bytes:
         data = numpy.frombuffer(data, numpy.uint8)
     if type(data).__module__.partition(".")[0] == "torch":
-        data = data.detach().contiguous()
-        if data.device.type != "cpu":
-            data = data.cpu()
+        data = take_torch(piece.name, data)
         number, shape, at = TORCH_DTYPES.get(str(data.dtype)), tuple(data.shape), data.data_ptr()
+    elif isinstance(data, (Mapping, str)):
+        raise InvalidError(f"tensor {piece.name} is a {type(data).__name__}; arrays, tensors of torch and bytes are saved")
     else:
         data = numpy.ascontiguousarray(data).reshape(numpy.shape(data))
         if data.dtype.byteorder == ">":
@@ -99,9 +108,11 @@ def _prepare(piece: Piece) -> tuple[lib.CPiece, Any]:
     if piece.kind not in lib.KINDS:
         raise InvalidError(f"tensor {piece.name}: kind is {piece.kind!r}; {', '.join(lib.KINDS)} are known")
     whole, start = piece.shape if piece.shape is not None else shape, piece.start if piece.start is not None else (0,) * len(shape)
-    if not len(whole) == len(start) == len(shape) or len(shape) > lib.DIMS_MAX:
+    if not len(whole) == len(start) == len(shape):
         raise InvalidError(f"tensor {piece.name}: {len(shape)} dimensions of data, {len(start)} of start, {len(whole)} of shape")
-    return lib.CPiece(piece.name.encode(), lib.KINDS.index(piece.kind), number, is_bytes, len(shape), lib.Dims(*whole), lib.Dims(*start),
+    if len(shape) > lib.DIMS_MAX:
+        raise InvalidError(f"tensor {piece.name} has {len(shape)} dimensions; at most {lib.DIMS_MAX} are saved")
+    return lib.CPiece(lib.text(piece.name, "name"), lib.KINDS.index(piece.kind), number, is_bytes, len(shape), lib.Dims(*whole), lib.Dims(*start),
                       lib.Dims(*shape), at or 1), data
 
 
@@ -116,10 +127,12 @@ class Writer:
                  compression: str = "none", threads: int = 0) -> None:
         self.directory = os.fspath(directory)
         self._group = _Callbacks(group) if group else None
-        options = lib.CWriterOptions(ctypes.sizeof(lib.CWriterOptions), keep_last, keep_every, compression.encode(), threads)
+        options = lib.CWriterOptions(ctypes.sizeof(lib.CWriterOptions), lib.number(keep_last, "keep_last", lib.U32_MAX),
+                                     lib.number(keep_every, "keep_every", lib.U64_MAX), lib.text(compression, "compression"),
+                                     lib.number(threads, "threads", lib.U32_MAX))
         pointer = ctypes.c_void_p()
         self._handle: lib.Handle | None = None
-        _call(self._group, "writer_open", os.fsencode(directory), options, ctypes.byref(self._group.struct) if self._group else None, pointer)
+        _call(self._group, "writer_open", lib.path(directory), options, ctypes.byref(self._group.struct) if self._group else None, pointer)
         self._handle = lib.Handle(pointer.value or 0, lib.LIBRARY.writer_close)
 
     def save(self, pieces: Sequence[Piece], step: int, metadata: str | None = None, created_by: str | None = None,
@@ -130,8 +143,9 @@ class Writer:
             raise ValueError(f"the writer of {self.directory} is closed")
         prepared = [_prepare(piece) for piece in pieces]
         structs, watch = (lib.CPiece * len(prepared))(*(struct for struct, _ in prepared)), lib.Watch(progress)
-        save = lib.CSave(ctypes.sizeof(lib.CSave), step, structs, len(prepared), metadata.encode() if metadata is not None else None,
-                         created_by.encode() if created_by is not None else None, ctypes.pointer(watch.struct))
+        save = lib.CSave(ctypes.sizeof(lib.CSave), lib.number(step, "step", lib.U64_MAX), structs, len(prepared),
+                         lib.text(metadata, "metadata") if metadata is not None else None,
+                         lib.text(created_by, "created_by") if created_by is not None else None, ctypes.pointer(watch.struct))
         _call(self._group, "save", self._handle.pointer, save, watch=watch)
 
     def close(self) -> None:
@@ -147,10 +161,11 @@ class Writer:
 def save(directory: str | os.PathLike[str], tensors: Mapping[str, Any], step: int = 0, *, metadata: str | None = None, keep_last: int = 0,
          compression: str = "none", progress: lib.Progress | None = None) -> None:
     """Saves tensors by their names as the checkpoint `step` of a directory: arrays of NumPy, tensors of torch, and bytes, which are kept as
-    they are. "exp_avg/NAME" and "exp_avg_sq/NAME" are AdamW's moments of NAME. A tensor has at most 8 dimensions."""
+    they are. "exp_avg/NAME" and "exp_avg_sq/NAME" are AdamW's moments of NAME. A tensor has at most 8 dimensions. The directory is made
+    if it is absent, below one that exists. Saving a step that is not above those saved before keeps these; the new one counts as the newest."""
     pieces = []
     for name, data in tensors.items():
-        kind, _, rest = name.partition("/")
+        kind, _, rest = lib.text(name, f"name {name!r}").decode().partition("/")
         pieces.append(Piece(rest, data, kind=kind) if rest and kind in lib.KINDS[1:] and rest in tensors else Piece(name, data))
     with Writer(directory, keep_last=keep_last, compression=compression) as writer:
         writer.save(pieces, step, metadata, progress=progress)
@@ -163,8 +178,10 @@ def upload(source: str | os.PathLike[str], bucket: str, *, step: int | None = No
     With a `group`, which makes the call collective, each rank sends some of the shards. `keep_last` and `keep_every` delete older ones there;
     `memory` and `bytes_per_second` are limits of this rank."""
     callbacks, watch = _Callbacks(group) if group else None, lib.Watch(progress)
-    options = lib.CUpload(ctypes.sizeof(lib.CUpload), os.fsencode(source), lib.NEWEST if step is None else step, bucket.encode(), keep_last,
-                          keep_every, memory, bytes_per_second, ctypes.pointer(watch.struct))
+    options = lib.CUpload(ctypes.sizeof(lib.CUpload), lib.path(source), lib.step(step), lib.text(bucket, "bucket"),
+                          lib.number(keep_last, "keep_last", lib.U32_MAX), lib.number(keep_every, "keep_every", lib.U64_MAX),
+                          lib.number(memory, "memory", lib.U64_MAX), lib.number(bytes_per_second, "bytes_per_second", lib.U64_MAX),
+                          ctypes.pointer(watch.struct))
     _call(callbacks, "upload", options, ctypes.byref(callbacks.struct) if callbacks else None, watch=watch)
 
 
@@ -174,13 +191,13 @@ def convert(source: str | os.PathLike[str], destination: str | os.PathLike[str],
             progress: lib.Progress | None = None) -> None:
     """Converts a checkpoint that `open` opens, in bounded memory, into `destination`, which is made.
 
-    `format` is "perdure", which a run of perdure continues from, "safetensors", "dcp", "megatron", "universal", "gguf" or "llmc". What has
-    no place in it is named in a warning. `dtype` is that of parameters in another program's format: "fp32", "bf16" or "fp16"; `layout` and
-    `compression` ("dp=4,tp=2", "zstd:3") are for perdure. `config` is a config.json, or a run's configuration, if the source does not
-    describe its model; `only` exports tensors whose names contain it; `prefix` names one of several models; `experts` is "separate", one
-    tensor an expert, or "fused", all of a block in two, for the formats that have both; with `fresh_optimizer` moments that the source lacks
-    begin at zero."""
-    texts = [None if text is None else os.fsencode(text) for text in (format, dtype, layout, compression, config, only, prefix, experts)]
+    `format` is "perdure", which a run of perdure continues from, "safetensors", "dcp", "torchtitan", "megatron", "universal", "gguf" or
+    "llmc". What has no place in it is named in a warning. `dtype` is that of parameters in another program's format: "fp32", "bf16" or
+    "fp16"; `layout` and `compression` ("dp=4,tp=2", "zstd:3") are for perdure. `config` is a config.json, or a run's configuration, if the
+    source does not describe its model; `only` exports tensors whose names contain it; `prefix` names one of several models; `experts` is
+    "separate", one tensor an expert, or "fused", all of a block in two, for the formats that have both; with `fresh_optimizer` moments that
+    the source lacks begin at zero."""
+    texts = [None if text is None else lib.path(text) for text in (format, dtype, layout, compression, config, only, prefix, experts)]
     watch = lib.Watch(progress)
-    lib.call("convert", lib.CConvert(ctypes.sizeof(lib.CConvert), os.fsencode(source), os.fsencode(destination), lib.NEWEST if step is None else step,
+    lib.call("convert", lib.CConvert(ctypes.sizeof(lib.CConvert), lib.path(source), lib.path(destination), lib.step(step),
                                      *texts, fresh_optimizer, ctypes.pointer(watch.struct)), watch=watch)
