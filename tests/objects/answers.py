@@ -10,7 +10,7 @@ from server import Server, checksum
 
 # No metadata service is asked, no file of the user is read.
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
-CLEAN.update({"AWS_EC2_METADATA_DISABLED": "true", "HOME": "/nonexistent"})
+CLEAN.update({"AWS_EC2_METADATA_DISABLED": "true", "HOME": "/nonexistent", "PERDURE_PROGRESS": "off"})
 
 
 class Program:
