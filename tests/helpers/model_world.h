@@ -25,6 +25,7 @@ struct test_case {
     uint32_t tp, sp, virtual_tp, virtual_sp;
     bool on_device; /* in memory that the host cannot touch */
     uint32_t logits_columns;
+    enum pd_dtype logits_dtype;
 };
 
 /* Exchanges that the first tp rank started, and those of them behind which it multiplied; its thread alone counts. */
@@ -210,6 +211,7 @@ static void recipe(struct rank *r, struct pd_arena *arena)
                                                    .take_piece = take_piece,
                                                    .take_context = r,
                                                    .logits_columns = c->logits_columns,
+                                                   .logits_dtype = c->logits_dtype,
                                                    .on_device = c->on_device,
                                                    .partition = r->p,
                                                    .tp = dry ? NULL : r->tp,

@@ -13,6 +13,7 @@
 enum { LENGTH = 37, SEQUENCES = 2, ROWS = LENGTH * SEQUENCES, STEPS = 3, UNIT_TENSORS = 32 };
 
 static uint32_t logits_columns, experts_per_token; /* of the models that are made from now on */
+static bool logits_as_activations;
 
 struct side {
     bool is_simt;
@@ -75,6 +76,7 @@ static void build(struct side *s, struct pd_arena *arena)
                                                    .backward = true,
                                                    .may_add = true,
                                                    .logits_columns = logits_columns,
+                                                   .logits_dtype = logits_as_activations ? s->dtype : PD_F32,
                                                    .partition = pd_partition_whole()};
     struct pd_error err;
     cr_assert_eq(s->is_simt ? pd_math_cuda_new(&cuda, arena, &s->math, &err)
@@ -358,6 +360,15 @@ Test(simt_model, logits_of_columns)
     if (test_has_turn(0, 3)) check(PD_FAMILY_LLAMA, PD_F32, 5e-4);
     if (test_has_turn(1, 3)) check(PD_FAMILY_GPT2, PD_F16, 5e-3);
     if (test_has_turn(2, 3)) check(PD_FAMILY_QWEN3, PD_BF16, 3e-2);
+}
+
+Test(simt_model, logits_of_16_bits)
+{
+    logits_as_activations = true;
+    check(PD_FAMILY_LLAMA, PD_BF16, 3e-2);
+    check(PD_FAMILY_GPT2, PD_F16, 5e-3);
+    logits_columns = 16;
+    check(PD_FAMILY_LLAMA, PD_BF16, 3e-2);
 }
 
 /* ---- micro-batches that are added where sums lie ---- */

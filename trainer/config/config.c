@@ -660,14 +660,15 @@ pd_status pd_config_model(const struct pd_config *c, struct pd_model **ret_model
 
 struct pd_transformer_options pd_config_transformer(const struct pd_config *c)
 {
-    return (struct pd_transformer_options){.sequences = c->batch.micro_batch,
-                                           .length = c->batch.context,
-                                           .dtype = c->numerics.precision,
-                                           .fp8_linears = c->numerics.linears == PD_LINEARS_FP8,
-                                           .logits_columns =
-                                               c->numerics.logits == PD_LOGITS_OF_COLUMNS ? PD_LOGITS_COLUMNS : 0,
-                                           .separate_documents = c->data.separate_documents,
-                                           .ep_rows = c->layout.ep_rows};
+    return (struct pd_transformer_options){
+        .sequences = c->batch.micro_batch,
+        .length = c->batch.context,
+        .dtype = c->numerics.precision,
+        .fp8_linears = c->numerics.linears == PD_LINEARS_FP8,
+        .logits_dtype = c->numerics.logits_type == PD_LOGITS_IN_F32 ? PD_F32 : c->numerics.precision,
+        .logits_columns = c->numerics.logits == PD_LOGITS_OF_COLUMNS ? PD_LOGITS_COLUMNS : 0,
+        .separate_documents = c->data.separate_documents,
+        .ep_rows = c->layout.ep_rows};
 }
 
 struct pd_data_options pd_config_data(const struct pd_config *c)

@@ -27,6 +27,7 @@ enum pd_device_choice { PD_DEVICE_AUTO, PD_DEVICE_CPU, PD_DEVICE_GPU };
 enum pd_linears { PD_LINEARS_PRECISION, PD_LINEARS_FP8 };
 enum pd_terms_width { PD_TERMS_64, PD_TERMS_32 };
 enum pd_logits { PD_LOGITS_OF_ROWS, PD_LOGITS_OF_COLUMNS };
+enum pd_logits_type { PD_LOGITS_IN_F32, PD_LOGITS_IN_PRECISION };
 enum pd_guard { PD_GUARD_STOP, PD_GUARD_SKIP, PD_GUARD_ROLLBACK };
 enum pd_grow { PD_GROW_RESTART, PD_GROW_NOW };
 enum pd_transport { PD_TRANSPORT_AUTO, PD_TRANSPORT_LOCAL, PD_TRANSPORT_MPI };
@@ -73,6 +74,7 @@ struct pd_config {
         enum pd_dtype precision; /* PD_F32, PD_BF16: activations and working copies; the master is fp32 */
         enum pd_linears linears; /* operands of blocks' linear layers: as precision, or fp8 */
         enum pd_logits logits;   /* head logits held at once */
+        enum pd_logits_type logits_type;
         enum pd_terms_width terms;
         uint32_t lanes; /* 0: in old records, from before lanes existed */
         uint32_t virtual_tp, virtual_sp;

@@ -16,6 +16,7 @@ static const char *const codes_words[] = {"auto", "step", "micro_batch", NULL};
 static const char *const linears_words[] = {"precision", "fp8", NULL};
 static const char *const terms_words[] = {"64", "32", NULL};
 static const char *const logits_words[] = {"rows", "columns", NULL};
+static const char *const logits_type_words[] = {"fp32", "precision", NULL};
 static const char *const moments_words[] = {"fp32", "bf16", NULL};
 static const char *const guard_words[] = {"stop", "skip", "rollback", NULL};
 static const char *const grow_words[] = {"restart", "now", NULL};
@@ -173,6 +174,8 @@ const struct pd_key pd_keys[] = {
     WORD(numerics.logits, "rows", logits_words, LINEAGE,
          "rows: all logits of a few tokens at a time; columns: a part of the vocabulary at a time, which needs less memory "
          "and one more matrix multiplication"),
+    WORD(numerics.logits_type, "fp32", logits_type_words, LINEAGE,
+         "type of the logits that the loss reads; precision: numerics.precision, a third less memory traffic at the head"),
     U32(numerics.lanes, "auto", 1, 1 << 24, LINEAGE,
         "a lane adds consecutive micro-batches in fp32; sums of lanes are exact, so dp may be anything up to the number of "
         "lanes, and each rank with several holds 8 bytes a parameter of sums; auto: elastic.max, or 8, but at most the "

@@ -247,6 +247,7 @@ static void check_loss(const struct pd_cross_entropy *l, bool cut)
     PD_CHECK(cut || l->vocab > 0);
     PD_CHECK(!l->rows || !l->vocab || l->logits);
     PD_CHECK(l->chunk == 0 || l->vocab <= l->chunk * l->chunks);
+    PD_CHECK(l->logits_dtype == PD_F32 || l->logits_dtype == l->dtype);
 }
 
 pd_status pd_logits_max(struct pd_math *math, const struct pd_cross_entropy *l, struct pd_error *err)

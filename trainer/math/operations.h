@@ -164,13 +164,14 @@ struct pd_finish {
  * If only some columns of logits exist at a time, logits_part replaces the first two: it carries the maximum and the sum
  * relative to it from one part of the columns to the next, and logits_rescale converts a sum to a larger maximum. */
 struct pd_cross_entropy {
-    uint64_t rows, vocab, ld; /* logits (rows, vocab), ld apart */
-    uint64_t first_column;    /* token of column 0 */
-    uint64_t chunk;           /* columns per chunk; 0: ceil(vocab / chunks) */
-    uint32_t chunks;          /* places of the tree over chunks, a power of two: virtual_tp, or a rank's share */
-    float *logits;            /* fp32 */
-    const int32_t *targets;   /* (rows) tokens; negative: ignored, with loss and gradient 0 */
-    float *losses;            /* (rows) -log p[target] */
+    uint64_t rows, vocab, ld;   /* logits (rows, vocab), ld apart */
+    uint64_t first_column;      /* token of column 0 */
+    uint64_t chunk;             /* columns per chunk; 0: ceil(vocab / chunks) */
+    uint32_t chunks;            /* places of the tree over chunks, a power of two: virtual_tp, or a rank's share */
+    void *logits;               /* of logits_dtype */
+    enum pd_dtype logits_dtype; /* PD_F32 or dtype */
+    const int32_t *targets;     /* (rows) tokens; negative: ignored, with loss and gradient 0 */
+    float *losses;              /* (rows) -log p[target] */
     void *dlogits; /* (rows, vocab) act, ld_dlogits apart: (p - onehot) * scale; may overlay logits row by row; or NULL */
     uint64_t ld_dlogits;
     enum pd_dtype dtype;

@@ -61,7 +61,7 @@ static struct pd_matrix head_rows(const struct pd_transformer *t, void *matrix, 
 
 /* logits (rows, columns), rows ld apart */
 static pd_status logits_of(struct pd_transformer *t, uint64_t first_row, uint64_t rows, void *matrix,
-                           struct pd_range columns, float *logits, uint64_t ld, struct pd_error *err)
+                           struct pd_range columns, struct pd_matrix logits, struct pd_error *err)
 {
     const uint64_t hidden = t->model->config.hidden, count = columns.end - columns.begin;
     struct pd_gemm g = {.m = rows,
@@ -70,20 +70,21 @@ static pd_status logits_of(struct pd_transformer *t, uint64_t first_row, uint64_
                         .trans_b = true,
                         .a = head_rows(t, t->head_norm, first_row),
                         .b = head_rows(t, matrix, columns.begin),
-                        .c = {logits, PD_F32, ld}};
+                        .c = logits};
     return count ? pd_gemm(t->math, &g, err) : PD_OK;
 }
 
 static pd_status head_logits(struct pd_transformer *t, const struct head *h, const struct head_run *r,
                              struct pd_range columns, struct pd_error *err)
 {
-    return logits_of(t, r->row, r->rows, h->matrix, columns, t->logits, t->ld_logits, err);
+    const struct pd_matrix logits = {t->logits, t->options.logits_dtype, t->ld_logits};
+    return logits_of(t, r->row, r->rows, h->matrix, columns, logits, err);
 }
 
 /* A row of dlogits overlays its own row of logits, which is at least as wide. */
 static uint64_t head_ld_dlogits(const struct pd_transformer *t)
 {
-    return t->ld_logits * sizeof(float) / t->element_bytes;
+    return t->ld_logits * pd_dtype_bytes(t->options.logits_dtype) / t->element_bytes;
 }
 
 static struct pd_cross_entropy head_loss(const struct pd_transformer *t, const struct head *h, const struct head_run *r)
@@ -96,6 +97,7 @@ static struct pd_cross_entropy head_loss(const struct pd_transformer *t, const s
                                      .chunk = (t->model->config.vocab + p->virtual_tp - 1) / p->virtual_tp,
                                      .chunks = t->tp.chunks,
                                      .logits = t->logits,
+                                     .logits_dtype = t->options.logits_dtype,
                                      .targets = h->input->targets + r->row,
                                      .losses = t->losses + r->row,
                                      .dlogits = h->backward ? t->logits : NULL,
@@ -391,6 +393,7 @@ pd_status pd_transformer_row_logits(struct pd_transformer *t, void *const *head_
     struct pd_norm n;
     PD_TRY(norm_forward(t, 0, head_weights, &n, err));
     const struct pd_range all = {0, t->share.vocab_columns};
-    PD_TRY(logits_of(t, row, 1, head_weights[place_of_matrix(t)], all, ret_logits + t->share.vocab.begin, all.end, err));
+    const struct pd_matrix logits = {ret_logits + t->share.vocab.begin, PD_F32, all.end};
+    PD_TRY(logits_of(t, row, 1, head_weights[place_of_matrix(t)], all, logits, err));
     return t->partition.tp > 1 ? pd_logits_fetch(t, ret_logits, err) : PD_OK;
 }

@@ -252,7 +252,8 @@ static uint64_t rows_of_logits(const struct pd_transformer *t)
     const uint64_t vocab = t->model->config.vocab, hidden = t->model->config.hidden;
     const uint64_t chunks = t->options.on_device ? t->partition.virtual_tp : t->tp.chunks;
     const uint64_t columns = columns_at_once(t, pd_min_u64(vocab, columns_of_chunk(t) * chunks));
-    const uint64_t row = (columns + (t->options.logits_columns ? chunks * hidden : 0)) * sizeof(float),
+    const uint64_t terms = t->options.logits_columns ? chunks * hidden * sizeof(float) : 0,
+                   row = columns * pd_dtype_bytes(t->options.logits_dtype) + terms,
                    share = t->options.logits_columns ? LOGITS_SHARE_OF_COLUMNS : 1;
     const uint64_t bytes = (t->options.on_device ? LOGITS_BYTES_MAX_DEVICE : LOGITS_BYTES_MAX) / share;
     const uint64_t sum = (uint64_t)t->model->config.vocab * t->model->config.hidden * sizeof(float);
@@ -276,7 +277,7 @@ static void take_head(struct pd_transformer *t, struct pd_arena *arena)
     t->head_rstd = t->partition.tp > 1 ? t->shared.rstd : storage_take(arena, t->rows, sizeof(float));
     t->head_norm =
         t->partition.tp > 1 ? t->shared.norm : storage_take(arena, t->rows * t->model->config.hidden, t->element_bytes);
-    t->logits = storage_take(arena, t->logits_rows * t->ld_logits, sizeof(float));
+    t->logits = storage_take(arena, t->logits_rows * t->ld_logits, pd_dtype_bytes(t->options.logits_dtype));
     t->losses = storage_take(arena, t->rows, sizeof(float));
     if (t->options.logits_columns) {
         /* Values that wait for the other columns, if only some are held. */

@@ -53,6 +53,7 @@ struct pd_transformer_options {
     bool activations_in_files;   /* moves saved activations to files between forward and backward, */
     uint64_t activations_budget; /* except the last blocks whose activations fit in this many bytes */
     uint32_t logits_columns;     /* logits columns held at once; 0: all of this rank */
+    enum pd_dtype logits_dtype;  /* of the loss: PD_F32 or dtype */
     bool on_device;              /* math runs on a device: the host must not touch arena memory (pd_arena_new_on) */
     struct pd_partition partition;
     struct pd_comm *tp, *sp;       /* NULL if of one rank; borrowed */

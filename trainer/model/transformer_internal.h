@@ -165,7 +165,7 @@ struct pd_transformer {
     struct pd_block_activations work;    /* for recomputed activations */
     float *head_mean, *head_rstd;
     void *head_norm; /* (R,C) */
-    float *logits;   /* (logits_rows, V or the columns held at once), rows ld_logits apart */
+    void *logits;    /* (logits_rows, V or the columns held at once) logits_dtype, rows ld_logits apart */
     /* If only some columns are held. Per chunk of this rank: the maximum, the sum relative to it, and the chain of dnorm. */
     float *head_chunk_max, *head_chunk_sum; /* (chunks, logits_rows) */
     float *head_terms;                      /* (chunks, logits_rows, C) */

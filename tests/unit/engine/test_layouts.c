@@ -222,6 +222,12 @@ Test(layouts, large_gradients_tied)
     check_numerics(&(struct numerics){"gpt2 bf16 tp, large", GPT2, "bf16", 2, 1, "optimizer.lr=100", 0, 3});
 }
 
+Test(layouts, logits_of_16_bits)
+{
+    check_numerics(
+        &(struct numerics){"llama bf16 tp, logits in bf16", LLAMA, "bf16", 4, 1, "numerics.logits_type=precision", 1, 0});
+}
+
 /* Every kind of tensor has a quantum of its own, which follows its gradients; a tied table is on two stages. */
 Test(layouts, narrow_terms)
 {

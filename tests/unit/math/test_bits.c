@@ -327,7 +327,7 @@ static void run_loss_cut(struct scene *s)
     MUST(pd_cross_entropy(s->math, &l, &err));
     l.vocab = 300;
     l.max = take(s, PD_F32, rows, 0), l.sum = take(s, PD_F32, rows, 0), l.target_logit = take(s, PD_F32, rows, 1);
-    for (; l.first_column <= 600; l.first_column += 300, l.logits += 300, l.goes_on = true)
+    for (; l.first_column <= 600; l.first_column += 300, l.logits = (float *)l.logits + 300, l.goes_on = true)
         MUST(pd_logits_part(s->math, &l, &err));
     MUST(pd_logits_rescale(s->math, rows, take(s, PD_F32, rows, 1), l.max, l.sum, &err));
 }

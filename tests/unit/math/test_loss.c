@@ -1,11 +1,12 @@
 #include "fixture.h"
 #include "reference.h"
 
-static void check(struct fixture *f, size_t rows, size_t vocab, uint32_t chunks, enum pd_dtype dtype, bool overlay,
-                  double deviation, uint64_t seed)
+static void check(struct fixture *f, size_t rows, size_t vocab, uint32_t chunks, enum pd_dtype dtype,
+                  enum pd_dtype logits_dtype, bool overlay, double deviation, uint64_t seed)
 {
-    size_t ld = vocab + 5, per_logit = sizeof(float) / pd_dtype_bytes(dtype), ld_d = overlay ? ld * per_logit : vocab + 2;
-    struct array logits = array_random(PD_F32, rows * ld, deviation, &seed), losses = array_new(PD_F32, rows);
+    size_t ld = vocab + 5, per_logit = pd_dtype_bytes(logits_dtype) / pd_dtype_bytes(dtype),
+           ld_d = overlay ? ld * per_logit : vocab + 2;
+    struct array logits = array_random(logits_dtype, rows * ld, deviation, &seed), losses = array_new(PD_F32, rows);
     struct array dlogits = array_new(dtype, rows * vocab);
     double *exact = malloc(rows * vocab * sizeof *exact);
     int32_t *targets = malloc(rows * sizeof *targets);
@@ -19,6 +20,7 @@ static void check(struct fixture *f, size_t rows, size_t vocab, uint32_t chunks,
                                     .ld = ld,
                                     .chunks = chunks,
                                     .logits = logits.data,
+                                    .logits_dtype = logits_dtype,
                                     .targets = targets,
                                     .losses = losses.data,
                                     .dlogits = written,
@@ -52,8 +54,9 @@ Test(loss, agrees_with_float64)
     for (size_t v = 0; v < sizeof vocabs / sizeof *vocabs; v++)
         for (uint32_t chunks = 1; chunks <= 16; chunks *= 4)
             for (size_t d = 0; d < 3; d++)
-                for (int overlay = 0; overlay < 2; overlay++)
-                    check(&f, 13, vocabs[v], chunks, all_dtypes[d], overlay, v % 2 ? 1 : 8, v + 1);
+                for (int how = 0; how < 4; how++)
+                    check(&f, 13, vocabs[v], chunks, all_dtypes[d], how < 2 ? PD_F32 : all_dtypes[d], how % 2, v % 2 ? 1 : 8,
+                          v + 1);
     fixture_free(&f);
 }
 
@@ -125,7 +128,7 @@ static void run_parts(struct fixture *f, const struct pd_cross_entropy *whole, u
         for (uint64_t begin = count * chunk, end = begin; begin < whole->vocab && begin < (count + 1) * chunk; begin = end) {
             end = begin + part < (count + 1) * chunk ? begin + part : (count + 1) * chunk;
             end = end < whole->vocab ? end : whole->vocab;
-            l.logits = whole->logits + begin, l.first_column = begin, l.vocab = end - begin;
+            l.logits = (float *)whole->logits + begin, l.first_column = begin, l.vocab = end - begin;
             l.max = max + count * rows, l.sum = sum + count * rows, l.goes_on = begin > count * chunk;
             MUST(pd_logits_part(f->math, &l, &err));
         }
@@ -138,7 +141,7 @@ static void run_parts(struct fixture *f, const struct pd_cross_entropy *whole, u
         .rows = 1, .columns = rows, .part_count = chunks, .parts = parts, .scale = 1, .out = {l.sum, PD_F32, rows}};
     MUST(pd_finish(f->math, &tree, &err));
     for (uint64_t begin = 0; begin < whole->vocab; begin += part) {
-        l.logits = whole->logits + begin, l.first_column = begin;
+        l.logits = (float *)whole->logits + begin, l.first_column = begin;
         l.vocab = whole->vocab - begin < part ? whole->vocab - begin : part;
         l.dlogits = (char *)whole->dlogits + begin * pd_dtype_bytes(l.dtype);
         MUST(pd_cross_entropy(f->math, &l, &err));

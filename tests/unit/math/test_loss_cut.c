@@ -59,7 +59,8 @@ static void ranks_init(struct ranks *r, const struct cut *c)
                                                .sum = malloc(c->rows * sizeof(float)),
                                                .target_logit = malloc(c->rows * sizeof(float))};
         for (size_t row = 0; row < c->rows; row++) {
-            memcpy(r->loss[i].logits + row * (width + 3), c->logits + row * c->vocab + begin, width * sizeof(float));
+            memcpy((float *)r->loss[i].logits + row * (width + 3), c->logits + row * c->vocab + begin,
+                   width * sizeof(float));
             r->loss[i].target_logit[row] = NAN;
         }
     }

@@ -178,6 +178,20 @@ Test(transformer_parallel, logits_of_columns)
     check_cuts(with(c, 2, 1));
 }
 
+/* Logits of the activation type, whole and some columns at a time. */
+Test(transformer_parallel, logits_of_16_bits)
+{
+    struct test_case c = llama;
+    c.dtype = c.logits_dtype = PD_BF16;
+    check_cuts(with(c, 8, 1));
+    check_cuts(with(c, 2, 2));
+    c.logits_columns = 8;
+    check_cuts(with(c, 4, 1));
+    c = gpt2;
+    c.dtype = c.logits_dtype = PD_F16;
+    check_cuts(with(c, 2, 4));
+}
+
 static void expect_same_numerics(struct test_case a, struct test_case b)
 {
     struct world one, other;
