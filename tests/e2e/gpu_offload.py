@@ -96,6 +96,27 @@ def moved_is_planned(workspace, config, what):
     print(f"planned: what crosses the bus: {what}: {dict(several)}", flush=True)
 
 
+def losses_on(workspace, config, device, overrides):
+    directory = workspace.directory()
+    workspace.train(config, directory, [*overrides, f"run.device={device}"])
+    return [json.loads(line)["loss"] for line in harness.read(os.path.join(directory, "metrics.jsonl")).splitlines()]
+
+
+def rounded_sums(workspace, config):
+    """Sums of blocks in bf16: of all on the device, the bits of other places, of another order and of a killed run; near the CPU's."""
+    rounded = ["numerics.gradients=bf16"]
+    expected = run(workspace, config, rounded)
+    if expected == run(workspace, config, ["numerics.lanes=1"]):
+        raise harness.Failure("sums in bf16 have the bits of those in fp32")
+    cases = ("state on the host", "state on the host, updated by the GPU", "copies and state on the host", "activations in files, breadth first, recomputed")
+    for what in harness.share_of(cases, 2):
+        check(workspace, config, expected, f"sums in bf16, {what}", rounded + CASES[what], {"PERDURE_SIMT_STREAMS": "late"})
+    check(workspace, config, expected, "sums in bf16, killed", rounded, killed(workspace))
+    cpu, gpu = (losses_on(workspace, config, device, rounded) for device in ("cpu", "gpu"))
+    if len(cpu) != len(gpu) or any(abs(a - b) > 2e-2 * abs(a) for a, b in zip(cpu, gpu)):
+        raise harness.Failure(f"sums in bf16: losses {gpu}, on the CPU {cpu}")
+
+
 def body(workspace, _arguments):
     data, is_long = workspace.file("text.txt", harness.text_of(20000)), harness.scale() >= 10
     for precision in ("fp32", "bf16", "fp16") if is_long else ("bf16",):
@@ -106,6 +127,7 @@ def body(workspace, _arguments):
                 check(workspace, config, expected, what, CASES[what], {"PERDURE_SIMT_STREAMS": streams})
         for what in harness.share_of(("all in files, some of it kept", "state on the host, updated by the GPU"), 2):
             check(workspace, config, expected, f"{what}, killed", CASES[what], killed(workspace))
+        rounded_sums(workspace, config)
         ranks = ["layout.ranks=2", "layout.dp=2"]
         for what, stage in itertools.product(("all on the host", "all on the host, updated by the GPU", "all in files"), (1, 3)) if is_long else ():
             check(workspace, config, expected, f"two ranks, stage {stage}: {what}", CASES[what] + ranks + [f"layout.zero_stage={stage}"])

@@ -45,7 +45,7 @@ KEYS = {  # what gives a key another value than its default, or than that of CON
 MORE = {
     "gpt2": ["model.family=gpt2", "model.kv_heads=4", "data.separate_documents=true", "data.document_token=46"],
     "fp32": ["numerics.precision=fp32"], "fp16": ["numerics.precision=fp16"], "columns": ["numerics.logits=columns", "model.vocab=9000"],
-    "logits": ["numerics.logits_type=precision"],
+    "logits": ["numerics.logits_type=precision"], "gradients": ["numerics.gradients=bf16"],
     "virtual_tp": ["numerics.virtual_tp=2", "data.separate_documents=true", "data.document_token=46"],
     "virtual_sp": ["numerics.virtual_sp=2", "data.separate_documents=true", "data.document_token=46"],
     "moments": ["optimizer.moments=bf16"],

@@ -157,12 +157,13 @@ static void compare_all(const char *streams)
         "optimizer: {lr: 0.01, warmup_steps: 1}",
         "optimizer: {lr: 0.01, warmup_steps: 1, moments: bf16}",
         "optimizer: {lr: 0.01, warmup_steps: 1}\nnumerics: {precision: fp32}",
+        "optimizer: {lr: 0.01, warmup_steps: 1}\nnumerics: {gradients: bf16}",
     };
     char path[] = "/tmp/perdure-host-state-XXXXXX";
     write_temporary(path);
     setenv("PERDURE_SIMT_STREAMS", streams, 1); /* this process has no GPU yet */
     for (size_t i = 0; i < sizeof numerics / sizeof *numerics; i++)
-        if (test_has_turn(i, 3)) compare(path, numerics[i]);
+        if (test_has_turn(i, 4)) compare(path, numerics[i]);
     unlink(path);
 }
 

@@ -265,7 +265,8 @@ pd_status pd_config_resolve(struct pd_config *c, struct pd_error *err)
     if (!c->batch.context) c->batch.context = c->model.context;
     if (c->numerics.lanes == UINT32_MAX) {
         const uint32_t micro_batches = c->batch.sequences / c->batch.micro_batch,
-                       most = c->elastic.max ? c->elastic.max : DEFAULT_LANES_MAX;
+                       several = c->elastic.max ? c->elastic.max : DEFAULT_LANES_MAX,
+                       most = c->numerics.gradients == PD_BF16 ? 1 : several;
         c->numerics.lanes = micro_batches < most ? micro_batches : most;
     }
     if (c->optimizer.min_lr < 0) c->optimizer.min_lr = tenth(c->optimizer.lr);
@@ -405,6 +406,25 @@ static pd_status check_left_alone(const struct pd_config *c, const char *name, s
             now);
 }
 
+/* Exact sums are of gradients that were rounded once. */
+static pd_status check_gradients(const struct pd_config *c, struct pd_error *err)
+{
+    static const char what[] = "numerics.gradients is bf16, which rounds the sums of one chain of micro-batches";
+    if (c->numerics.gradients != PD_BF16) return PD_OK;
+    if (c->numerics.lanes != 1)
+        PD_FAIL(err, PD_INVALID, "%s, but numerics.lanes is %u; set numerics.lanes=1 or numerics.gradients=fp32", what,
+                c->numerics.lanes);
+    if (c->numerics.virtual_tp > 1 || c->numerics.virtual_sp > 1)
+        PD_FAIL(err, PD_INVALID, "%s, but numerics.virtual_%s cuts them; leave it at 1, or set numerics.gradients=fp32",
+                what, c->numerics.virtual_tp > 1 ? "tp" : "sp");
+    if (c->offload.gradients != PD_PLACE_DEVICE || c->offload.optimizer == PD_PLACE_NVME)
+        PD_FAIL(err, PD_INVALID,
+                "numerics.gradients is bf16, and offload.%s moves sums in fp32; set offload.gradients=device with "
+                "offload.optimizer=device or cpu, or numerics.gradients=fp32",
+                c->offload.gradients != PD_PLACE_DEVICE ? "gradients" : "optimizer");
+    return PD_OK;
+}
+
 static pd_status check_numerics(const struct pd_config *c, struct pd_error *err)
 {
     const uint32_t pieces = c->numerics.virtual_sp > 1 ? 2 * c->numerics.virtual_sp : 1;
@@ -413,6 +433,7 @@ static pd_status check_numerics(const struct pd_config *c, struct pd_error *err)
         PD_FAIL(err, PD_INVALID,
                 "numerics.lanes is %u, but a step has only %s; use numerics.lanes=%u at most, or leave it out",
                 c->numerics.lanes, pd_counted(micro_batches, "micro-batch").text, micro_batches);
+    PD_TRY(check_gradients(c, err));
     PD_TRY(check_power_of_two("numerics.virtual_tp", c->numerics.virtual_tp, err));
     PD_TRY(check_power_of_two("numerics.virtual_sp", c->numerics.virtual_sp, err));
     if (pieces > c->batch.context) {

@@ -76,7 +76,8 @@ struct pd_config {
         enum pd_logits logits;   /* head logits held at once */
         enum pd_logits_type logits_type;
         enum pd_terms_width terms;
-        uint32_t lanes; /* 0: in old records, from before lanes existed */
+        enum pd_dtype gradients; /* PD_F32, PD_BF16: type of blocks' sums over micro-batches */
+        uint32_t lanes;          /* 0: in old records, from before lanes existed */
         uint32_t virtual_tp, virtual_sp;
         double loss_scale;            /* fp16: initial value, a power of two */
         uint32_t loss_scale_interval; /* fp16: steps without overflow after which it doubles */

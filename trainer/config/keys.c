@@ -185,6 +185,8 @@ const struct pd_key pd_keys[] = {
          "bits of a gradient in sums of lanes; 32: half the memory and traffic, for 23 bits below the largest gradient of "
          "all "
          "tensors of a kind"),
+    WORD(numerics.gradients, "fp32", moments_words, LINEAGE,
+         "type in which blocks sum gradients of micro-batches; bf16 saves 2 bytes a parameter, and needs one lane"),
     U32(numerics.virtual_tp, "1", 1, 256, LINEAGE,
         "largest tp of this run: tensor-parallel sums have so many terms under every layout; tp must divide it"),
     U32(numerics.virtual_sp, "1", 1, 256, LINEAGE,

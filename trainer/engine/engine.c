@@ -34,6 +34,11 @@ bool pd_blocks_leave_device(const struct pd_engine_options *o)
     return pd_leaves_device(o, o->config->offload.parameters) || pd_leaves_device(o, o->config->offload.gradients);
 }
 
+bool pd_updates_by_bucket(const struct pd_engine_options *o)
+{
+    return pd_blocks_leave_device(o) || o->config->numerics.gradients == PD_BF16;
+}
+
 /* On a GPU, where a pass over all sums costs memory bandwidth. Pieces of sequences are terms by themselves. Lanes of ep ranks,
  * which one backward adds to, need not begin together. */
 static bool adds_in_place(const struct pd_engine *e)
@@ -296,6 +301,7 @@ static pd_status engine_build(struct pd_engine *e, struct pd_arena *arena, struc
                                  .state_in_files = c->offload.optimizer == PD_PLACE_NVME,
                                  .parameters_in_files = pd_leaves_device(&e->options, c->offload.parameters),
                                  .gradients_in_files = pd_leaves_device(&e->options, c->offload.gradients),
+                                 .rounds_sums = c->numerics.gradients == PD_BF16,
                                  .parameters_budget = c->offload.parameters_budget,
                                  .gradients_budget = c->offload.gradients_budget};
     PD_TRY(build_math(e, arena, err));

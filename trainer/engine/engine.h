@@ -130,6 +130,8 @@ struct pd_gemm pd_engine_gemm(const struct pd_engine *engine);
 bool pd_leaves_device(const struct pd_engine_options *options, enum pd_place place);
 /* Whether a block's copies or sums leave the device. An update must then ask zero for each of its boxes. */
 bool pd_blocks_leave_device(const struct pd_engine_options *options);
+/* Whether an update asks for gradients and working copies one bucket at a time. */
+bool pd_updates_by_bucket(const struct pd_engine_options *options);
 
 /* Lanes of a training step. If the record has none: one per micro-batch. */
 struct pd_lanes pd_lanes_of(const struct pd_config *config, uint32_t dp);

@@ -58,6 +58,7 @@ static pd_status optimizer_add_box(struct pd_engine *e, const struct pd_zero_box
 static pd_status add_bucket(struct pd_engine *e, uint32_t bucket, uint64_t *made, struct pd_error *err)
 {
     const struct pd_zero_held *held = pd_zero_held(e->zero);
+    PD_TRY(pd_zero_bring_sums(e->zero, bucket, err));
     for (uint32_t i = held->first_box[bucket]; i < held->first_box[bucket + 1]; i++)
         if (held->boxes[i].owned && !e->options.model->tensors.tensors[held->boxes[i].tensor].by_sign)
             PD_TRY(optimizer_add_box(e, &held->boxes[i], made, err));

@@ -25,7 +25,7 @@ pd_status pd_state_update_boxes(struct pd_state *s, const struct pd_update_step 
                                 struct pd_error *err)
 {
     struct pd_zero *zero = s->engine->zero;
-    const bool asks = pd_blocks_leave_device(&s->engine->options), has_copy = pd_zero_held(zero)->copy != NULL;
+    const bool asks = pd_updates_by_bucket(&s->engine->options), has_copy = pd_zero_held(zero)->copy != NULL;
     if (asks) PD_TRY(pd_zero_update_begin(zero, err));
     for (uint32_t i = 0; i < pd_zero_held(zero)->box_count; i++) {
         struct pd_update_range range = pd_state_range(s, &pd_zero_held(zero)->boxes[i]);

@@ -68,7 +68,7 @@ static pd_status state_host_update(struct pd_state *s, const struct pd_update_st
                                    const struct pd_before_update *before, struct pd_error *err)
 {
     pd_state_wait_for_readers(before);
-    if (pd_blocks_leave_device(&s->engine->options))
+    if (pd_updates_by_bucket(&s->engine->options))
         PD_TRY(update_buckets(s, step, err));
     else
         PD_TRY(pd_host_update_run(own(s)->updates, step, own(s)->ranges, own(s)->count, err));

@@ -166,6 +166,15 @@ static pd_status make_tables(struct pd_zero *zero, struct pd_error *err)
     return PD_OK;
 }
 
+/* Rounded sums of blocks are fp32 in one buffer while one is computed or updated. */
+static void size_rounded(struct pd_zero *zero)
+{
+    for (uint32_t bucket = 0; bucket < zero->has.bucket_count; bucket++)
+        if (pd_zero_is_rounded(zero, bucket))
+            zero->has.gradient_elements =
+                pd_max_u64(zero->has.gradient_elements, pd_round_up(sums_of_bucket(zero, bucket), 4));
+}
+
 static pd_status describe_buckets(struct pd_zero *zero, struct pd_error *err)
 {
     const struct pd_model *model = zero->model;
@@ -183,11 +192,13 @@ static pd_status describe_buckets(struct pd_zero *zero, struct pd_error *err)
     }
     free(by_part);
     if (zero->options.gradients_in_files) size_sums(zero);
+    if (zero->options.rounds_sums) size_rounded(zero);
     for (uint32_t unit = 0; unit < model->unit_count; unit++)
         if (zero->buckets[unit].count) {
             /* Aligns each bucket to 16 bytes, like a micro-batch's gradients: GPU products then have the same alignment. */
             struct pd_zero_bucket *s = &zero->buckets[unit];
             const bool is_filed = pd_zero_has_filed_sums(zero, unit);
+            if (pd_zero_is_rounded(zero, unit)) continue;
             s->sums =
                 (is_filed ? unit % 2 * zero->sums_elements : zero->has.gradient_elements) * sizeof(float) / zero->term_bytes;
             if (!is_filed) zero->has.gradient_elements += pd_round_up(sums_of_bucket(zero, unit), 4);
@@ -334,6 +345,8 @@ static void take_lanes(struct pd_zero *zero, struct pd_arena *arena, uint64_t mo
     for (uint32_t bucket = 0; zero->has_lanes && bucket < zero->has.bucket_count; bucket++) {
         struct pd_zero_bucket *s = &zero->buckets[bucket];
         if (!s->count) continue;
+        if (pd_zero_is_rounded(zero, bucket))
+            s->rounded = pd_arena_take(arena, PD_MEMORY_GRADIENTS, pd_zero_gradients_of(zero, s) * sizeof(uint16_t));
         if (!zero->has.makes_terms)
             s->lane = (float *)pd_zero_sums(zero, bucket);
         else

@@ -37,6 +37,7 @@ struct pd_zero_options {
     bool state_in_files;      /* master and moments are in files: pd_zero_held has no state, only the working copy */
     bool parameters_in_files; /* blocks' working copies are in files (on a GPU perhaps in host memory): pd_zero_update_box */
     bool gradients_in_files;  /* the same for blocks' sums; needs a breadth-first schedule */
+    bool rounds_sums;         /* blocks' sums are bf16, rounded after every micro-batch; one lane, no cuts */
     uint64_t parameters_budget, gradients_budget; /* bytes of each that stay in memory, for the first blocks that fit */
 };
 
@@ -48,7 +49,7 @@ struct pd_zero_box {
     struct pd_box box;
     uint64_t offset, elements;
     uint64_t copy_offset;     /* into the working copy; UINT64_MAX: in files */
-    uint64_t gradient_offset; /* with gradients_in_files: its place while the bucket is in memory */
+    uint64_t gradient_offset; /* with gradients_in_files or rounds_sums: its place while the bucket is in fp32 memory */
 };
 
 struct pd_zero;
@@ -110,6 +111,8 @@ uint64_t pd_zero_parameter_span(const struct pd_zero *zero, uint32_t box);
 uint64_t pd_zero_gradient_span(const struct pd_zero *zero, uint32_t bucket);
 /* Files created from these spans; borrowed. NULL: nothing is in files. */
 void pd_zero_attach_files(struct pd_zero *zero, struct pd_spill *parameters, struct pd_spill *gradients);
+/* With rounds_sums: makes the bucket's sums fp32, for pd_zero_held's gradient, until another bucket's are requested. */
+PD_MUST_USE pd_status pd_zero_bring_sums(struct pd_zero *zero, uint32_t bucket, struct pd_error *err);
 /* Registers a callback, called when the sums of a block are complete and still in memory: for the norm. */
 void pd_zero_on_sums(struct pd_zero *zero, pd_status (*complete)(void *context, uint32_t bucket, struct pd_error *err),
                      void *context);

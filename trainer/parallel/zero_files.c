@@ -26,6 +26,11 @@ bool pd_zero_has_filed_sums(const struct pd_zero *zero, uint32_t bucket)
     return zero->options.gradients_in_files && bucket >= zero->has.sums_away && is_block(zero, bucket);
 }
 
+bool pd_zero_is_rounded(const struct pd_zero *zero, uint32_t bucket)
+{
+    return zero->options.rounds_sums && is_block(zero, bucket);
+}
+
 static uint32_t bucket_of(const struct pd_zero *zero, uint32_t box)
 {
     return zero->model->tensors.tensors[zero->has.boxes[box].tensor].unit;
@@ -204,6 +209,13 @@ pd_status pd_zero_take_sums(struct pd_zero *zero, uint32_t bucket, struct pd_err
     return before == PD_ZERO_NO_BUCKET || before == bucket ? PD_OK : pd_spill_wait(zero->files.gradient_spill, before, err);
 }
 
+pd_status pd_zero_bring_sums(struct pd_zero *zero, uint32_t bucket, struct pd_error *err)
+{
+    const struct pd_zero_bucket *s = &zero->buckets[bucket];
+    if (!pd_zero_is_rounded(zero, bucket)) return PD_OK;
+    return pd_cast(zero->math, s->computed[s->count], PD_F32, s->lane, PD_BF16, s->rounded, err);
+}
+
 static bool has_sums(const struct pd_zero *zero, uint32_t bucket)
 {
     return zero->has.first_box[bucket] < zero->has.first_box[bucket + 1];
@@ -238,6 +250,7 @@ static pd_status enter_bucket(struct pd_zero *zero, uint32_t bucket, struct pd_e
     if (before != PD_ZERO_NO_BUCKET && pd_zero_is_filed(zero, before)) PD_TRY(move_boxes(zero, before, pd_spill_write, err));
     if (bucket == PD_ZERO_NO_BUCKET) return PD_OK;
     if (pd_zero_is_filed(zero, bucket)) PD_TRY(clear_landing(zero, bucket, err));
+    PD_TRY(pd_zero_bring_sums(zero, bucket, err));
     if (!pd_zero_has_filed_sums(zero, bucket)) return PD_OK;
     PD_TRY(read_sums(zero, bucket, err));
     PD_TRY(pd_spill_wait(zero->files.gradient_spill, bucket, err));

@@ -1,6 +1,5 @@
-/* State shared by zero.c (buckets, held state), zero_runs.c (which rank has which part of a bucket), zero_gather.c (gathers
- * parameters), zero_terms.c (gradients to terms), zero_exchange.c (terms to sums), zero_files.c (data in files) and
- * zero_tied.c (a tied table on two stages).
+/* State shared by zero.c (buckets, held state), zero_runs.c (who has which rows), zero_gather.c (parameters), zero_terms.c
+ * (gradients to terms), zero_exchange.c (terms to sums), zero_files.c (data in files), zero_tied.c (a table on two stages).
  *
  * Data rank q = dp index * sp + sp index; a rank of the stage is q * tp + tp index. */
 #pragma once
@@ -47,6 +46,7 @@ struct pd_zero_bucket {
     uint32_t filled; /* what has terms since the last exchange; bit 0: the first tensor, bit 1: all others */
     struct pd_zero_terms *terms, own_terms; /* where the terms are; own_terms without data: terms is one of the two turns */
     float *lane;                            /* (computed) sums of a lane in fp32; NULL: a lane is a micro-batch */
+    uint16_t *rounded; /* (computed) the same in bf16, if pd_zero_is_rounded: then all blocks share one `lane` in turn */
 };
 
 /* Rows [row_begin, row_end) of chunks [chunk_begin, chunk_end) of a tensor. What a rank needs, computes, holds or owns
@@ -231,8 +231,7 @@ bool pd_zero_is_elsewhere(const struct pd_zero *zero, uint32_t tensor); /* of an
 uint32_t pd_zero_parts(const struct pd_zero *zero, uint32_t side);
 uint32_t pd_zero_own_part(const struct pd_zero *zero, uint32_t side);
 uint32_t pd_zero_part_rank(const struct pd_zero *zero, uint32_t side, uint32_t part);
-uint64_t pd_zero_terms_end(const struct pd_zero *zero,
-                           const struct pd_zero_bucket *s); /* where terms of other tp ranks begin */
+uint64_t pd_zero_terms_end(const struct pd_zero *zero, const struct pd_zero_bucket *s); /* those of other tp ranks follow */
 /* Where a bucket's tensors are read. In a rehearsal a tied table need not be there yet. */
 void *const *pd_zero_places(struct pd_zero *zero, uint32_t bucket, bool rehearses);
 uint64_t pd_zero_source_at(const struct pd_zero *zero, const struct pd_zero_bucket *s, uint32_t source);
@@ -241,6 +240,7 @@ uint64_t pd_zero_gradients_of(const struct pd_zero *zero, const struct pd_zero_b
 /* ---- zero_files.c ---- */
 bool pd_zero_is_filed(const struct pd_zero *zero, uint32_t bucket);       /* working copies of the bucket are in files */
 bool pd_zero_has_filed_sums(const struct pd_zero *zero, uint32_t bucket); /* sums are */
+bool pd_zero_is_rounded(const struct pd_zero *zero, uint32_t bucket);     /* sums are bf16 */
 /* The first block that, with those before it, exceeds a budget of elements. */
 uint32_t pd_zero_first_away(const struct pd_zero *zero, uint64_t budget,
                             uint64_t (*elements_of)(const struct pd_zero *zero, uint32_t bucket));

@@ -226,6 +226,7 @@ pd_status pd_zero_micro_batch_gradients(struct pd_zero *zero, uint32_t bucket, u
     const uint32_t rank = zero->grid->place.dp;
     float *base = writes_lane(zero, bucket, rank, slot) ? s->lane : zero->micro_batch;
     if (slot == 0) PD_TRY(pd_zero_take_sums(zero, bucket, err));
+    if (slot != PD_ZERO_NO_SLOT && !begins_lane(zero, rank, slot)) PD_TRY(pd_zero_bring_sums(zero, bucket, err));
     zero->made_bucket = bucket;
     zero->made_slot = slot;
     for (uint32_t e = 0; e < s->count; e++)
@@ -305,6 +306,14 @@ static pd_status add_elements(struct pd_zero *zero, uint32_t bucket, uint32_t so
     return make_terms(zero, bucket, s->lane + at, begin, end, err);
 }
 
+/* After a micro-batch, for buckets whose sums are kept in bf16. */
+static pd_status round_sums(const struct pd_zero *zero, uint32_t bucket, struct pd_error *err)
+{
+    const struct pd_zero_bucket *s = &zero->buckets[bucket];
+    if (!pd_zero_is_rounded(zero, bucket)) return PD_OK;
+    return pd_cast(zero->math, s->computed[s->count], PD_BF16, s->rounded, PD_F32, s->lane, err);
+}
+
 pd_status pd_zero_add_micro_batch(struct pd_zero *zero, uint32_t bucket, uint32_t slot, struct pd_error *err)
 {
     const struct pd_zero_bucket *s = &zero->buckets[bucket];
@@ -315,5 +324,6 @@ pd_status pd_zero_add_micro_batch(struct pd_zero *zero, uint32_t bucket, uint32_
     PD_TRY(add_elements(zero, bucket, own, slot, end, end, elements, err));
     for (uint32_t i = 0; i < zero->ep && begin < end; i++)
         PD_TRY(add_elements(zero, bucket, i, slot, pd_zero_source_at(zero, s, i), begin, end, err));
-    return PD_OK;
+    const bool has_new = slot != PD_ZERO_NO_SLOT && has_micro_batch(zero, zero->grid->place.dp, slot);
+    return has_new ? round_sums(zero, bucket, err) : PD_OK;
 }

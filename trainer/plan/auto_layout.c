@@ -49,6 +49,13 @@ static bool columns_take_less(const struct pd_config *c)
     return c->numerics.logits == PD_LOGITS_OF_ROWS && chunk > PD_LOGITS_COLUMNS + (uint64_t)c->model.hidden;
 }
 
+static bool sums_can_be_rounded(const struct pd_config *c, uint32_t world)
+{
+    return world == 1 && c->run.device == PD_DEVICE_GPU && c->numerics.lanes == 1 && c->numerics.gradients == PD_F32 &&
+           c->numerics.virtual_tp == 1 && c->numerics.virtual_sp == 1 && c->offload.gradients == PD_PLACE_DEVICE &&
+           c->offload.optimizer != PD_PLACE_NVME;
+}
+
 /* Breadth first, which is the default order if parameters are on drives. */
 static bool keeps_all_micro_batches(const struct pd_config *c)
 {
@@ -78,6 +85,7 @@ void pd_less_memory_text(const struct pd_config *c, uint32_t world, bool places,
                {"offload.optimizer=cpu", places && c->offload.optimizer == PD_PLACE_DEVICE},
                {"offload.activations=cpu", places && !state_alone && c->offload.activations == PD_PLACE_DEVICE},
                {"a smaller batch.micro_batch (other bits)", !state_alone && c->batch.micro_batch > 1},
+               {"numerics.gradients=bf16 (other bits)", sums_can_be_rounded(c, world)},
                {"numerics.logits=columns (other bits)", !state_alone && columns_take_less(c)},
                {"a larger numerics.virtual_tp (other bits)", !state_alone && can_have_chunks(c, world)},
                {"a shorter batch.context (other bits)", !state_alone && c->batch.context > 1}};
@@ -217,7 +225,8 @@ static double least_bytes(const struct pd_config *config, const struct pd_model 
     const double copy = config->numerics.precision == PD_F32 ? 0 : pd_dtype_bytes(config->numerics.precision);
     const struct pd_engine_options o = {.config = config, .is_gpu = config->run.device == PD_DEVICE_GPU};
     const double state = pd_leaves_device(&o, config->offload.optimizer) ? 0 : pd_kinds_bytes(config->optimizer.moments),
-                 gradients = pd_leaves_device(&o, config->offload.gradients) ? 0 : 4;
+                 gradients =
+                     pd_leaves_device(&o, config->offload.gradients) ? 0 : pd_dtype_bytes(config->numerics.gradients);
     const bool holds_all = l->zero_stage < 3 && !pd_leaves_device(&o, config->offload.parameters);
     return elements * (state + gradients) / parts + (holds_all ? elements * copy : 0);
 }

@@ -379,6 +379,13 @@ Test(config, whole_is_checked)
     refused(MINIMAL, "batch.micro_batch=100", "the nearest micro-batch that fits is 32");
     refused(MINIMAL, "batch.context=257", "batch.context 257 is longer than model.context 256");
     refused(MINIMAL, "optimizer.min_lr=1", "optimizer.min_lr 1 is above optimizer.lr 0.0003");
+    refused(MINIMAL "numerics: {lanes: 2}\n", "numerics.gradients=bf16",
+            "numerics.gradients is bf16, which rounds the sums of one chain of micro-batches, but numerics.lanes is 2; set "
+            "numerics.lanes=1 or numerics.gradients=fp32");
+    refused(MINIMAL "numerics: {virtual_sp: 2}\n", "numerics.gradients=bf16",
+            "numerics.virtual_sp cuts them; leave it at 1");
+    refused(MINIMAL "offload: {optimizer: nvme}\n", "numerics.gradients=bf16", "offload.optimizer moves sums in fp32");
+    refused(MINIMAL "offload: {gradients: cpu}\n", "numerics.gradients=bf16", "offload.gradients moves sums in fp32");
     refused(MINIMAL, "numerics.virtual_tp=3", "numerics.virtual_tp 3 is not a power of two; the nearest are 2 and 4");
     refused(MINIMAL, "restart.ranks=8,11",
             "restart.ranks[1] is 11, and no layout of 11 ranks is admitted; the next below is 10");

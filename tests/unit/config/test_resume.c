@@ -60,6 +60,7 @@ Test(resume, table)
         {"numerics.linears=fp8", PD_RESUME_NEW_LINEAGE, 1},
         {"numerics.logits=columns", PD_RESUME_NEW_LINEAGE, 1},
         {"numerics.logits_type=precision", PD_RESUME_NEW_LINEAGE, 1},
+        {"numerics.gradients=bf16", PD_RESUME_NEW_LINEAGE, 2}, /* and lanes: one */
         {"run.seed=2", PD_RESUME_NEW_LINEAGE, 1},
         {"data.separate_documents=true", PD_RESUME_NEW_LINEAGE, 1},
         {"model.norm_epsilon=1e-6", PD_RESUME_NEW_LINEAGE, 1},

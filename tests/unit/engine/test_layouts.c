@@ -228,6 +228,26 @@ Test(layouts, logits_of_16_bits)
         &(struct numerics){"llama bf16 tp, logits in bf16", LLAMA, "bf16", 4, 1, "numerics.logits_type=precision", 1, 0});
 }
 
+/* Blocks' sums that are rounded after each micro-batch: in any order of micro-batches, on any stage, tied table or not. */
+Test(layouts, sums_in_bf16)
+{
+    static struct job exact, rounded;
+    const struct choice alone = {1, 1, 1, 1, 1, 0, 1, "none", "depth_first", "auto", 0};
+    const struct numerics n = {"llama bf16, sums in bf16", LLAMA, "bf16", 1, 1, "numerics.gradients=bf16", 0, 1};
+    struct numerics in_fp32 = n;
+    in_fp32.more = NULL;
+    run(&exact, &in_fp32, &alone, 1);
+    run(&rounded, &n, &alone, 1);
+    cr_assert_eq(exact.loss[0], rounded.loss[0]);
+    cr_assert_neq(exact.loss[STEPS - 1], rounded.loss[STEPS - 1]);
+    cr_assert_float_eq(exact.loss[STEPS - 1], rounded.loss[STEPS - 1], 1e-2);
+    for (uint32_t offset = 0; offset < 6; offset++) {
+        const bool is_tied = offset % 2;
+        check_numerics(
+            &(struct numerics){n.name, is_tied ? GPT2 : LLAMA, is_tied ? "fp32" : "bf16", 1, 1, n.more, offset, 1});
+    }
+}
+
 /* Every kind of tensor has a quantum of its own, which follows its gradients; a tied table is on two stages. */
 Test(layouts, narrow_terms)
 {

@@ -556,8 +556,8 @@ Test(choose, advice_is_what_can_be_done)
     expect_less(TINY "batch: {sequences: 8, micro_batch: 1, context: 16}\nnumerics: {virtual_tp: 4}\n", 8, false, false,
                 "take more ranks, layout.recompute=full or a shorter batch.context (other bits)");
     expect_less(TINY "batch: {sequences: 1, micro_batch: 1, context: 16}\n", 1, true, false,
-                "take layout.recompute=full, offload.optimizer=cpu, offload.activations=cpu or a shorter batch.context "
-                "(other bits)");
+                "take layout.recompute=full, offload.optimizer=cpu, offload.activations=cpu, numerics.gradients=bf16 (other "
+                "bits) or a shorter batch.context (other bits)");
 }
 
 Test(choose, advice_about_logits_is_about_large_vocabularies)
@@ -593,7 +593,10 @@ Test(choose, advice_about_state_is_about_state)
     expect_less(TINY "batch: {sequences: 8, micro_batch: 2, context: 16}\noffload: {optimizer: cpu}\n", 1, true, true,
                 "take numerics.lanes=1 (other bits) or more GPUs");
     expect_less(TINY "batch: {sequences: 1, micro_batch: 1, context: 16}\noffload: {optimizer: cpu}\n", 1, true, true,
-                "take a smaller model");
+                "take numerics.gradients=bf16 (other bits)");
+    expect_less(TINY "batch: {sequences: 1, micro_batch: 1, context: 16}\noffload: {optimizer: cpu}\n"
+                     "numerics: {gradients: bf16}\n",
+                1, true, true, "take a smaller model");
 }
 
 /* The smallest of all layouts fits into what it takes: the quick refusal is below every one. */
