@@ -68,7 +68,7 @@ def check_build(directory):
         open(os.path.join(prefix, name), "wb").close()
     assert "without MPI" in build("no_mpi", 0, *NO_MPI, f"-DCMAKE_PREFIX_PATH={prefix}")
     for name, words in (("CMakeCache.txt", f"={prefix}/include\n"), ("CMakeCache.txt", f"={prefix}/lib/libhdf5.so\n"),
-                        ("tools/library/perdure.pc", f" -L{prefix}/lib -lhdf5 ")):
+                        ("tools/library/perdure.pc", f" -L{prefix}/lib -Wl,-rpath,{prefix}/lib -lhdf5 ")):
         with open(os.path.join(directory, "no_mpi", name), encoding="utf-8") as f:
             assert words in f.read(), f"{name} lacks {words}"
     said = build("mpi", 1, *NO_MPI, "-DPERDURE_MPI=ON")

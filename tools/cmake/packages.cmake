@@ -1,6 +1,7 @@
 # Third-party packages. If some are missing, the configuration stops with the names of their Debian packages; with AUTO it continues
 # without MPI and oneDNN.
 set(perdure_missing)
+set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON) # an installed library finds what lies outside the system's folders
 
 function(perdure_need target header library debian_package)
   find_path(${target}_INCLUDE ${header} PATH_SUFFIXES ${ARGN})
