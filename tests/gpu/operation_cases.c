@@ -394,14 +394,15 @@ EXACT(embedding_shared)
     ref_embedding_backward(rows(s), s->columns, s->length, positions, v[DLOOKED_UP].exact, v[DPLACES].exact);
 }
 
-static pd_status loss_in_chunks(struct pd_math *math, const struct sizes *s, enum pd_dtype act, void *const *p,
-                                uint32_t chunks, struct pd_error *err)
+static pd_status loss_of(struct pd_math *math, const struct sizes *s, enum pd_dtype act, void *const *p, uint32_t chunks,
+                         enum pd_dtype logits_dtype, struct pd_error *err)
 {
     const struct pd_cross_entropy l = {.rows = rows(s),
                                        .vocab = s->vocab,
                                        .ld = s->vocab,
                                        .chunks = chunks,
                                        .logits = p[0],
+                                       .logits_dtype = logits_dtype,
                                        .targets = p[1],
                                        .losses = p[2],
                                        .dlogits = p[3],
@@ -413,12 +414,17 @@ static pd_status loss_in_chunks(struct pd_math *math, const struct sizes *s, enu
 
 RUN(cross_entropy)
 {
-    return loss_in_chunks(math, s, act, p, 1, err);
+    return loss_of(math, s, act, p, 1, PD_F32, err);
 }
 
 RUN(cross_entropy_in_chunks)
 {
-    return loss_in_chunks(math, s, act, p, 2, err);
+    return loss_of(math, s, act, p, 2, PD_F32, err);
+}
+
+RUN(cross_entropy_of_activations)
+{
+    return loss_of(math, s, act, p, 1, act, err);
 }
 
 EXACT(cross_entropy)
@@ -535,6 +541,10 @@ const struct operation operations[] = {
     {"cross-entropy, two chunks",
      {{F32, IN, rows_vocab, 3}, {TARGETS, IN, rows, 0}, {ROW_SUMS}, {ACT, OUT, rows_vocab, 0}},
      .run = run_cross_entropy_in_chunks,
+     .exact = exact_cross_entropy},
+    {"cross-entropy, logits as activations",
+     {{ACT, IN, rows_vocab, 3}, {TARGETS, IN, rows, 0}, {ROW_SUMS}, {ACT, OUT, rows_vocab, 0}},
+     .run = run_cross_entropy_of_activations,
      .exact = exact_cross_entropy},
     {"adam",
      {{F32, BOTH, rows_columns, 1},

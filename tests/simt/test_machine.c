@@ -538,7 +538,7 @@ Test(machine, a_kernel_that_breaks_a_rule_costs_the_gpu)
     start_loss(&g, 3000);
     copy(&g, back, g.device.data);
     cr_assert_eq(pd_dev_stream_sync(g.dev, g.stream, &err), PD_DEVICE_LOST);
-    cr_assert(strstr(err.message, "loss_kernel") && strstr(err.message, "does not hold"), "%s", err.message);
+    cr_assert(strstr(err.message, "row_kernel") && strstr(err.message, "does not hold"), "%s", err.message);
     cr_assert_eq(back[5], 0.0f, "nothing after it happens");
     cr_assert_eq(pd_dev_memory(g.dev, &memory, &err), PD_DEVICE_LOST);
     cr_assert_eq(pd_cuda_add(g.handle, N, g.more.data, g.device.data, &err), PD_DEVICE_LOST);

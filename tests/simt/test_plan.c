@@ -188,13 +188,14 @@ Test(plan, mirrors_hold_the_state_once)
     }
 }
 
-/* ---- logits ---- */
+/* ---- logits and sums ---- */
 
-static uint64_t activation_bytes(const char *numerics)
+/* Bytes of one kind, and elements of a block. */
+static uint64_t planned_bytes(enum pd_memory_category kind, const char *numerics, uint64_t *ret_block)
 {
     static const char text[] =
         "run: {dir: r, device: gpu}\ndata: {train: a}\nbatch: {sequences: 8, micro_batch: 1, context: 8192}\n"
-        "model: {layers: 1, hidden: 896, heads: 14, head_size: 64, ffn: 4864, vocab: 151936, context: 8192}\n";
+        "model: {layers: 3, hidden: 896, heads: 14, head_size: 64, ffn: 4864, vocab: 151936, context: 8192}\n";
     const char *overrides[] = {"numerics.lanes=1", numerics};
     struct pd_memory_plan plan;
     struct pd_config c;
@@ -204,9 +205,18 @@ static uint64_t activation_bytes(const char *numerics)
     cr_assert_eq(pd_model_new(&c.model, &model, &err), PD_OK, "%s", err.message);
     const struct pd_engine_options o = {.config = &c, .model = model, .world = 1, .threads = 1, .is_gpu = true};
     cr_assert_eq(pd_engine_plan_of(&o, &plan, &err), PD_OK, "%s", err.message);
+    *ret_block = 0;
+    for (uint32_t t = model->unit_first[1]; t < model->unit_first[2]; t++)
+        *ret_block += pd_tensor_elements(&model->tensors.tensors[t]);
     pd_model_free(model);
     pd_config_deinit(&c);
-    return plan.bytes[PD_MEMORY_ACTIVATIONS];
+    return plan.bytes[kind];
+}
+
+static uint64_t activation_bytes(const char *numerics)
+{
+    uint64_t ignored;
+    return planned_bytes(PD_MEMORY_ACTIVATIONS, numerics, &ignored);
 }
 
 /* Of 8,192 rows of 151,936 words: 3,520 rows of logits and the sum of several runs' gradients; or all rows of 8,192 columns, a
@@ -216,4 +226,22 @@ Test(plan, logits_of_columns_take_less_than_those_of_rows)
     const uint64_t vocab = 151936, of_rows = 3520 * vocab * 4 + vocab * 896 * 4, of_columns = 8192ull * (8192 + 896 + 5) * 4;
     cr_expect_eq(activation_bytes("numerics.logits=rows") - activation_bytes("numerics.logits=columns"),
                  of_rows - of_columns);
+}
+
+/* Logits of 16 bits, and no sum, since all rows are one run. */
+Test(plan, logits_of_16_bits_are_one_run)
+{
+    const uint64_t vocab = 151936, of_fp32 = 3520 * vocab * 4 + vocab * 896 * 4, of_bf16 = 8192 * vocab * 2;
+    cr_expect_eq(activation_bytes("numerics.logits_type=fp32") - activation_bytes("numerics.logits_type=precision"),
+                 of_fp32 - of_bf16);
+}
+
+/* Two bytes for four in every block, and one block in fp32. */
+Test(plan, sums_in_bf16_take_half)
+{
+    uint64_t block;
+    const uint64_t fp32 = planned_bytes(PD_MEMORY_GRADIENTS, "numerics.gradients=fp32", &block),
+                   bf16 = planned_bytes(PD_MEMORY_GRADIENTS, "numerics.gradients=bf16", &block);
+    cr_expect_float_eq((double)(fp32 - bf16), 3 * 2.0 * (double)block - 4.0 * (double)block, 3 * 4096, "%.0f of %.0f",
+                       (double)(fp32 - bf16), 2.0 * (double)block);
 }
