@@ -351,12 +351,16 @@ static double streams_seconds(const struct setting *s, double drives, double in,
 }
 
 /* Converting the fp32 sums of a rank's lanes to terms, limited by memory. The first lane writes a term, later ones add to
- * it; a step of one lane makes no terms. */
-static double terms_seconds(const struct setting *s, double elements)
+ * it; a step of one lane makes no terms. It may round blocks' sums to bf16 after each micro-batch; all but the first, the norm
+ * and the update make them fp32 again. */
+static double terms_seconds(const struct setting *s, const struct stage *g)
 {
     const double first = sizeof(float) + term_bytes(s), more = sizeof(float) + 2 * term_bytes(s);
+    const double conversion = sizeof(float) + sizeof(uint16_t);
+    if (s->config->numerics.gradients == PD_BF16)
+        return g->block_elements * (2.0 * s->slots + 1) * conversion / s->machine->memory_rate;
     if (s->config->numerics.lanes == 1) return 0;
-    return elements * (first + (s->lanes - 1) * more) / s->machine->memory_rate;
+    return g->elements * (first + (s->lanes - 1) * more) / s->machine->memory_rate;
 }
 
 /* ---- between data ranks ---- */
@@ -453,7 +457,7 @@ static void add_stage(const struct setting *s, const struct stage *g, struct pd_
     c->bus_seconds = fmax(c->bus_seconds, bus_seconds(s, streams.micro_batch_in * slots + streams.update_in,
                                                       streams.micro_batch_out * slots + streams.update_out));
     c->optimizer_seconds = fmax(c->optimizer_seconds, optimizer + after);
-    c->terms_seconds = fmax(c->terms_seconds, terms_seconds(s, g->elements));
+    c->terms_seconds = fmax(c->terms_seconds, terms_seconds(s, g));
     if (micro_batch <= *slowest) return;
     *slowest = micro_batch;
     c->compute_seconds = compute * slots;

@@ -49,7 +49,7 @@ struct pd_step_cost {
     uint32_t padding; /* padding micro-batches of all data-parallel ranks */
     double bubble;    /* fraction of a step, in theory */
     double step_seconds, compute_seconds, recompute_seconds, exposed_seconds; /* exposed: transfers not hidden */
-    double bubble_seconds, optimizer_seconds, terms_seconds;                  /* terms: converting sums of lanes */
+    double bubble_seconds, optimizer_seconds, terms_seconds;                  /* terms: converting sums */
     uint64_t parameter_bytes, gradient_bytes, tensor_bytes, sequence_bytes, pipeline_bytes; /* received per step */
     uint64_t gradient_bytes_step, gradient_bytes_lane; /* gradient_bytes for either layout.exchange */
     uint64_t tensor_beside_bytes;                      /* part of tensor_bytes that moves while a GPU computes */

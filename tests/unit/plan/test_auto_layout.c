@@ -529,6 +529,20 @@ Test(cost, recomputation_is_in_proportion_to_blocks)
     }
 }
 
+/* Blocks of gpt2-124m: 8 times to bf16, and back 7 times, for the norm and for the update. */
+Test(cost, sums_in_bf16_are_converted)
+{
+#define EIGHT "model: {preset: gpt2-124m}\nbatch: {sequences: 8, micro_batch: 1}\nnumerics: {lanes: 1, gradients: "
+    struct pd_machine machine;
+    struct pd_error err;
+    cr_assert_eq(pd_machine_preset("h100-80g", &machine, &err), PD_OK);
+    const double seconds = 17 * 6 * 85054464.0 / machine.memory_rate;
+    const struct pd_step_cost fp32 = cost_on(&machine, EIGHT "fp32}\n", 1), bf16 = cost_on(&machine, EIGHT "bf16}\n", 1);
+    cr_expect_eq(fp32.terms_seconds, 0);
+    cr_expect_float_eq(bf16.terms_seconds, seconds, 1e-9 * seconds);
+    cr_expect_float_eq(bf16.step_seconds - fp32.step_seconds, seconds, 1e-6 * seconds);
+}
+
 static void expect_less(const char *text, uint32_t world, bool places, bool state_alone, const char *expected)
 {
     char said[256];
