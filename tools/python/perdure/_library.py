@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import operator
 import os
@@ -220,7 +221,7 @@ class Watch:
         go.acquire()
         done.acquire()
         try:
-            threading.Thread(target=run, name="perdure").start()
+            _thread.start_new_thread(run, ())  # threading.Thread would wait until it runs
         except BaseException:  # not begun: the caller may free what the call would use
             function = None
             go.release()

@@ -25,7 +25,7 @@ NUMPY = {0: "f4", 1: "u2", 2: "f2", 3: "f8", 4: "u1", 5: "u1", 6: "i1", 7: "i2",
 TORCH = {0: "float32", 1: "bfloat16", 2: "float16", 3: "float64", 4: "float8_e4m3fn", 5: "float8_e5m2", 6: "int8", 7: "int16", 8: "int32",
          9: "int64", 10: "uint8", 11: "uint16", 12: "uint32", 13: "uint64", 14: "bool", 15: "complex64", 16: "complex128"}
 FOREIGN_TO_NUMPY = (1, 4, 5)  # bf16 and fp8, which NumPy does not have
-WATCHED_BYTES_MIN = 1 << 20  # less is read in no time
+WATCHED_BYTES_MIN = 8 << 20  # less is read in no time
 PAGE_BYTES = 2 << 20  # a large page
 SHARED_BYTES = 64 << 20
 
