@@ -70,9 +70,9 @@ class Bench:
                 raise harness.Failure(f"{config} {overrides} {environment}: {key}: {have.get(key)}, the plain run has {expected.get(key)}")
         print(f"same bits: {os.path.basename(config)} {overrides} {environment or ''}", flush=True)
 
-    def near(self, config, precision, rows):
+    def near(self, config, precision, rows, overrides=""):
         """What is counted of experts is nearly the CPU's too: a choice changes only where two scores are equal but for rounding."""
-        _, want = self.run(config, "run.device=cpu")
+        _, want = self.run(config, overrides + "run.device=cpu")
         for step, row in want.items():
             for key in ("loss", "router_loss"):
                 if not abs(rows[step][key] - row[key]) <= NEAR[precision] * abs(row[key]):
@@ -112,7 +112,15 @@ def body(workspace, arguments):
     config = bench.config("glm4-moe-1m", "bf16", 1, 2)
     expected, _ = bench.run(config)
     for layout in harness.share_of(["layout.ranks=2 layout.sp=2", "layout.ranks=4 layout.sp=2 layout.dp=2 layout.zero_stage=2"], 2):
-        bench.same(expected, config, layout)
+            bench.same(expected, config, layout)
+    # codes of experts, made for every pass over them or kept for a step
+    for number, preset in enumerate(FAMILIES):
+        config = bench.config(preset, "bf16", 1 + number, 1)
+        eight = "numerics.linears=fp8 model.hidden=64 model.ffn=64 model.expert_ffn=32 "
+        expected, rows = bench.run(config, eight)
+        bench.near(config, "bf16", rows, eight)
+        bench.same(expected, config, eight + "layout.fp8_codes=micro_batch layout.recompute=full")
+        bench.same(expected, config, eight + NCCL[number], {"PERDURE_NCCL": stand_in(workspace), "PERDURE_SIMT_GPUS": str(2 + 2 * number)})
 
 
 harness.main(body)

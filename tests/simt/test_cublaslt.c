@@ -52,7 +52,7 @@ static bool agree(struct pd_cuda_gemms *gemms, const struct form *f, const char 
     g.b = (struct pd_matrix){b.data, f->in, b_columns + f->pad};
     g.c = (struct pd_matrix){want.data, f->out, f->n + f->pad};
     g.accumulate = f->accumulate;
-    g.rows_vary = f->rows_vary;
+    g.varies = !f->rows_vary ? PD_VARIES_NOT : f->trans_a ? PD_VARIES_K : PD_VARIES_M;
     g.bias = f->bias ? bias.data : NULL;
     g.bias_dtype = f->out;
     if (f->residual) g.residual = (struct pd_matrix){residual.data, f->out, f->n + f->pad};

@@ -28,7 +28,8 @@ static struct pd_quantize random_matrix(uint64_t *state, struct buffer *ret_x)
     const uint64_t ld = q.columns + below(state, 3) * step;
     q.format = below(state, 2) ? PD_FP8_E4M3 : PD_FP8_E5M2;
     q.ld_codes = q.columns + below(state, 3) * step;
-    q.ld_transposed = q.rows + below(state, 3);
+    q.transposed_rows = below(state, 2) ? q.rows : (q.rows + 15) / 16 * 16;
+    q.ld_transposed = q.transposed_rows + below(state, 3);
     *ret_x = buffer_random((enum pd_dtype)below(state, 3), q.rows * ld, below(state, 2), 0.3, state);
     q.x = (struct pd_matrix){ret_x->data, ret_x->dtype, ld};
     if (below(state, 8) == 0) value_put(ret_x->dtype, ret_x->data, below(state, q.rows) * ld, INFINITY);

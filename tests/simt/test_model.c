@@ -12,8 +12,9 @@
 
 enum { LENGTH = 37, SEQUENCES = 2, ROWS = LENGTH * SEQUENCES, STEPS = 3, UNIT_TENSORS = 32 };
 
-static uint32_t logits_columns, experts_per_token; /* of the models that are made from now on */
-static bool logits_as_activations;
+/* Of the models that are made from now on. */
+static uint32_t logits_columns, experts_per_token;
+static bool logits_as_activations, fp8_linears;
 
 struct side {
     bool is_simt;
@@ -77,6 +78,7 @@ static void build(struct side *s, struct pd_arena *arena)
                                                    .may_add = true,
                                                    .logits_columns = logits_columns,
                                                    .logits_dtype = logits_as_activations ? s->dtype : PD_F32,
+                                                   .fp8_linears = fp8_linears,
                                                    .partition = pd_partition_whole()};
     struct pd_error err;
     cr_assert_eq(s->is_simt ? pd_math_cuda_new(&cuda, arena, &s->math, &err)
@@ -351,6 +353,15 @@ Test(simt_model, glm4_moe)
     check(PD_FAMILY_GLM4_MOE, PD_F32, 5e-4);
     experts_per_token = 4;
     check(PD_FAMILY_GLM4_MOE, PD_F16, 2e-2); /* q_proj and k_proj of the second block: 1.5e-2 */
+}
+
+/* A code may be the next one where the last bit of an operand differs: 1/16 of an element. */
+Test(simt_model, experts_fp8)
+{
+    experts_per_token = 2;
+    fp8_linears = true;
+    check(PD_FAMILY_MIXTRAL, PD_F32, 3e-2);
+    check(PD_FAMILY_GLM4_MOE, PD_F32, 3e-2);
 }
 
 /* A vocabulary of 61 in parts, the last shorter than the others. */

@@ -81,6 +81,7 @@ static void quantize_tile(void *context, uint64_t index)
         uint8_t *to = q->transposed + (t.column + column) * q->ld_transposed + t.row;
         for (uint64_t row = 0; row < t.rows; row++)
             to[row] = codes[row][column];
+        if (t.row + t.rows == q->rows) memset(to + t.rows, 0, q->transposed_rows - q->rows);
     }
 }
 

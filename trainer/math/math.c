@@ -327,8 +327,12 @@ pd_status pd_quantize(struct pd_math *math, const struct pd_quantize *q, struct 
     if (q->rows == 0 || q->columns == 0) return PD_OK;
     check_matrix(&q->x, q->rows, q->columns);
     PD_CHECK((q->format == PD_FP8_E4M3 || q->format == PD_FP8_E5M2) && q->scale);
-    PD_CHECK((!q->codes || q->ld_codes >= q->columns) && (!q->transposed || q->ld_transposed >= q->rows));
-    return math->ops->quantize(math, q, err);
+    struct pd_quantize resolved = *q;
+    if (!q->transposed_rows) resolved.transposed_rows = q->rows;
+    PD_CHECK(!q->codes || q->ld_codes >= q->columns);
+    PD_CHECK(resolved.transposed_rows >= q->rows && resolved.transposed_rows <= (q->rows + 15) / 16 * 16);
+    PD_CHECK(!q->transposed || q->ld_transposed >= resolved.transposed_rows);
+    return math->ops->quantize(math, &resolved, err);
 }
 
 pd_status pd_copy_pieces(struct pd_math *math, const struct pd_copies *c, struct pd_error *err)

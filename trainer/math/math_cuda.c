@@ -62,9 +62,15 @@ PD_MATH_PLAIN(FORWARDING_SLOT)
 #define VARYING_ROWS_MIN 16u
 
 /* The rows that data decides. */
-static uint64_t *varying_rows(struct pd_gemm *g)
+static uint64_t varying_rows(const struct pd_gemm *g)
 {
-    return g->trans_a ? &g->k : &g->m;
+    return g->varies == PD_VARIES_K ? g->k : g->m;
+}
+
+static void set_varying_rows(struct pd_gemm *g, uint64_t rows)
+{
+    *(g->varies == PD_VARIES_K ? &g->k : &g->m) = rows;
+    if (g->varies == PD_VARIES_K && g->a_format) g->a.ld = g->b.ld = rows;
 }
 
 /* The number of rows whose algorithm so many rows take: cuda/gemm.h. */
@@ -87,7 +93,7 @@ static uint64_t shape_hash(const struct pd_gemm *gemm)
 {
     struct pd_gemm g = *gemm;
     const bool adds = g.residual.data && g.residual.data != g.c.data;
-    if (g.rows_vary) *varying_rows(&g) = rows_above(*varying_rows(&g));
+    if (g.varies) set_varying_rows(&g, rows_above(varying_rows(&g)));
     const uint64_t words[] = {g.m,
                               g.n,
                               g.k,
@@ -98,8 +104,8 @@ static uint64_t shape_hash(const struct pd_gemm *gemm)
                               (uint64_t)g.a_format << 8 | (uint64_t)g.b_format,
                               (uint64_t)g.trans_a << 4 | (uint64_t)g.trans_b << 3 | (uint64_t)g.accumulate << 2 |
                                   (uint64_t)(g.bias != NULL) << 1 | adds,
-                              alignment(g.a.data, g.a.ld, pd_dtype_bytes(g.a.dtype)),
-                              alignment(g.b.data, g.b.ld, pd_dtype_bytes(g.b.dtype)),
+                              alignment(g.a.data, g.a.ld, g.a_format ? 1 : pd_dtype_bytes(g.a.dtype)),
+                              alignment(g.b.data, g.b.ld, g.b_format ? 1 : pd_dtype_bytes(g.b.dtype)),
                               alignment(g.c.data, g.c.ld, pd_dtype_bytes(g.c.dtype))};
     uint64_t hash = UINT64_C(0xcbf29ce484222325);
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
@@ -142,9 +148,9 @@ static pd_status gemm_rehearsed(struct pd_math *math, const struct pd_gemm *gemm
 {
     struct pd_math_cuda *cuda = cuda_of(math);
     struct pd_gemm g = *gemm;
-    const uint64_t most = *varying_rows(&g);
-    for (uint64_t rows = VARYING_ROWS_MIN; g.rows_vary && rows < most; rows *= 2) {
-        *varying_rows(&g) = rows;
+    const uint64_t most = varying_rows(&g);
+    for (uint64_t rows = VARYING_ROWS_MIN; g.varies && rows < most; rows *= 2) {
+        set_varying_rows(&g, rows);
         if (is_new_shape(cuda->shapes, shape_hash(&g))) PD_TRY(pd_cuda_gemms_run(cuda->gemms, cuda->stream, &g, err));
     }
     if (!is_new_shape(cuda->shapes, shape_hash(gemm))) return PD_OK;

@@ -36,16 +36,21 @@ struct pd_quantize {
     uint8_t *codes;      /* (rows, columns), or NULL */
     uint8_t *transposed; /* (columns, rows), or NULL */
     uint64_t ld_codes, ld_transposed;
-    float *scale; /* (PD_FP8_SCALE_FLOATS): the scale, then scratch of the operation */
+    uint64_t transposed_rows; /* of x, with zeros after its last, at most to a multiple of 16; 0: rows */
+    float *scale;             /* (PD_FP8_SCALE_FLOATS): the scale, then scratch of the operation */
 };
 #define PD_FP8_SCALE_FLOATS 4u
+
+/* The side of a product that data decides, such as rows of an expert: a GPU chooses the algorithm for the next power of two,
+ * at least 16. Of codes with VARIES_K, rows are so far apart. */
+enum pd_varying { PD_VARIES_NOT, PD_VARIES_M, PD_VARIES_K };
 
 /* C (m,n) = op(A) (m,k) * op(B) (k,n) [+ old C] [+ bias (n)] [+ residual (m,n)] */
 struct pd_gemm {
     uint64_t m, n, k;
     struct pd_matrix a, b, c; /* A is (m,k), or (k,m) if trans_a; B is (k,n), or (n,k) if trans_b */
     bool trans_a, trans_b;
-    bool rows_vary;   /* data decides m, or k if trans_a: a GPU chooses the algorithm for the next power of two */
+    enum pd_varying varies;
     bool accumulate;  /* starts the chain from C, which is fp32 */
     const void *bias; /* (n) of bias_dtype, or NULL */
     enum pd_dtype bias_dtype;

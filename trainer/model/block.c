@@ -407,7 +407,6 @@ pd_status pd_transformer_block_forward(struct pd_transformer *t, uint32_t slot, 
     struct pass p = pass_of(t, slot, block, w, NULL);
     if (!out) PD_TRY(pd_activations_input(t, slot, block + 1, &out, err));
     PD_TRY(run_forward(&p, out, err));
-    pd_fp8_made(t);
     pd_trace_end(begin, "compute", "block forward", block);
     return pd_activations_close(t, slot, block, err);
 }

@@ -36,54 +36,53 @@ static uint64_t slot_count(const struct pd_transformer *t)
     return t->experts.is_absent ? 0 : t->rows * t->model->config.experts_per_token;
 }
 
-/* A gated MLP over some rows: an expert, or the shared ones. */
-struct gated {
-    uint64_t ffn;     /* columns of all ranks */
-    uint64_t columns; /* of this rank */
-    const void *gate_up, *down;
-    float *dgate_up, *ddown;
-    bool rows_vary; /* an expert */
-};
-
-static struct gated expert_of(const struct pd_transformer *t, uint32_t number, void *const *w)
+static struct pd_gated expert_of(const struct pd_transformer *t, uint32_t number, void *const *w)
 {
-    return (struct gated){t->model->config.expert_ffn,
-                          t->share.expert_columns,
-                          w[expert_tensor(t, number, 0)],
-                          w[expert_tensor(t, number, 2)],
-                          NULL,
-                          NULL,
-                          true};
+    return (struct pd_gated){t->model->config.expert_ffn,
+                             t->share.expert_columns,
+                             w[expert_tensor(t, number, 0)],
+                             w[expert_tensor(t, number, 2)],
+                             NULL,
+                             NULL,
+                             pd_fp8_kept_expert(t, number, PD_FP8_UP),
+                             pd_fp8_kept_expert(t, number, PD_FP8_DOWN),
+                             {0},
+                             true};
 }
 
 /* A group's rows of the slice. */
 struct product {
-    struct gated m;
+    struct pd_gated m;
     uint64_t first, rows;
 };
 
-static struct product product_of(const struct pd_transformer *t, uint32_t group, void *const *w)
+static struct product product_of(struct pd_transformer *t, uint32_t group, void *const *w)
 {
     const int32_t *first = t->experts.slice.first + (uint64_t)group * t->sp.pieces;
-    return (struct product){expert_of(t, group % pd_experts_here(t), w), (uint64_t)first[0],
-                            (uint64_t)(first[t->sp.pieces] - first[0])};
+    struct product p = {expert_of(t, group % pd_experts_here(t), w), (uint64_t)first[0],
+                        (uint64_t)(first[t->sp.pieces] - first[0])};
+    if (t->fp8.is_on) p.m.pieces = pd_fp8_pieces_of(t, first);
+    return p;
 }
 
-static struct gated shared_of(const struct pd_transformer *t, void *const *w, float *const *g)
+static struct pd_gated shared_of(const struct pd_transformer *t, void *const *w, float *const *g)
 {
     const int gate = t->model->places[PD_ROLE_SHARED_GATE][0], down = t->model->places[PD_ROLE_SHARED_DOWN][0];
-    if (gate < 0) return (struct gated){0};
-    return (struct gated){pd_model_shared_ffn(&t->model->config),
-                          t->share.shared_columns,
-                          w[gate],
-                          w[down],
-                          g ? g[gate] : NULL,
-                          g ? g[down] : NULL,
-                          false};
+    if (gate < 0) return (struct pd_gated){0};
+    return (struct pd_gated){pd_model_shared_ffn(&t->model->config),
+                             t->share.shared_columns,
+                             w[gate],
+                             w[down],
+                             g ? g[gate] : NULL,
+                             g ? g[down] : NULL,
+                             pd_fp8_kept_linear(t, PD_FP8_UP),
+                             pd_fp8_kept_linear(t, PD_FP8_DOWN),
+                             {t->sp.pieces, t->sp.row, t->sp.rows},
+                             false};
 }
 
 /* up (n, 2F) = x (n,C) [gate; up]^T */
-static pd_status gated_up(struct pd_transformer *t, const struct gated *m, uint64_t n, struct pd_matrix x,
+static pd_status gated_up(struct pd_transformer *t, const struct pd_gated *m, uint64_t n, struct pd_matrix x,
                           struct pd_matrix up, struct pd_error *err)
 {
     const uint64_t hidden = t->model->config.hidden;
@@ -91,16 +90,17 @@ static pd_status gated_up(struct pd_transformer *t, const struct gated *m, uint6
                               .n = 2 * m->columns,
                               .k = hidden,
                               .trans_b = true,
-                              .rows_vary = m->rows_vary,
+                              .varies = m->varies ? PD_VARIES_M : PD_VARIES_NOT,
                               .a = x,
                               .b = act(t, m->gate_up, 0, hidden),
                               .c = up};
-    return n && m->columns ? pd_gemm(t->math, &g, err) : PD_OK;
+    if (!n || !m->columns) return PD_OK;
+    return t->fp8.is_on ? pd_fp8_gated_up(t, m, x, up, err) : pd_gemm(t->math, &g, err);
 }
 
 /* y (n,C) = hidden (n,F) down^T, columns of chunk i; added to y if `adds`. Without columns only zeros would be added. */
-static pd_status gated_down(struct pd_transformer *t, const struct gated *m, uint32_t chunk, uint64_t n, struct pd_matrix x,
-                            struct pd_matrix y, bool adds, struct pd_error *err)
+static pd_status gated_down(struct pd_transformer *t, const struct pd_gated *m, uint32_t chunk, uint64_t n,
+                            struct pd_matrix x, struct pd_matrix y, bool adds, struct pd_error *err)
 {
     const uint64_t hidden = t->model->config.hidden;
     const struct pd_range r = pd_chunk_columns(t, m->ffn, 1, chunk);
@@ -109,25 +109,27 @@ static pd_status gated_down(struct pd_transformer *t, const struct gated *m, uin
                               .n = hidden,
                               .k = k,
                               .trans_b = true,
-                              .rows_vary = m->rows_vary,
+                              .varies = m->varies ? PD_VARIES_M : PD_VARIES_NOT,
                               .accumulate = adds,
                               .a = {(char *)x.data + r.begin * t->element_bytes, x.dtype, x.ld},
                               .b = act(t, m->down, r.begin * hidden, k),
                               .c = y};
-    return n && k ? pd_gemm(t->math, &g, err) : PD_OK;
+    if (!n || !k) return PD_OK;
+    return t->fp8.is_on ? pd_fp8_gated_down(t, m, chunk, x, y, adds, err) : pd_gemm(t->math, &g, err);
 }
 
 /* dhidden (n,F) = dy (n,C) down */
-static pd_status gated_down_input(struct pd_transformer *t, const struct gated *m, uint64_t n, struct pd_matrix dy,
+static pd_status gated_down_input(struct pd_transformer *t, const struct pd_gated *m, uint64_t n, struct pd_matrix dy,
                                   struct pd_matrix dhidden, struct pd_error *err)
 {
+    if (t->fp8.is_on && n) return pd_fp8_gated_down_input(t, m, dy, dhidden, err);
     for (uint32_t i = 0; i < t->tp.chunks && n; i++) {
         const struct pd_range r = pd_chunk_columns(t, m->ffn, 1, i);
         const uint64_t columns = r.end - r.begin, hidden = t->model->config.hidden;
         const struct pd_gemm g = {.m = n,
                                   .n = columns,
                                   .k = hidden,
-                                  .rows_vary = m->rows_vary,
+                                  .varies = m->varies ? PD_VARIES_M : PD_VARIES_NOT,
                                   .a = dy,
                                   .b = act(t, m->down, r.begin * hidden, columns),
                                   .c = {(char *)dhidden.data + r.begin * t->element_bytes, dhidden.dtype, dhidden.ld}};
@@ -137,7 +139,7 @@ static pd_status gated_down_input(struct pd_transformer *t, const struct gated *
 }
 
 /* dx (n,C) = dup (n, 2F) [gate; up], columns of chunk i: one chain in fp32, added to dx, which is fp32 then; or rounded. */
-static pd_status gated_up_input(struct pd_transformer *t, const struct gated *m, uint32_t chunk, uint64_t n,
+static pd_status gated_up_input(struct pd_transformer *t, const struct pd_gated *m, uint32_t chunk, uint64_t n,
                                 struct pd_matrix dup, struct pd_matrix dx, bool adds, struct pd_error *err)
 {
     const uint64_t hidden = t->model->config.hidden;
@@ -145,12 +147,13 @@ static pd_status gated_up_input(struct pd_transformer *t, const struct gated *m,
     const bool is_whole = r.end - r.begin == m->columns; /* gate and up are contiguous */
     const struct pd_matrix chain = adds || is_whole ? dx : (struct pd_matrix){t->experts.product, PD_F32, hidden};
     if (!n || r.begin == r.end) return PD_OK;
+    if (t->fp8.is_on) return pd_fp8_gated_up_input(t, m, chunk, n, dup, dx, adds, err);
     for (uint32_t half = 0; half < (is_whole ? 1 : 2); half++) {
         const uint64_t column = half * m->columns + r.begin;
         const struct pd_gemm g = {.m = n,
                                   .n = hidden,
                                   .k = is_whole ? 2 * m->columns : r.end - r.begin,
-                                  .rows_vary = m->rows_vary,
+                                  .varies = m->varies ? PD_VARIES_M : PD_VARIES_NOT,
                                   .accumulate = adds || half,
                                   .a = {(char *)dup.data + column * t->element_bytes, dup.dtype, dup.ld},
                                   .b = act(t, m->gate_up, column * hidden, hidden),
@@ -161,14 +164,14 @@ static pd_status gated_up_input(struct pd_transformer *t, const struct gated *m,
 }
 
 /* dW (out, in) = dy^T x over n rows; 0 if there are none. */
-static pd_status rows_gradient(struct pd_transformer *t, uint64_t out, uint64_t in, uint64_t n, bool rows_vary,
+static pd_status rows_gradient(struct pd_transformer *t, uint64_t out, uint64_t in, uint64_t n, bool varies,
                                struct pd_matrix dy, struct pd_matrix x, float *dst, struct pd_error *err)
 {
     const struct pd_gemm g = {.m = out,
                               .n = in,
                               .k = n,
                               .trans_a = true,
-                              .rows_vary = rows_vary,
+                              .varies = varies ? PD_VARIES_K : PD_VARIES_NOT,
                               .a = dy,
                               .b = x,
                               .c = {dst, PD_F32, in},
@@ -177,16 +180,17 @@ static pd_status rows_gradient(struct pd_transformer *t, uint64_t out, uint64_t 
     return pd_gemm(t->math, &g, err);
 }
 
-static pd_status gated_weights(struct pd_transformer *t, const struct gated *m, uint64_t n, struct pd_matrix x,
+static pd_status gated_weights(struct pd_transformer *t, const struct pd_gated *m, uint64_t n, struct pd_matrix x,
                                struct pd_matrix dup, struct pd_matrix hidden_rows, struct pd_matrix dy, struct pd_error *err)
 {
     const uint64_t hidden = t->model->config.hidden;
-    PD_TRY(rows_gradient(t, 2 * m->columns, hidden, n, m->rows_vary, dup, x, m->dgate_up, err));
+    if (t->fp8.is_on && n) return pd_fp8_gated_weights(t, m, n, x, dup, hidden_rows, dy, err);
+    PD_TRY(rows_gradient(t, 2 * m->columns, hidden, n, m->varies, dup, x, m->dgate_up, err));
     for (uint32_t i = 0; i < t->tp.chunks; i++) {
         const struct pd_range r = pd_chunk_columns(t, m->ffn, 1, i);
         const struct pd_matrix part = {(char *)hidden_rows.data + r.begin * t->element_bytes, hidden_rows.dtype,
                                        hidden_rows.ld};
-        PD_TRY(rows_gradient(t, hidden, r.end - r.begin, n, m->rows_vary, dy, part, m->ddown + r.begin * hidden, err));
+        PD_TRY(rows_gradient(t, hidden, r.end - r.begin, n, m->varies, dy, part, m->ddown + r.begin * hidden, err));
     }
     return PD_OK;
 }
@@ -323,7 +327,7 @@ pd_status pd_experts_forward(struct pd_transformer *t, uint32_t block, struct pd
 {
     struct pd_expert_activations *x = &a->experts;
     const uint64_t hidden = t->model->config.hidden, shared_columns = t->share.shared_columns;
-    const struct gated shared = shared_of(t, w, NULL);
+    const struct pd_gated shared = shared_of(t, w, NULL);
     (void)block;
     PD_TRY(pd_router_choose(t, a->norm2, x, w, err));
     PD_TRY(pd_gather_rows(t->math, slot_count(t), hidden * t->element_bytes, x->tokens, a->norm2, t->experts.rows, err));
@@ -386,7 +390,7 @@ static pd_status piece_weights(struct pd_transformer *t, uint32_t source, uint32
         const int32_t *first =
             t->experts.slice.first + ((uint64_t)source * pd_experts_here(t) + number) * t->sp.pieces + place;
         const uint64_t row = (uint64_t)first[0];
-        struct gated m = expert_of(t, (uint32_t)number, w);
+        struct pd_gated m = expert_of(t, (uint32_t)number, w);
         m.dgate_up = to + number * PD_EXPERT_TENSORS * matrix;
         m.ddown = m.dgate_up + 2 * matrix;
         PD_TRY(gated_weights(t, &m, (uint64_t)(first[1] - first[0]), act(t, inputs_of(t), row * hidden, hidden),
@@ -409,7 +413,7 @@ static pd_status experts_weights(struct pd_transformer *t, void *const *w, float
     return PD_OK;
 }
 
-static pd_status shared_backward(struct pd_transformer *t, const struct pd_block_activations *a, const struct gated *m,
+static pd_status shared_backward(struct pd_transformer *t, const struct pd_block_activations *a, const struct pd_gated *m,
                                  struct pd_error *err)
 {
     const struct pd_expert_activations *x = &a->experts;
@@ -489,7 +493,7 @@ pd_status pd_experts_backward(struct pd_transformer *t, uint32_t block, struct p
 {
     const struct pd_expert_activations *x = &a->experts;
     const uint64_t row = t->model->config.hidden * t->element_bytes, shared_columns = 2 * t->share.shared_columns;
-    const struct gated shared = shared_of(t, w, g);
+    const struct pd_gated shared = shared_of(t, w, g);
     pd_experts_first_slice(t, x);
     PD_TRY(pd_gather_rows(t->math, slot_count(t), row, x->tokens, t->dstream, t->experts.dout, err));
     PD_TRY(send_dout(t, x, err));

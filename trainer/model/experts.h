@@ -2,6 +2,7 @@
  * experts. experts.c has the order of every sum. */
 #pragma once
 
+#include "trainer/model/linear_fp8.h"
 #include "trainer/model/transfers.h"
 #include "trainer/model/transformer.h"
 
@@ -75,6 +76,17 @@ struct pd_expert_work {
     float *const *sources;           /* pd_transformer_set_sources */
 };
 
+/* A gated MLP over some rows: an expert, or the shared ones. */
+struct pd_gated {
+    uint64_t ffn;     /* columns of all ranks */
+    uint64_t columns; /* of this rank */
+    const void *gate_up, *down;
+    float *dgate_up, *ddown;
+    struct pd_fp8_kept *up_codes, *down_codes; /* NULL: not kept */
+    struct pd_row_pieces pieces;               /* in fp8: its rows */
+    bool varies;                               /* an expert: data decides the number of rows */
+};
+
 /* Rows that travel: `home` in the order of slots, `away` as they arrive. */
 struct pd_expert_rows {
     void *home, *away;
@@ -124,6 +136,20 @@ PD_MUST_USE pd_status pd_router_backward(struct pd_transformer *t, uint32_t bloc
 /* The part of dnorm that comes through the router, added to the first chunk's chain. */
 PD_MUST_USE pd_status pd_router_input(struct pd_transformer *t, void *const *w, struct pd_matrix chain,
                                       struct pd_error *err);
+
+/* ---- expert_fp8.c: as the functions of experts.c, for rows of the pieces ---- */
+PD_MUST_USE pd_status pd_fp8_gated_up(struct pd_transformer *t, const struct pd_gated *m, struct pd_matrix x,
+                                      struct pd_matrix up, struct pd_error *err);
+PD_MUST_USE pd_status pd_fp8_gated_down(struct pd_transformer *t, const struct pd_gated *m, uint32_t chunk,
+                                        struct pd_matrix x, struct pd_matrix y, bool adds, struct pd_error *err);
+PD_MUST_USE pd_status pd_fp8_gated_down_input(struct pd_transformer *t, const struct pd_gated *m, struct pd_matrix dy,
+                                              struct pd_matrix dhidden, struct pd_error *err);
+PD_MUST_USE pd_status pd_fp8_gated_up_input(struct pd_transformer *t, const struct pd_gated *m, uint32_t chunk, uint64_t n,
+                                            struct pd_matrix dup, struct pd_matrix dx, bool adds, struct pd_error *err);
+/* n rows of one piece, at least 1. */
+PD_MUST_USE pd_status pd_fp8_gated_weights(struct pd_transformer *t, const struct pd_gated *m, uint64_t n,
+                                           struct pd_matrix x, struct pd_matrix dup, struct pd_matrix hidden_rows,
+                                           struct pd_matrix dy, struct pd_error *err);
 
 /* ---- expert_exchange.c: nothing travels with ep = 1 ---- */
 uint32_t pd_experts_here(const struct pd_transformer *t);                     /* of this rank */

@@ -1,5 +1,5 @@
 /* Linear layers of a block in fp8: weights and activations as E4M3, gradients of outputs as E5M2; products and sums as
- * usual.
+ * usual. Those of experts are in expert_fp8.c.
  *
  * An operand has one scale per tile. A tile is never cut by a layout: a piece of tokens (virtual_sp) times a chunk of heads
  * or ffn columns (virtual_tp). So a rank finds the maximum of each of its tiles alone, and every layout finds the same. If
@@ -8,9 +8,8 @@
  * Codes live until the end of the call; backward recomputes them from saved activations. Codes of weights may be kept for a
  * step (pd_fp8_kept), if no layout cuts a weight. In a product k is contiguous in both operands, so weight gradients
  * multiply transposed codes. */
+#include "ckpt/base/checked.h"
 #include "trainer/model/transformer_internal.h"
-
-#include <string.h>
 
 /* ---- which rows of a weight share a scale ---- */
 
@@ -149,7 +148,7 @@ static pd_status quantize_with(struct pd_transformer *t, enum pd_fp8 format, con
 static pd_status quantize(struct pd_transformer *t, enum pd_fp8 format, const void *x, uint64_t ld, uint64_t rows,
                           uint64_t columns, uint8_t *codes, uint8_t *across, const float **ret_scale, struct pd_error *err)
 {
-    const struct pd_fp8_kept to = {codes, across, next_scale(&t->fp8)};
+    const struct pd_fp8_kept to = {.codes = codes, .across = across, .scale = next_scale(&t->fp8)};
     *ret_scale = to.scale;
     return quantize_with(t, format, x, ld, rows, columns, to, err);
 }
@@ -161,81 +160,105 @@ void pd_fp8_enter(struct pd_transformer *t, uint32_t block)
     t->fp8.block = block;
 }
 
-bool pd_fp8_makes_codes(const struct pd_transformer *t)
+static uint32_t experts_here(const struct pd_transformer *t)
 {
-    return t->fp8.kept && !t->fp8.is_made[t->fp8.block];
-}
-
-void pd_fp8_made(struct pd_transformer *t)
-{
-    if (t->fp8.kept) t->fp8.is_made[t->fp8.block] = true;
+    return t->model->config.experts ? pd_experts_here(t) : 0;
 }
 
 void pd_fp8_forget(struct pd_transformer *t)
 {
-    if (t->fp8.kept) memset(t->fp8.is_made, 0, t->model->config.layers * sizeof *t->fp8.is_made);
+    struct pd_fp8_linears *f = &t->fp8;
+    const uint32_t layers = t->model->config.layers;
+    for (uint32_t block = 0; f->kept && block < layers; block++)
+        for (int i = 0; i < PD_FP8_LINEARS; i++)
+            f->kept[block][i].is_made = false;
+    for (uint64_t i = 0; f->kept_experts && i < 2ull * layers * experts_here(t); i++)
+        f->kept_experts[i].is_made = false;
 }
 
-/* A weight (rows, columns), or a part with its own scale. */
-struct weight {
-    enum pd_fp8_linear linear;
-    const void *w;
-    uint64_t rows, columns;
-};
+struct pd_fp8_kept *pd_fp8_kept_linear(const struct pd_transformer *t, enum pd_fp8_linear linear)
+{
+    return t->fp8.kept ? &t->fp8.kept[t->fp8.block][linear] : NULL;
+}
+
+struct pd_fp8_kept *pd_fp8_kept_expert(const struct pd_transformer *t, uint32_t number, enum pd_fp8_linear which)
+{
+    const uint64_t expert = (uint64_t)t->fp8.block * experts_here(t) + number;
+    return t->fp8.kept_experts ? &t->fp8.kept_experts[2 * expert + (which == PD_FP8_DOWN)] : NULL;
+}
 
 /* In its own layout or transposed; at `place` if codes are not kept. */
-static pd_status weight_codes(struct pd_transformer *t, const struct weight *w, bool across, uint8_t *place,
+static pd_status weight_codes(struct pd_transformer *t, const struct pd_fp8_weight *w, bool across, uint8_t *place,
                               const uint8_t **ret_codes, const float **ret_scale, struct pd_error *err)
 {
-    struct pd_fp8_linears *f = &t->fp8;
+    struct pd_fp8_kept *kept = w->kept;
     *ret_codes = place;
-    if (!f->kept)
+    if (!kept)
         return quantize(t, PD_FP8_E4M3, w->w, w->columns, w->rows, w->columns, across ? NULL : place, across ? place : NULL,
                         ret_scale, err);
-    const struct pd_fp8_kept kept = f->kept[f->block][w->linear];
-    *ret_codes = across ? kept.across : kept.codes;
-    *ret_scale = kept.scale;
-    PD_CHECK(!across || !pd_fp8_makes_codes(t)); /* a backward follows a forward */
-    if (!pd_fp8_makes_codes(t)) return PD_OK;
-    return quantize_with(t, PD_FP8_E4M3, w->w, w->columns, w->rows, w->columns, kept, err);
+    *ret_codes = across ? kept->across : kept->codes;
+    *ret_scale = kept->scale;
+    PD_CHECK(!across || kept->is_made); /* a backward follows a forward */
+    if (kept->is_made) return PD_OK;
+    kept->is_made = true;
+    return quantize_with(t, PD_FP8_E4M3, w->w, w->columns, w->rows, w->columns, *kept, err);
+}
+
+/* All rows of this rank. */
+static struct pd_row_pieces all_rows(const struct pd_transformer *t)
+{
+    return (struct pd_row_pieces){t->sp.pieces, t->sp.row, t->sp.rows};
 }
 
 /* Piece by piece, also in memory; scales of pieces are PD_FP8_SCALE_FLOATS apart. */
-static pd_status quantize_pieces(struct pd_transformer *t, enum pd_fp8 format, const void *x, uint64_t ld, uint64_t columns,
-                                 uint8_t *codes, uint8_t *across, const float **ret_scales, struct pd_error *err)
+static pd_status quantize_rows(struct pd_transformer *t, const struct pd_row_pieces *pieces, enum pd_fp8 format,
+                               const void *x, uint64_t ld, uint64_t columns, uint8_t *codes, uint8_t *across,
+                               const float **ret_scales, struct pd_error *err)
 {
-    for (uint32_t place = 0; place < t->sp.pieces; place++) {
-        const uint64_t before = t->sp.row[place] * columns;
+    for (uint32_t place = 0; place < pieces->count; place++) {
+        const uint64_t before = pieces->row[place] * columns;
         const float *scale;
-        PD_TRY(quantize(t, format, shift(t, x, t->sp.row[place] * ld), ld, t->sp.rows[place], columns,
+        PD_TRY(quantize(t, format, shift(t, x, pieces->row[place] * ld), ld, pieces->rows[place], columns,
                         codes ? codes + before : NULL, across ? across + before : NULL, &scale, err));
         if (place == 0) *ret_scales = scale;
     }
     return PD_OK;
 }
 
-/* c (rows of each piece, n) of act = a (rows, k) b (n, k)^T + bias */
+static pd_status quantize_pieces(struct pd_transformer *t, enum pd_fp8 format, const void *x, uint64_t ld, uint64_t columns,
+                                 uint8_t *codes, uint8_t *across, const float **ret_scales, struct pd_error *err)
+{
+    const struct pd_row_pieces pieces = all_rows(t);
+    return quantize_rows(t, &pieces, format, x, ld, columns, codes, across, ret_scales, err);
+}
+
+/* c (rows of each piece, n) = a (rows, k) b (n, k)^T + bias */
 struct rows_product {
     uint64_t n, k;
     const uint8_t *a, *b;
     enum pd_fp8 a_format;
     const float *a_scales, *b_scale;
-    const void *bias, *c;
-    uint64_t ld_c;
+    const void *bias;
+    struct pd_matrix c;
+    bool adds, varies;
 };
 
-static pd_status multiply_pieces(struct pd_transformer *t, const struct rows_product *p, struct pd_error *err)
+static pd_status multiply_rows(struct pd_transformer *t, const struct pd_row_pieces *pieces, const struct rows_product *p,
+                               struct pd_error *err)
 {
-    for (uint32_t place = 0; place < t->sp.pieces; place++) {
-        const uint64_t row = t->sp.row[place];
+    for (uint32_t place = 0; place < pieces->count; place++) {
+        const uint64_t row = pieces->row[place];
+        if (!pieces->rows[place]) continue;
         const struct pd_gemm g = {
-            .m = t->sp.rows[place],
+            .m = pieces->rows[place],
             .n = p->n,
             .k = p->k,
             .trans_b = true,
+            .varies = p->varies ? PD_VARIES_M : PD_VARIES_NOT,
+            .accumulate = p->adds,
             .a = {(void *)(uintptr_t)(p->a + row * p->k), t->options.dtype, p->k},
             .b = {(void *)(uintptr_t)p->b, t->options.dtype, p->k},
-            .c = {(void *)(uintptr_t)shift(t, p->c, row * p->ld_c), t->options.dtype, p->ld_c},
+            .c = {(char *)p->c.data + row * p->c.ld * pd_dtype_bytes(p->c.dtype), p->c.dtype, p->c.ld},
             .bias = p->bias,
             .bias_dtype = t->options.dtype,
             .a_format = p->a_format,
@@ -246,6 +269,17 @@ static pd_status multiply_pieces(struct pd_transformer *t, const struct rows_pro
         PD_TRY(pd_gemm(t->math, &g, err));
     }
     return PD_OK;
+}
+
+static pd_status multiply_pieces(struct pd_transformer *t, const struct rows_product *p, struct pd_error *err)
+{
+    const struct pd_row_pieces pieces = all_rows(t);
+    return multiply_rows(t, &pieces, p, err);
+}
+
+static struct pd_matrix result(const struct pd_transformer *t, const void *y, uint64_t ld)
+{
+    return (struct pd_matrix){(void *)(uintptr_t)y, t->options.dtype, ld};
 }
 
 /* dW (out,in) = dy^T x from transposed codes of pieces. */
@@ -294,24 +328,31 @@ pd_status pd_fp8_columns_forward(struct pd_transformer *t, enum pd_fp8_linear li
     PD_TRY(quantize_pieces(t, PD_FP8_E4M3, x, hidden, hidden, f->x, NULL, &x_scales, err));
     for (uint32_t i = 0; i < f->part_count; i++) {
         const struct pd_linear_part *part = &f->parts[i];
-        const struct weight weight = {linear, shift(t, w, part->row * hidden), part->rows, hidden};
+        const struct pd_fp8_weight weight = {shift(t, w, part->row * hidden), part->rows, hidden,
+                                             pd_fp8_kept_linear(t, linear)};
         const uint8_t *codes;
         PD_TRY(weight_codes(t, &weight, false, f->w, &codes, &w_scale, err));
-        const struct rows_product product = {part->rows,  hidden,    f->x,    codes,
-                                             PD_FP8_E4M3, x_scales,  w_scale, bias ? shift(t, bias, part->row) : NULL,
-                                             part->y,     part->ld_y};
+        const struct rows_product product = {.n = part->rows,
+                                             .k = hidden,
+                                             .a = f->x,
+                                             .b = codes,
+                                             .a_format = PD_FP8_E4M3,
+                                             .a_scales = x_scales,
+                                             .b_scale = w_scale,
+                                             .bias = bias ? shift(t, bias, part->row) : NULL,
+                                             .c = result(t, part->y, part->ld_y)};
         PD_TRY(multiply_pieces(t, &product, err));
     }
     return PD_OK;
 }
 
 /* Adds the part's product with the weight as a term of its chunk's chain. */
-static pd_status part_term(struct pd_transformer *t, struct pd_linear_part *part, uint64_t before, const struct weight *all,
-                           struct pd_error *err)
+static pd_status part_term(struct pd_transformer *t, struct pd_linear_part *part, uint64_t before,
+                           const struct pd_fp8_weight *all, struct pd_error *err)
 {
     struct pd_fp8_linears *f = &t->fp8;
     const uint64_t hidden = t->model->config.hidden;
-    const struct weight weight = {all->linear, shift(t, all->w, part->row * hidden), part->rows, hidden};
+    const struct pd_fp8_weight weight = {shift(t, all->w, part->row * hidden), part->rows, hidden, all->kept};
     uint8_t *dy = f->dy + before * t->rows, *place = f->w ? f->w + before * hidden : NULL;
     const uint8_t *turned;
     const float *w_scale;
@@ -337,7 +378,7 @@ static pd_status part_term(struct pd_transformer *t, struct pd_linear_part *part
 pd_status pd_fp8_columns_terms(struct pd_transformer *t, enum pd_fp8_linear linear, const void *w, struct pd_error *err)
 {
     struct pd_fp8_linears *f = &t->fp8;
-    const struct weight all = {.linear = linear, .w = w};
+    const struct pd_fp8_weight all = {.w = w, .kept = pd_fp8_kept_linear(t, linear)};
     uint64_t before = 0;
     f->scales_used = 0;
     for (uint32_t i = 0; i < t->tp.chunks; i++)
@@ -375,7 +416,7 @@ pd_status pd_fp8_rows_terms(struct pd_transformer *t, const struct pd_row_linear
         struct pd_chunk_term *terms = pd_chunk_terms(t, i);
         const uint64_t k = r.end - r.begin;
         if (!k) continue;
-        const struct weight weight = {l->linear, shift(t, l->w, r.begin * hidden), hidden, k};
+        const struct pd_fp8_weight weight = {shift(t, l->w, r.begin * hidden), hidden, k, pd_fp8_kept_linear(t, l->linear)};
         const uint8_t *codes;
         const float *scale;
         PD_TRY(weight_codes(t, &weight, false, f->w ? f->w + r.begin * hidden : NULL, &codes, &scale, err));
@@ -405,7 +446,7 @@ pd_status pd_fp8_rows_backward(struct pd_transformer *t, const struct pd_row_lin
         const struct pd_range r = pd_chunk_columns(t, l->units, l->unit, i);
         const uint64_t n = r.end - r.begin;
         if (!n) continue;
-        const struct weight weight = {l->linear, shift(t, l->w, r.begin * hidden), hidden, n};
+        const struct pd_fp8_weight weight = {shift(t, l->w, r.begin * hidden), hidden, n, pd_fp8_kept_linear(t, l->linear)};
         const uint8_t *codes;
         PD_TRY(weight_codes(t, &weight, true, f->w, &codes, &w_scale, err));
         PD_TRY(quantize_pieces(t, PD_FP8_E4M3, shift(t, l->x, r.begin), l->in, n, NULL, f->x, &x_scales, err));
@@ -416,11 +457,103 @@ pd_status pd_fp8_rows_backward(struct pd_transformer *t, const struct pd_row_lin
                                              .a_format = PD_FP8_E5M2,
                                              .a_scales = dy_scales,
                                              .b_scale = w_scale,
-                                             .c = shift(t, dx, r.begin),
-                                             .ld_c = l->in};
+                                             .c = result(t, shift(t, dx, r.begin), l->in)};
         PD_TRY(multiply_pieces(t, &product, err));
         struct weight_gradient gradient = {hidden, n, f->dy_across, f->x, dy_scales, x_scales};
         PD_TRY(pd_piece_gradients(t, hidden * n, weight_piece, &gradient, dweight + r.begin * hidden, err));
     }
     return PD_OK;
+}
+
+/* ---- for experts ---- */
+
+#define ROWS_MULTIPLE 16 /* of k in a product of codes by cuBLASLt */
+
+static uint64_t padded_rows(const struct pd_transformer *t, uint64_t rows)
+{
+    return t->options.on_device ? pd_round_up(rows, ROWS_MULTIPLE) : rows;
+}
+
+/* Products with PD_VARIES_K need a power of two. */
+uint64_t pd_fp8_across_ld(const struct pd_transformer *t, uint64_t rows)
+{
+    uint64_t power = ROWS_MULTIPLE;
+    while (power < rows)
+        power *= 2;
+    return t->options.on_device ? power : rows;
+}
+
+struct pd_row_pieces pd_fp8_pieces_of(struct pd_transformer *t, const int32_t *first)
+{
+    for (uint32_t place = 0; place < t->sp.pieces; place++) {
+        t->fp8.row[place] = (uint64_t)(first[place] - first[0]);
+        t->fp8.rows[place] = (uint64_t)(first[place + 1] - first[place]);
+    }
+    return (struct pd_row_pieces){t->sp.pieces, t->fp8.row, t->fp8.rows};
+}
+
+pd_status pd_fp8_rows_codes(struct pd_transformer *t, enum pd_fp8 format, const struct pd_row_pieces *pieces,
+                            struct pd_matrix x, uint64_t columns, struct pd_fp8_operand *ret_operand, struct pd_error *err)
+{
+    uint8_t *codes = format == PD_FP8_E4M3 ? t->fp8.x : t->fp8.dy;
+    *ret_operand = (struct pd_fp8_operand){.format = format, .codes = codes, .columns = columns};
+    t->fp8.scales_used = 0;
+    return quantize_rows(t, pieces, format, x.data, x.ld, columns, codes, NULL, &ret_operand->scales, err);
+}
+
+pd_status pd_fp8_rows_multiply(struct pd_transformer *t, const struct pd_row_pieces *pieces, const struct pd_fp8_operand *x,
+                               const struct pd_fp8_weight *w, bool across, struct pd_matrix c, bool adds, bool varies,
+                               struct pd_error *err)
+{
+    const uint8_t *codes;
+    const float *scale;
+    PD_TRY(weight_codes(t, w, across, t->fp8.w, &codes, &scale, err));
+    const struct rows_product product = {.n = across ? w->columns : w->rows,
+                                         .k = x->columns,
+                                         .a = x->codes,
+                                         .b = codes,
+                                         .a_format = x->format,
+                                         .a_scales = x->scales,
+                                         .b_scale = scale,
+                                         .c = c,
+                                         .adds = adds,
+                                         .varies = varies};
+    return multiply_rows(t, pieces, &product, err);
+}
+
+pd_status pd_fp8_across_codes(struct pd_transformer *t, enum pd_fp8 format, uint64_t rows, struct pd_matrix x,
+                              uint64_t columns, struct pd_fp8_operand *ret_operand, struct pd_error *err)
+{
+    uint8_t *codes = format == PD_FP8_E4M3 ? t->fp8.x : t->fp8.dy_across;
+    float *scale = next_scale(&t->fp8);
+    const uint64_t ld = pd_fp8_across_ld(t, rows), padded = padded_rows(t, rows);
+    *ret_operand = (struct pd_fp8_operand){format, codes, scale, columns, padded, ld};
+    const struct pd_quantize q = {.rows = rows,
+                                  .columns = columns,
+                                  .x = x,
+                                  .format = format,
+                                  .transposed = codes,
+                                  .ld_transposed = ld,
+                                  .transposed_rows = padded,
+                                  .scale = scale};
+    return pd_quantize(t->math, &q, err);
+}
+
+pd_status pd_fp8_rows_gradient(struct pd_transformer *t, const struct pd_fp8_operand *dy, const struct pd_fp8_operand *x,
+                               bool varies, float *dst, struct pd_error *err)
+{
+    const struct pd_gemm g = {.m = dy->columns,
+                              .n = x->columns,
+                              .k = dy->rows,
+                              .trans_b = true,
+                              .varies = varies ? PD_VARIES_K : PD_VARIES_NOT,
+                              .a = {(void *)(uintptr_t)dy->codes, PD_F32, dy->ld},
+                              .b = {(void *)(uintptr_t)x->codes, PD_F32, x->ld},
+                              .c = {dst, PD_F32, x->columns},
+                              .residual = pd_gradient_so_far(t, dst, x->columns),
+                              .a_format = dy->format,
+                              .b_format = x->format,
+                              .a_scale = dy->scales,
+                              .b_scale = x->scales};
+    return pd_gemm(t->math, &g, err);
 }

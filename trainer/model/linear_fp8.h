@@ -24,13 +24,36 @@ enum pd_fp8_linear { PD_FP8_QKV, PD_FP8_OUT, PD_FP8_UP, PD_FP8_DOWN, PD_FP8_LINE
 struct pd_fp8_kept {
     uint8_t *codes, *across;
     float *scale;
+    bool is_made; /* in this step */
+};
+
+/* Pieces of rows: each has a scale. */
+struct pd_row_pieces {
+    uint32_t count;
+    const uint64_t *row, *rows; /* (count) */
+};
+
+/* Codes of rows (rows of each piece, columns), or transposed (columns, rows), ld apart. */
+struct pd_fp8_operand {
+    enum pd_fp8 format;
+    const uint8_t *codes;
+    const float *scales; /* one per piece, PD_FP8_SCALE_FLOATS apart */
+    uint64_t columns;
+    uint64_t rows, ld; /* if transposed; zeros follow the last row on a GPU */
+};
+
+/* A weight (rows, columns), or a part with its own scale. */
+struct pd_fp8_weight {
+    const void *w;
+    uint64_t rows, columns;
+    struct pd_fp8_kept *kept; /* NULL: each call makes codes */
 };
 
 struct pd_fp8_linears {
     bool is_on;
     uint32_t block;                             /* the block of the next calls */
     struct pd_fp8_kept (*kept)[PD_FP8_LINEARS]; /* (layers), or NULL: each call makes codes */
-    bool *is_made;                              /* (layers) the kept codes of this block are from this step */
+    struct pd_fp8_kept *kept_experts;           /* (layers, experts of this rank, up and down), likewise */
     struct pd_linear_part *parts;               /* of the current call */
     uint32_t part_count, part_capacity;
     struct pd_range *heads;  /* (part_capacity) */
@@ -38,6 +61,7 @@ struct pd_fp8_linears {
     uint8_t *w;              /* of a weight */
     uint8_t *dy, *dy_across; /* codes of (R, outputs), and transposed */
     float *scales;           /* (scales_capacity, PD_FP8_SCALE_FLOATS), reused by each call */
+    uint64_t *row, *rows;    /* (pieces) of an expert */
     uint32_t scales_used, scales_capacity;
 };
 
@@ -49,10 +73,8 @@ struct pd_row_linear {
     const void *x, *w;        /* (R,in) */
 };
 
-/* Selects the block of the next calls. The first forward of a block with kept codes makes them. */
+/* Selects the block of the next calls. The first forward that multiplies by a weight with kept codes makes them. */
 void pd_fp8_enter(struct pd_transformer *t, uint32_t block);
-bool pd_fp8_makes_codes(const struct pd_transformer *t);
-void pd_fp8_made(struct pd_transformer *t);
 void pd_fp8_forget(struct pd_transformer *t); /* forgets all kept codes: weights may have changed */
 /* Set the parts for the next two calls. `computed`: y is a gradient, of the heads that this rank computes. */
 void pd_fp8_qkv_parts(struct pd_transformer *t, const struct pd_qkv *y, bool computed);
@@ -70,3 +92,25 @@ PD_MUST_USE pd_status pd_fp8_rows_terms(struct pd_transformer *t, const struct p
 /* dx (R,in) = dy W, and dW in the layout of W. dy is t->dstream. */
 PD_MUST_USE pd_status pd_fp8_rows_backward(struct pd_transformer *t, const struct pd_row_linear *l, void *dx, float *dweight,
                                            struct pd_error *err);
+
+/* ---- for experts, step by step ---- */
+/* Rows of an expert: piece i has [first[i], first[i + 1]), counted from first[0]. Until the next call. */
+struct pd_row_pieces pd_fp8_pieces_of(struct pd_transformer *t, const int32_t *first);
+/* `which`: PD_FP8_UP or PD_FP8_DOWN, of expert `number` of this rank. NULL if codes are not kept. */
+struct pd_fp8_kept *pd_fp8_kept_expert(const struct pd_transformer *t, uint32_t number, enum pd_fp8_linear which);
+struct pd_fp8_kept *pd_fp8_kept_linear(const struct pd_transformer *t, enum pd_fp8_linear linear);
+/* Codes of x (rows of the pieces, columns), until the next call with that format. Replaces the scales of earlier calls. */
+PD_MUST_USE pd_status pd_fp8_rows_codes(struct pd_transformer *t, enum pd_fp8 format, const struct pd_row_pieces *pieces,
+                                        struct pd_matrix x, uint64_t columns, struct pd_fp8_operand *ret_operand,
+                                        struct pd_error *err);
+/* c = x W^T, or x W if `across`; added to c, which is fp32 then, if `adds`. */
+PD_MUST_USE pd_status pd_fp8_rows_multiply(struct pd_transformer *t, const struct pd_row_pieces *pieces,
+                                           const struct pd_fp8_operand *x, const struct pd_fp8_weight *w, bool across,
+                                           struct pd_matrix c, bool adds, bool varies, struct pd_error *err);
+/* Transposed codes of x (rows, columns), one piece, until the next call with that format. */
+PD_MUST_USE pd_status pd_fp8_across_codes(struct pd_transformer *t, enum pd_fp8 format, uint64_t rows, struct pd_matrix x,
+                                          uint64_t columns, struct pd_fp8_operand *ret_operand, struct pd_error *err);
+/* dst (columns of dy, columns of x) = dy^T x, added to the gradient so far. */
+PD_MUST_USE pd_status pd_fp8_rows_gradient(struct pd_transformer *t, const struct pd_fp8_operand *dy,
+                                           const struct pd_fp8_operand *x, bool varies, float *dst, struct pd_error *err);
+uint64_t pd_fp8_across_ld(const struct pd_transformer *t, uint64_t rows);

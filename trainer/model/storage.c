@@ -503,6 +503,17 @@ static void take_sums(struct pd_transformer *t, struct pd_arena *arena)
     }
 }
 
+/* Of `count` weights, `step` apart in `kept`. */
+static void take_codes(struct pd_arena *arena, uint32_t count, uint64_t elements, uint32_t step, struct pd_fp8_kept *kept)
+{
+    uint8_t *codes = pd_arena_take(arena, PD_MEMORY_PARAMETERS, count * elements);
+    uint8_t *across = pd_arena_take(arena, PD_MEMORY_PARAMETERS, count * elements);
+    float *scales = pd_arena_take(arena, PD_MEMORY_PARAMETERS, count * PD_FP8_SCALE_FLOATS * sizeof(float));
+    for (uint32_t i = 0; i < count && !pd_arena_is_dry(arena); i++)
+        kept[(uint64_t)i * step] = (struct pd_fp8_kept){
+            .codes = codes + i * elements, .across = across + i * elements, .scale = scales + i * PD_FP8_SCALE_FLOATS};
+}
+
 /* Codes of weights kept for a step, for all blocks of this rank. */
 static void take_kept_codes(struct pd_transformer *t, struct pd_arena *arena)
 {
@@ -514,12 +525,23 @@ static void take_kept_codes(struct pd_transformer *t, struct pd_arena *arena)
         [PD_FP8_UP] = s->up_columns,
         [PD_FP8_DOWN] = s->ffn_columns,
     };
-    for (uint32_t block = 0; block < t->model->config.layers; block++)
-        for (int i = 0; i < PD_FP8_LINEARS && t->held[block].chunk != PD_NOT_HELD; i++)
-            t->fp8.kept[block][i] = (struct pd_fp8_kept){
-                .codes = pd_arena_take(arena, PD_MEMORY_PARAMETERS, hidden * columns[i]),
-                .across = pd_arena_take(arena, PD_MEMORY_PARAMETERS, hidden * columns[i]),
-                .scale = pd_arena_take(arena, PD_MEMORY_PARAMETERS, PD_FP8_SCALE_FLOATS * sizeof(float))};
+    const uint64_t shared[PD_FP8_LINEARS] = {
+        [PD_FP8_QKV] = columns[PD_FP8_QKV],
+        [PD_FP8_OUT] = columns[PD_FP8_OUT],
+        [PD_FP8_UP] = 2 * s->shared_columns,
+        [PD_FP8_DOWN] = s->shared_columns,
+    };
+    for (uint32_t block = 0; block < t->model->config.layers; block++) {
+        const bool has_experts = pd_model_has_experts(&t->model->config, block);
+        if (t->held[block].chunk == PD_NOT_HELD) continue;
+        for (int i = 0; i < PD_FP8_LINEARS; i++)
+            take_codes(arena, 1, hidden * (has_experts ? shared : columns)[i], 1, &t->fp8.kept[block][i]);
+        if (!has_experts) continue;
+        const uint32_t here = pd_experts_here(t);
+        struct pd_fp8_kept *experts = t->fp8.kept_experts + 2ull * block * here;
+        take_codes(arena, here, hidden * 2 * s->expert_columns, 2, experts);
+        take_codes(arena, here, hidden * s->expert_columns, 2, experts + 1);
+    }
 }
 
 /* Codes of one linear layer's operands, in forward or backward. */
@@ -527,16 +549,19 @@ static void take_fp8(struct pd_transformer *t, struct pd_arena *arena)
 {
     struct pd_fp8_linears *f = &t->fp8;
     const struct pd_share *s = &t->share;
-    const uint64_t hidden = t->model->config.hidden, in = pd_max_u64(hidden, pd_max_u64(s->q_columns, s->ffn_columns));
-    const uint64_t out = pd_max_u64(hidden, pd_max_u64(s->q_columns + 2 * s->k_columns, s->up_columns));
+    const uint64_t hidden = t->model->config.hidden, gated = pd_max_u64(s->expert_columns, s->shared_columns),
+                   in = pd_max_u64(pd_max_u64(hidden, gated), pd_max_u64(s->q_columns, s->ffn_columns));
+    const uint64_t out =
+        pd_max_u64(pd_max_u64(hidden, 2 * gated), pd_max_u64(s->q_columns + 2 * s->k_columns, s->up_columns));
+    const uint64_t rows = t->model->config.experts ? pd_fp8_across_ld(t, most_rows(t)) : t->rows;
     if (!f->is_on || !t->has_blocks) return;
-    f->x = storage_take(arena, t->rows * in, 1);
+    f->x = storage_take(arena, rows * in, 1);
     if (f->kept)
         take_kept_codes(t, arena);
     else
         f->w = storage_take(arena, hidden * pd_max_u64(in, out), 1);
-    f->dy = storage_take(arena, t->options.backward ? t->rows * out : 0, 1);
-    f->dy_across = storage_take(arena, t->options.backward ? t->rows * out : 0, 1);
+    f->dy = storage_take(arena, t->options.backward ? rows * out : 0, 1);
+    f->dy_across = storage_take(arena, t->options.backward ? rows * out : 0, 1);
     f->scales = storage_take(arena, f->scales_capacity * PD_FP8_SCALE_FLOATS, sizeof(float));
 }
 

@@ -89,19 +89,22 @@ static pd_status chunks_init(struct pd_transformer *t, struct pd_error *err)
 static pd_status fp8_init(struct pd_transformer *t, struct pd_error *err)
 {
     struct pd_fp8_linears *f = &t->fp8;
+    const uint32_t experts = t->model->config.experts ? pd_experts_here(t) : 0;
     f->is_on = t->options.fp8_linears;
     if (!f->is_on) return PD_OK;
     if (t->options.keeps_codes) {
         PD_CHECK(t->partition.virtual_tp == 1 && t->partition.virtual_sp == 1);
         f->kept = calloc(t->model->config.layers, sizeof *f->kept);
-        f->is_made = calloc(t->model->config.layers, sizeof *f->is_made);
-        if (!f->kept || !f->is_made) PD_FAIL(err, PD_NO_MEMORY, "model: no memory for the tables of fp8");
+        if (experts) f->kept_experts = calloc((uint64_t)t->model->config.layers * experts * 2, sizeof *f->kept_experts);
+        if (!f->kept || (experts && !f->kept_experts)) PD_FAIL(err, PD_NO_MEMORY, "model: no memory for the tables of fp8");
     }
     f->part_capacity = 5 * t->tp.chunks + 4;
     f->scales_capacity = (f->part_capacity + 1) * (t->sp.pieces + 1);
     f->parts = calloc(f->part_capacity, sizeof *f->parts);
     f->heads = calloc(f->part_capacity, sizeof *f->heads);
-    if (!f->parts || !f->heads) PD_FAIL(err, PD_NO_MEMORY, "model: no memory for the tables of fp8");
+    f->row = calloc(t->sp.pieces, sizeof *f->row);
+    f->rows = calloc(t->sp.pieces, sizeof *f->rows);
+    if (!f->parts || !f->heads || !f->row || !f->rows) PD_FAIL(err, PD_NO_MEMORY, "model: no memory for the tables of fp8");
     return PD_OK;
 }
 
@@ -109,7 +112,6 @@ static pd_status expert_counts_init(struct pd_transformer *t, struct pd_error *e
 {
     const struct pd_model_config *c = &t->model->config;
     if (!c->experts) return PD_OK;
-    PD_CHECK(!t->options.fp8_linears);
     t->expert_counts.tokens = calloc(c->layers * (c->experts + 1ull), sizeof *t->expert_counts.tokens);
     if (!t->expert_counts.tokens)
         PD_FAIL(err, PD_NO_MEMORY, "model: no memory to count the tokens of %u experts", c->experts);
@@ -227,7 +229,9 @@ void pd_transformer_free(struct pd_transformer *t)
     pd_activations_free(t);
     free(t->fp8.parts);
     free(t->fp8.kept);
-    free(t->fp8.is_made);
+    free(t->fp8.kept_experts);
+    free(t->fp8.row);
+    free(t->fp8.rows);
     free(t->fp8.heads);
     free(t->tp.terms);
     free((void *)t->tp.parts);

@@ -1,5 +1,6 @@
-/* A block whose router sends every token to one expert is a dense block: same bits, forward and backward, and no gradient for
- * the experts without tokens. Also for a single token, and under each recomputation. */
+/* A block whose router sends every token to one expert is a dense block: same bits, forward and backward, and no gradient
+ * for the experts without tokens. Also for a single token, under each recomputation, and in fp8, where the tokens and the
+ * weights of that expert have the dense block's scales. */
 #include "trainer/math/math_cpu.h"
 #include "trainer/model/experts.h"
 
@@ -132,7 +133,9 @@ static bool is_zero(const struct lone *m, uint32_t tensor)
     return true;
 }
 
-static void check(uint32_t length, enum pd_recompute recompute)
+enum codes { NO_CODES, CODES, KEPT_CODES };
+
+static void check(uint32_t length, enum pd_recompute recompute, enum codes codes)
 {
     const struct pd_transformer_options options = {.sequences = 1,
                                                    .length = length,
@@ -140,6 +143,8 @@ static void check(uint32_t length, enum pd_recompute recompute)
                                                    .recompute = recompute,
                                                    .recompute_layers = PD_LAYERS_ALL,
                                                    .backward = true,
+                                                   .fp8_linears = codes != NO_CODES,
+                                                   .keeps_codes = codes == KEPT_CODES,
                                                    .partition = pd_partition_whole()};
     struct lone dense, experts;
     lone_init(&dense, "byte-1m", &options);
@@ -171,8 +176,9 @@ static void check(uint32_t length, enum pd_recompute recompute)
 
 Test(experts, one_expert_for_all_tokens_is_a_dense_block)
 {
-    for (int recompute = PD_RECOMPUTE_NONE; recompute <= PD_RECOMPUTE_FULL; recompute++) {
-        check(33, (enum pd_recompute)recompute);
-        check(1, (enum pd_recompute)recompute);
-    }
+    for (int codes = NO_CODES; codes <= KEPT_CODES; codes++)
+        for (int recompute = PD_RECOMPUTE_NONE; recompute <= PD_RECOMPUTE_FULL; recompute++) {
+            check(33, (enum pd_recompute)recompute, (enum codes)codes);
+            check(1, (enum pd_recompute)recompute, (enum codes)codes);
+        }
 }

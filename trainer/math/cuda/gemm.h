@@ -11,7 +11,7 @@
  *              depends only on the shape. With virtual_tp and virtual_sp 1, shapes are the same under every layout.
  *              Otherwise `any_shape` chooses the algorithm by operand types, transposes and k alone, for m and n of
  *              PD_CUDA_CANONICAL, so that cutting m or n does not change it, and k has no parts
- *   rows_vary  products of experts, whose rows data decides: cuBLASLt, one call an expert. The algorithm is the one for the next
+ *   varies     products of experts, whose rows data decides: cuBLASLt, one call an expert. The algorithm is the one for the next
  *              power of two rows, so bits depend on an expert's own rows alone. A grouped call (cublasGemmGroupedBatchedEx)
  *              chooses for the whole group, which layout.ep changes, and does not say whether it splits k
  *   fast       k may be split if it is a multiple of 128. Partial sums stay fp32, so a split that sums in the result

@@ -156,10 +156,10 @@ static bool is_for_cublaslt(const struct pd_gemm *g)
 static struct pd_gemm rounded_up(const struct pd_gemm *g)
 {
     struct pd_gemm rounded = *g;
-    uint64_t *rows = g->trans_a ? &rounded.k : &rounded.m, most = VARYING_ROWS_MIN;
+    uint64_t *rows = g->varies == PD_VARIES_K ? &rounded.k : &rounded.m, most = VARYING_ROWS_MIN;
     while (most < *rows)
         most *= 2;
-    if (g->rows_vary && *rows) *rows = most;
+    if (g->varies && *rows) *rows = most;
     return rounded;
 }
 
@@ -404,7 +404,7 @@ static pd_status describe_gemm(const struct pd_cuda_gemms *p, struct description
 static bool is_taken(struct pd_cuda_gemms *p, struct description *d, const struct pd_gemm *g, const struct plan *plan)
 {
     cublasLtMatmulHeuristicResult_t result;
-    if (!p->options.any_shape && !g->rows_vary) return true;
+    if (!p->options.any_shape && !g->varies) return true;
     return pd_cublaslt.cublasLtMatmulAlgoCheck(p->handle, &d->operation, &d->a, &d->b, &d->c, &d->d, &plan->algorithm,
                                                &result) == CUBLAS_STATUS_SUCCESS &&
            result.workspaceSize <= PD_CUDA_GEMM_LIBRARY_BYTES;
@@ -461,7 +461,7 @@ static pd_status run_whole(struct pd_cuda_gemms *p, void *stream, const struct p
     struct plan *plan;
     bool is_done;
     PD_TRY(run_chosen(p, stream, g, &rounded, &plan, &is_done, err));
-    if (!is_done && g->rows_vary) PD_TRY(run_chosen(p, stream, g, g, &plan, &is_done, err));
+    if (!is_done && g->varies) PD_TRY(run_chosen(p, stream, g, g, &plan, &is_done, err));
     return is_done ? PD_OK : multiply_plainly(p, stream, g, plan, err);
 }
 
@@ -472,7 +472,7 @@ static uint32_t parts_of(const struct pd_cuda_gemms *p, const struct pd_gemm *g)
 {
     const uint64_t tiles = (g->m + TILE - 1) / TILE * ((g->n + TILE - 1) / TILE);
     uint32_t parts = PARTS_MAX;
-    if (!p->options.invariant || p->options.any_shape || g->rows_vary) return 1;
+    if (!p->options.invariant || p->options.any_shape || g->varies) return 1;
     if (g->a_format || g->c.dtype != PD_F32 || g->bias) return 1;
     if (g->accumulate && g->residual.data) return 1; /* one of the two is added */
     if (g->k < PARTS_K || g->k % (PARTS_MAX * SPLIT_STEP)) return 1;

@@ -99,7 +99,8 @@ template <enum pd_dtype D> static __global__ void __launch_bounds__(THREADS) wri
         const uint64_t to_row = static_cast<uint64_t>(blockIdx.x) * SIDE + line, to_column = first_row + x * EACH;
         if (to_row >= j.q.columns) continue;
         const uint32_t word = *reinterpret_cast<const uint32_t *>(&tile[line][x * EACH]);
-        put_four(j.q.transposed + to_row * j.q.ld_transposed + to_column, word, to_column, j.q.rows, j.wide_transposed);
+        put_four(j.q.transposed + to_row * j.q.ld_transposed + to_column, word, to_column, j.q.transposed_rows,
+                 j.wide_transposed);
     }
 }
 
