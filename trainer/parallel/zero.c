@@ -11,17 +11,39 @@
 
 /* ---- buckets ---- */
 
+/* How many tensors from this one on are of experts that ep_rank does not hold; of a tensor that it holds 0. The tensor is the
+ * first of its expert, or held. */
+static uint32_t tensors_elsewhere(const struct pd_model *model, uint32_t ep, uint32_t ep_rank, uint32_t tensor)
+{
+    const uint32_t number = model->tensors.tensors[tensor].expert;
+    if (ep <= 1 || !number) return 0;
+    const uint32_t left = model->config.experts - (number - 1), own = (ep_rank + ep - (number - 1) % ep) % ep;
+    return PD_EXPERT_TENSORS * (ep_rank == PD_ZERO_ALL_RANKS || own > left ? left : own);
+}
+
 static void add_to_bucket(struct pd_zero *zero, struct pd_zero_bucket *bucket, uint32_t tensor)
 {
-    const struct pd_zero_place place = pd_zero_place_of(zero, tensor, zero->grid->place.tp);
     uint32_t e = bucket->count++;
     bucket->tensors[e] = tensor;
+    bucket->here[bucket->here_count++] = e;
+    const struct pd_zero_place place = pd_zero_place_of(zero, tensor, zero->grid->place.tp);
     const bool is_read_here = !pd_zero_is_redirected(zero, (uint32_t)(bucket - zero->buckets), e, PD_ZERO_PARAMETERS);
     bucket->needed[e + 1] = bucket->needed[e] + (is_read_here ? pd_zero_slice_elements(zero, tensor, &place.needed) : 0);
     bucket->computed[e + 1] = bucket->computed[e] + pd_zero_slice_elements(zero, tensor, &place.computed);
     if (pd_zero_side_of(zero, tensor) == PD_ZERO_COMMON || bucket->computed[e] == bucket->computed[e + 1]) return;
     if (!bucket->spread_end) bucket->spread_begin = bucket->computed[e];
     bucket->spread_end = bucket->computed[e + 1];
+}
+
+/* Experts of other ep ranks; returns the tensor after them. */
+static uint32_t pass_by(struct pd_zero_bucket *bucket, uint32_t tensor, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++, bucket->count++) {
+        bucket->tensors[bucket->count] = tensor + i;
+        bucket->needed[bucket->count + 1] = bucket->needed[bucket->count];
+        bucket->computed[bucket->count + 1] = bucket->computed[bucket->count];
+    }
+    return tensor + count;
 }
 
 /* A small tensor belongs to one rank; others are cut evenly, the first part the largest. In stage 0 there is one part. */
@@ -47,9 +69,10 @@ uint64_t pd_zero_part_elements(const struct pd_model *model, const struct pd_lay
     uint64_t everywhere = 0, most = 0;
     memset(by_part, 0, layout->zero_shard * sizeof *by_part);
     for (uint32_t t = model->unit_first[unit]; t < model->unit_first[unit + 1]; t++) {
+        const uint32_t elsewhere = tensors_elsewhere(model, layout->ep, ep_rank, t);
         const struct pd_tensor *tensor = &model->tensors.tensors[t];
-        const bool is_spread = pd_layout_is_spread(layout, tensor);
-        if (ep_rank == PD_ZERO_ALL_RANKS ? is_spread : !is_spread || (tensor->expert - 1) % layout->ep != ep_rank) continue;
+        if (elsewhere) t += elsewhere - 1;
+        if (elsewhere || (ep_rank != PD_ZERO_ALL_RANKS && !pd_layout_is_spread(layout, tensor))) continue;
         most = pd_max_u64(most, add_part(layout, tensor, t, tp, by_part, &everywhere));
     }
     return everywhere + most;
@@ -74,9 +97,11 @@ static void measure_parts(struct pd_zero *zero, uint32_t bucket, uint64_t *by_pa
     const uint64_t most = pd_zero_part_elements(zero->model, layout, bucket, tp, PD_ZERO_ALL_RANKS, by_part);
     const bool is_tied = bucket && s->tensors[last] == 0;
     const uint64_t table = is_tied ? pd_zero_part_elements(zero->model, layout, 0, tp, PD_ZERO_ALL_RANKS, by_part) : 0;
-    for (uint32_t e = 0; e < s->count; e++)
-        if (!pd_zero_is_elsewhere(zero, s->tensors[e]) && !pd_zero_is_redirected(zero, bucket, e, PD_ZERO_TERMS))
+    for (uint32_t i = 0; i < s->here_count; i++) {
+        const uint32_t e = s->here[i];
+        if (!pd_zero_is_redirected(zero, bucket, e, PD_ZERO_TERMS))
             s->sides[pd_zero_side_of(zero, s->tensors[e])].own += pd_zero_held_elements(zero, s->tensors[e]);
+    }
     measure_side(zero, common, most + (pd_zero_is_redirected(zero, bucket, last, PD_ZERO_PARAMETERS) ? 0 : table),
                  most + (pd_zero_is_redirected(zero, bucket, last, PD_ZERO_TERMS) ? 0 : table), copies);
     if (s->spread_begin == s->spread_end) return;
@@ -98,24 +123,42 @@ static uint64_t zero_parts_of(const struct pd_zero *zero, const struct pd_zero_p
     return (end - 1 - cut->row_begin) / cut->part_rows - (begin - cut->row_begin) / cut->part_rows + 1;
 }
 
+/* Shares of a parameter that go to other tensor-parallel ranks or come from them. */
+static uint64_t tp_pieces_of(const struct pd_zero *zero, uint32_t tensor, const struct pd_zero_place *here)
+{
+    uint64_t pieces = 0;
+    for (uint32_t t = 0; t < zero->grid->layout.tp; t++) {
+        if (t == zero->grid->place.tp) continue;
+        const struct pd_zero_place there = pd_zero_place_of(zero, tensor, t);
+        pieces += zero_parts_of(zero, &there, &here->needed) + zero_parts_of(zero, here, &there.needed);
+    }
+    return pieces;
+}
+
+/* Whether the tensor at here[i] is cut as the same one of the expert before, at here[i - PD_EXPERT_TENSORS]. */
+static bool is_next_expert(const struct pd_zero *zero, const struct pd_zero_bucket *s, uint32_t i)
+{
+    if (i < PD_EXPERT_TENSORS) return false;
+    const struct pd_tensor *tensors = zero->model->tensors.tensors, *a = &tensors[s->tensors[s->here[i]]],
+                           *b = &tensors[s->tensors[s->here[i - PD_EXPERT_TENSORS]]];
+    return a->expert && b->expert && a->tp_dim == b->tp_dim && a->shape[0] == b->shape[0] && a->shape[1] == b->shape[1];
+}
+
 /* Data shared with other tensor-parallel ranks: shares of parameters, each some rows of one part; and terms of key-value
  * heads that this rank computes and another owns. */
 static void zero_count_tp_pieces(struct pd_zero *zero, uint32_t bucket)
 {
     struct pd_zero_bucket *s = &zero->buckets[bucket];
-    const uint32_t tp = zero->grid->layout.tp, me = zero->grid->place.tp;
+    uint64_t pieces[PD_EXPERT_TENSORS];
     s->crosses = !pd_zero_is_end(zero, bucket) && pd_partition_kv_is_apart(&zero->model->config, &zero->grid->partition);
-    for (uint32_t e = 0; e < s->count; e++) {
-        if (pd_zero_is_elsewhere(zero, s->tensors[e])) continue;
-        const struct pd_zero_place here = pd_zero_place_of(zero, s->tensors[e], me);
+    for (uint32_t i = 0; i < s->here_count; i++) {
+        const uint32_t e = s->here[i];
+        const struct pd_zero_place here = pd_zero_place_of(zero, s->tensors[e], zero->grid->place.tp);
         const struct pd_layout_cut *cut = &here.cut;
         const struct pd_zero_slice own = {cut->row_begin, cut->row_end, cut->chunk_begin, cut->chunk_end};
         struct pd_zero_run runs[PD_LAYOUT_CHUNKS_MAX];
-        for (uint32_t t = 0; t < tp; t++) {
-            const struct pd_zero_place there = pd_zero_place_of(zero, s->tensors[e], t);
-            if (t != me)
-                s->tp_pieces += zero_parts_of(zero, &there, &here.needed) + zero_parts_of(zero, &here, &there.needed);
-        }
+        if (!is_next_expert(zero, s, i)) pieces[i % PD_EXPERT_TENSORS] = tp_pieces_of(zero, s->tensors[e], &here);
+        s->tp_pieces += pieces[i % PD_EXPERT_TENSORS];
         if (!s->crosses || zero->model->tensors.tensors[s->tensors[e]].tp_dim) continue;
         const uint32_t count = pd_zero_runs(zero, s->tensors[e], &here.computed, &own, runs);
         s->elsewhere += pd_zero_slice_elements(zero, s->tensors[e], &here.computed) - (count ? runs[0].elements : 0);
@@ -146,12 +189,13 @@ static pd_status make_tables(struct pd_zero *zero, struct pd_error *err)
 {
     const struct pd_model *model = zero->model;
     const uint64_t rows = (uint64_t)model->tensors.count + 2ull * model->unit_count;
-    uint32_t most = 0, *tensors = calloc(rows, sizeof *tensors);
+    uint32_t most = 0, *tensors = calloc(2 * rows, sizeof *tensors);
     uint64_t *elements = calloc(2 * rows, sizeof *elements);
     zero->tables[0] = tensors, zero->tables[1] = elements;
     for (uint32_t unit = 0; unit < model->unit_count && tensors && elements; unit++) {
         const uint32_t count = model->unit_first[unit + 1] - model->unit_first[unit] + 1;
         zero->buckets[unit].tensors = tensors;
+        zero->buckets[unit].here = tensors + rows;
         zero->buckets[unit].needed = elements;
         zero->buckets[unit].computed = elements + count + 1;
         tensors += count, elements += 2 * (count + 1);
@@ -184,8 +228,13 @@ static pd_status describe_buckets(struct pd_zero *zero, struct pd_error *err)
     for (uint32_t unit = 0; unit < model->unit_count; unit++) {
         struct pd_zero_bucket *bucket = &zero->buckets[unit];
         if (pd_layout_unit_pp(&zero->grid->layout, unit) != zero->grid->place.pp) continue;
-        for (uint32_t t = model->unit_first[unit]; t < model->unit_first[unit + 1]; t++)
-            add_to_bucket(zero, bucket, t);
+        for (uint32_t t = model->unit_first[unit]; t < model->unit_first[unit + 1];) {
+            const uint32_t elsewhere = tensors_elsewhere(model, zero->ep, zero->ep_rank, t);
+            if (elsewhere)
+                t = pass_by(bucket, t, elsewhere);
+            else
+                add_to_bucket(zero, bucket, t++);
+        }
         if (unit + 1 == model->unit_count && model->config.tie_embeddings) add_to_bucket(zero, bucket, 0);
         measure_parts(zero, unit, by_part);
         zero_count_tp_pieces(zero, unit);
@@ -253,9 +302,8 @@ static pd_status describe_boxes(struct pd_zero *zero, struct pd_error *err)
 {
     uint64_t most = 1;
     for (uint32_t bucket = 0; bucket < zero->has.bucket_count; bucket++)
-        for (uint32_t e = 0; e < zero->buckets[bucket].count; e++)
-            if (!pd_zero_is_elsewhere(zero, zero->buckets[bucket].tensors[e]))
-                most += most_boxes_of(zero, zero->buckets[bucket].tensors[e]);
+        for (uint32_t i = 0; i < zero->buckets[bucket].here_count; i++)
+            most += most_boxes_of(zero, zero->buckets[bucket].tensors[zero->buckets[bucket].here[i]]);
     zero->has.boxes = malloc(most * sizeof *zero->has.boxes);
     if (!zero->has.boxes)
         PD_FAIL(err, PD_NO_MEMORY, "zero: no memory for the boxes of %u tensors", zero->model->tensors.count);
@@ -267,9 +315,8 @@ static pd_status describe_boxes(struct pd_zero *zero, struct pd_error *err)
                                                                         ? s->sides[PD_ZERO_COMMON].own
                                                                         : words * s->sides[PD_ZERO_SPREAD].sums_at)};
         zero->has.first_box[bucket] = zero->has.box_count;
-        for (uint32_t e = 0; e < zero->buckets[bucket].count; e++) {
-            const uint32_t t = zero->buckets[bucket].tensors[e];
-            if (pd_zero_is_elsewhere(zero, t)) continue;
+        for (uint32_t i = 0; i < s->here_count; i++) {
+            const uint32_t t = s->tensors[s->here[i]];
             const uint64_t elements = pd_zero_held_elements(zero, t);
             if (!elements || (bucket && t == 0)) continue;
             /* Start of tensor t's boxes. A large matrix after a vector starts a page, so that saves and loads use direct I/O
@@ -494,6 +541,7 @@ static void zero_describe(struct pd_zero *zero)
     zero->q = zero->grid->place.dp * layout->sp + zero->grid->place.sp;
     zero->parts = layout->zero_stage ? layout->zero_shard : 1;
     zero->ep = pd_layout_ep(layout);
+    zero->ep_rank = zero->q % zero->ep;
     zero->in_place = layout->tp == 1 && zero->parts == 1;
     zero->has.bucket_count = model->unit_count;
     zero->lanes = (struct pd_lanes){o->micro_batches, o->lanes, layout->dp};

@@ -29,9 +29,9 @@ struct pd_zero_terms {
 
 struct pd_zero_bucket {
     uint32_t count;
-    uint32_t *tensors;
-    uint64_t *needed;   /* (tensors + 1) needed elements before each tensor */
-    uint64_t *computed; /* the same for computed ones */
+    uint32_t *tensors, *here, here_count; /* here: the places in `tensors` of those that no other ep rank holds */
+    uint64_t *needed;                     /* (tensors + 1) needed elements before each tensor */
+    uint64_t *computed;                   /* the same for computed ones */
     struct pd_zero_side sides[PD_ZERO_SIDES];
     uint64_t tp_pieces; /* parameter shares sent to or from other tensor-parallel ranks */
     char *place;        /* (needed) gathered parameters, read by compute */
@@ -115,7 +115,7 @@ struct pd_zero {
     const struct pd_grid *grid;
     struct pd_math *math;
     uint32_t q, parts; /* data rank; parts into which held data and sums are cut (1 in stage 0) */
-    uint32_t ep;
+    uint32_t ep, ep_rank;
     float *sources[PD_LAYOUT_EP_MAX]; /* pd_zero_sources */
     bool in_place;                    /* the rank holds all it needs: parts are read where they are, or packed */
     bool is_mirrored;                 /* a tied table whose head is on another stage */

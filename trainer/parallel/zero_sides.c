@@ -8,9 +8,9 @@ uint32_t pd_zero_side_of(const struct pd_zero *zero, uint32_t tensor)
 
 bool pd_zero_is_elsewhere(const struct pd_zero *zero, uint32_t tensor)
 {
-    if (zero->grid->layout.ep <= 1) return false;
+    if (zero->ep <= 1) return false;
     const uint32_t expert = zero->model->tensors.tensors[tensor].expert;
-    return expert && (expert - 1) % zero->ep != zero->q % zero->ep;
+    return expert && (expert - 1) % zero->ep != zero->ep_rank;
 }
 
 uint32_t pd_zero_parts(const struct pd_zero *zero, uint32_t side)

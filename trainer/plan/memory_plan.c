@@ -132,6 +132,7 @@ static uint64_t describe_depth(struct survey *s, uint32_t pp)
 struct owned_tensor {
     struct pd_layout_cut cut;
     uint64_t row, kind;
+    uint32_t experts_left; /* from its expert on; 0: of none */
 };
 
 static struct owned_tensor owned_tensor_of(const struct survey *s, uint32_t t, uint32_t tp_rank)
@@ -144,6 +145,7 @@ static struct owned_tensor owned_tensor_of(const struct survey *s, uint32_t t, u
     pd_layout_chunk_columns(&s->laid_out->layout, tensor, o.cut.chunk_begin, &begin, &unused);
     pd_layout_chunk_columns(&s->laid_out->layout, tensor, o.cut.chunk_end - 1, &unused, &end);
     o.row = end - begin;
+    o.experts_left = tensor->expert ? s->model->config.experts - (tensor->expert - 1) : 0;
     const bool follows_vector = t > 0 && s->model->tensors.tensors[t - 1].ndim == 1;
     o.kind = 4ull * (o.cut.chunk_end - o.cut.chunk_begin) + 2 * (tensor->ndim > 1 && follows_vector) + (o.cut.q_stride > 1);
     return o;
@@ -163,6 +165,12 @@ static bool append_cuts(struct survey *s, const struct owned_tensor *list, uint3
         for (int k = 0; k < 3; k++)
             if (bounds[k] > q && bounds[k] < end) end = bounds[k];
         if (stride > 1) end = q + 1;
+        if (stride > 1 && list[i].experts_left) {
+            /* Experts of other ep ranks: goes on with the next one of q's rank. Their tensors follow each other. */
+            const uint32_t ahead = (q % stride + stride - cut->q_first % stride) % stride;
+            if (ahead) i += PD_EXPERT_TENSORS * (ahead < list[i].experts_left ? ahead : list[i].experts_left) - 1;
+            if (ahead) continue;
+        }
         if (q < cut->q_first || q > last || (q - cut->q_first) % stride) continue;
         owns_any = true;
         const uint64_t rows =
