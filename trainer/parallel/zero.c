@@ -21,18 +21,40 @@ static uint32_t tensors_elsewhere(const struct pd_model *model, uint32_t ep, uin
     return PD_EXPERT_TENSORS * (ep_rank == PD_ZERO_ALL_RANKS || own > left ? left : own);
 }
 
+/* Whether the tensor at here[i] is cut as the same one of the expert before, at here[i - PD_EXPERT_TENSORS]. */
+static bool is_next_expert(const struct pd_zero *zero, const struct pd_zero_bucket *s, uint32_t i)
+{
+    if (i < PD_EXPERT_TENSORS) return false;
+    const struct pd_tensor *tensors = zero->model->tensors.tensors, *a = &tensors[s->tensors[s->here[i]]],
+                           *b = &tensors[s->tensors[s->here[i - PD_EXPERT_TENSORS]]];
+    return a->expert && b->expert && a->tp_dim == b->tp_dim && a->shape[0] == b->shape[0] && a->shape[1] == b->shape[1];
+}
+
+static void add_to_spread(const struct pd_zero *zero, struct pd_zero_bucket *bucket, uint32_t e)
+{
+    if (pd_zero_side_of(zero, bucket->tensors[e]) == PD_ZERO_COMMON || bucket->computed[e] == bucket->computed[e + 1])
+        return;
+    if (!bucket->spread_end) bucket->spread_begin = bucket->computed[e];
+    bucket->spread_end = bucket->computed[e + 1];
+}
+
 static void add_to_bucket(struct pd_zero *zero, struct pd_zero_bucket *bucket, uint32_t tensor)
 {
     uint32_t e = bucket->count++;
     bucket->tensors[e] = tensor;
     bucket->here[bucket->here_count++] = e;
+    if (is_next_expert(zero, bucket, bucket->here_count - 1)) {
+        const uint32_t before = bucket->here[bucket->here_count - 1 - PD_EXPERT_TENSORS];
+        bucket->needed[e + 1] = bucket->needed[e] + bucket->needed[before + 1] - bucket->needed[before];
+        bucket->computed[e + 1] = bucket->computed[e] + bucket->computed[before + 1] - bucket->computed[before];
+        add_to_spread(zero, bucket, e);
+        return;
+    }
     const struct pd_zero_place place = pd_zero_place_of(zero, tensor, zero->grid->place.tp);
     const bool is_read_here = !pd_zero_is_redirected(zero, (uint32_t)(bucket - zero->buckets), e, PD_ZERO_PARAMETERS);
     bucket->needed[e + 1] = bucket->needed[e] + (is_read_here ? pd_zero_slice_elements(zero, tensor, &place.needed) : 0);
     bucket->computed[e + 1] = bucket->computed[e] + pd_zero_slice_elements(zero, tensor, &place.computed);
-    if (pd_zero_side_of(zero, tensor) == PD_ZERO_COMMON || bucket->computed[e] == bucket->computed[e + 1]) return;
-    if (!bucket->spread_end) bucket->spread_begin = bucket->computed[e];
-    bucket->spread_end = bucket->computed[e + 1];
+    add_to_spread(zero, bucket, e);
 }
 
 /* Experts of other ep ranks; returns the tensor after them. */
@@ -135,15 +157,6 @@ static uint64_t tp_pieces_of(const struct pd_zero *zero, uint32_t tensor, const 
     return pieces;
 }
 
-/* Whether the tensor at here[i] is cut as the same one of the expert before, at here[i - PD_EXPERT_TENSORS]. */
-static bool is_next_expert(const struct pd_zero *zero, const struct pd_zero_bucket *s, uint32_t i)
-{
-    if (i < PD_EXPERT_TENSORS) return false;
-    const struct pd_tensor *tensors = zero->model->tensors.tensors, *a = &tensors[s->tensors[s->here[i]]],
-                           *b = &tensors[s->tensors[s->here[i - PD_EXPERT_TENSORS]]];
-    return a->expert && b->expert && a->tp_dim == b->tp_dim && a->shape[0] == b->shape[0] && a->shape[1] == b->shape[1];
-}
-
 /* Data shared with other tensor-parallel ranks: shares of parameters, each some rows of one part; and terms of key-value
  * heads that this rank computes and another owns. */
 static void zero_count_tp_pieces(struct pd_zero *zero, uint32_t bucket)
@@ -153,12 +166,14 @@ static void zero_count_tp_pieces(struct pd_zero *zero, uint32_t bucket)
     s->crosses = !pd_zero_is_end(zero, bucket) && pd_partition_kv_is_apart(&zero->model->config, &zero->grid->partition);
     for (uint32_t i = 0; i < s->here_count; i++) {
         const uint32_t e = s->here[i];
+        const bool is_next = is_next_expert(zero, s, i);
+        if (is_next) s->tp_pieces += pieces[i % PD_EXPERT_TENSORS];
+        if (is_next && !s->crosses) continue;
         const struct pd_zero_place here = pd_zero_place_of(zero, s->tensors[e], zero->grid->place.tp);
         const struct pd_layout_cut *cut = &here.cut;
         const struct pd_zero_slice own = {cut->row_begin, cut->row_end, cut->chunk_begin, cut->chunk_end};
         struct pd_zero_run runs[PD_LAYOUT_CHUNKS_MAX];
-        if (!is_next_expert(zero, s, i)) pieces[i % PD_EXPERT_TENSORS] = tp_pieces_of(zero, s->tensors[e], &here);
-        s->tp_pieces += pieces[i % PD_EXPERT_TENSORS];
+        if (!is_next) s->tp_pieces += pieces[i % PD_EXPERT_TENSORS] = tp_pieces_of(zero, s->tensors[e], &here);
         if (!s->crosses || zero->model->tensors.tensors[s->tensors[e]].tp_dim) continue;
         const uint32_t count = pd_zero_runs(zero, s->tensors[e], &here.computed, &own, runs);
         s->elsewhere += pd_zero_slice_elements(zero, s->tensors[e], &here.computed) - (count ? runs[0].elements : 0);
@@ -277,7 +292,7 @@ static void zero_add_box(struct pd_zero *zero, uint32_t t, const struct pd_zero_
 /* In stage 0 the rank also holds the rows before and after its part. */
 static void add_boxes(struct pd_zero *zero, uint32_t t, uint64_t at, uint64_t gradient)
 {
-    const struct pd_zero_place place = pd_zero_place_of(zero, t, zero->grid->place.tp);
+    const struct pd_zero_place place = {.cut = pd_zero_cut_of(zero, t)};
     const struct pd_zero_slice held = pd_zero_held_slice(zero, &place, zero->q),
                                owned = pd_zero_owned_slice(zero, &place, zero->q);
     const bool owns = owned.row_begin < owned.row_end;

@@ -114,8 +114,7 @@ struct pd_zero {
     struct pd_zero_options options;
     const struct pd_grid *grid;
     struct pd_math *math;
-    uint32_t q, parts; /* data rank; parts into which held data and sums are cut (1 in stage 0) */
-    uint32_t ep, ep_rank;
+    uint32_t q, parts, ep, ep_rank;   /* data rank; parts into which held data and sums are cut (1 in stage 0) */
     float *sources[PD_LAYOUT_EP_MAX]; /* pd_zero_sources */
     bool in_place;                    /* the rank holds all it needs: parts are read where they are, or packed */
     bool is_mirrored;                 /* a tied table whose head is on another stage */
@@ -174,6 +173,7 @@ struct pd_zero_slice pd_zero_owned_slice(const struct pd_zero *zero, const struc
 struct pd_zero_slice pd_zero_held_slice(const struct pd_zero *zero, const struct pd_zero_place *place, uint32_t q);
 /* A tensor on tensor-parallel rank t, whether or not this stage has it. */
 struct pd_zero_place pd_zero_place_of(const struct pd_zero *zero, uint32_t tensor, uint32_t t);
+struct pd_layout_cut pd_zero_cut_of(const struct pd_zero *zero, uint32_t tensor); /* this rank's alone */
 
 uint64_t pd_zero_slice_elements(const struct pd_zero *zero, uint32_t tensor, const struct pd_zero_slice *slice);
 /* Offset of row `row` of chunk `chunk`. */

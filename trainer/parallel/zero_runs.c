@@ -103,9 +103,17 @@ struct pd_zero_slice pd_zero_held_slice(const struct pd_zero *zero, const struct
     return (struct pd_zero_slice){cut->row_begin, cut->row_end, cut->chunk_begin, cut->chunk_end};
 }
 
+struct pd_layout_cut pd_zero_cut_of(const struct pd_zero *zero, uint32_t tensor)
+{
+    struct pd_layout_cut cut = {0};
+    if (!pd_zero_is_elsewhere(zero, tensor))
+        (void)pd_layout_cut_of(&zero->grid->layout, tensor_of(zero, tensor), tensor, zero->grid->place.tp, &cut);
+    return cut;
+}
+
 uint64_t pd_zero_held_elements(const struct pd_zero *zero, uint32_t tensor)
 {
-    const struct pd_zero_place place = pd_zero_place_of(zero, tensor, zero->grid->place.tp);
+    const struct pd_zero_place place = {.cut = pd_zero_cut_of(zero, tensor)};
     const struct pd_zero_slice held = pd_zero_held_slice(zero, &place, zero->q);
     return pd_zero_slice_elements(zero, tensor, &held);
 }
