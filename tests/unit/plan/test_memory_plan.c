@@ -157,6 +157,11 @@ Test(memory_plan, spread_experts)
         "layout.dp=8 layout.ep=2 layout.zero_shard=4 layout.zero_stage=2 layout.exchange=lane",
         "layout.dp=4 layout.ep=2 layout.pp=2 layout.recompute=full",
         "layout.dp=4 layout.ep=4 layout.tp=2 numerics.virtual_tp=4 layout.recompute=selective",
+        "layout.dp=4 layout.ep=2 numerics.linears=fp8 layout.fp8_codes=step",
+        "layout.dp=6 layout.ep=2 layout.zero_stage=1",
+        "layout.dp=8 layout.ep=2 layout.zero_stage=2 model.experts=6",
+        "layout.dp=7 layout.sp=2 layout.ep=2 layout.zero_stage=3 numerics.virtual_sp=2",
+        "layout.dp=4 layout.ep=2 layout.tp=2 numerics.virtual_tp=4 numerics.linears=fp8",
         "layout.dp=4 layout.ep=2 offload.optimizer=nvme offload.parameters=nvme offload.gradients=nvme "
         "offload.activations=nvme"};
     for (size_t i = 0; i < sizeof overrides / sizeof *overrides; i++) {
