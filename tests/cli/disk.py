@@ -15,7 +15,7 @@ TINY = ["model.preset=byte-1m", "model.layers=2", "model.hidden=32", "model.head
 
 
 def chattr(flag, path):
-    return subprocess.run(["chattr", flag, path], stderr=subprocess.DEVNULL).returncode == 0
+    return shutil.which("chattr") is not None and subprocess.run(["chattr", flag, path], stderr=subprocess.DEVNULL).returncode == 0
 
 
 def steps(run):
@@ -36,7 +36,7 @@ def one_that_cannot_be_removed(name, of_what):
     report(f"{name}-begin", [] if code == 0 else ["no checkpoints"], (code, "", said))
     fixed = of_what(glob.glob(f"{name}/checkpoints/step-000000000002-*")[0])
     if not chattr("+i", fixed):
-        print(f"SKIPPED {name}: chattr +i needs root and a file system that knows it")
+        print(f"SKIPPED {name}: chattr +i needs e2fsprogs, root and a file system that knows it")
         return
     try:
         result = perdure(*train(name, 16))
