@@ -6,7 +6,7 @@ at a random moment, its newest checkpoint is damaged, it continues under another
 launch must end with an exit code that fits what was done to it (DISTURBED below), each restart must begin at the newest step
 that was committed and is whole, and in the end loss bits and state are those of the quiet run and nothing is damaged.
 
-There are 40 cases, chosen greedily so that every pair of two factors' values that may occur together does. By default half of them run (PERDURE_TEST_SHARE);
+There are 40 cases, chosen greedily so that every pair of two factors' values that may occur together does. By default a quarter of them runs (PERDURE_TEST_SHARE);
 with PERDURE_TEST_SCALE of 4 or more all, of 10 or more 400 more, drawn at random. Moments come from PERDURE_TEST_SEED. Arguments: nothing; `random N` for N cases drawn at random; or the name of one case, as a failure prints it.
 """
 import concurrent.futures
@@ -341,7 +341,7 @@ def body(workspace, arguments):
     if arguments:
         names = [f"random-{i}" for i in range(int(arguments[1]))] if arguments[0] == "random" else arguments[:1]
     else:
-        names = harness.share_of([f"pairs-{i}" for i in range(pairs)], 2) + [f"random-{i}" for i in range(400 if harness.scale() >= 10 else 0)]
+        names = harness.share_of([f"pairs-{i}" for i in range(pairs)], 4) + [f"random-{i}" for i in range(400 if harness.scale() >= 10 else 0)]
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         failures = [failure for failure in pool.map(lambda name: one(workspace, name, seed, data), names) if failure]
     if failures:

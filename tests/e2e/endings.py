@@ -486,7 +486,7 @@ def body(workspace, arguments):
     moved(bench, transport)
     undisturbed = workspace.directory("undisturbed")
     workspace.train(bench.config, undisturbed)
-    all_endings(bench, transport, undisturbed, TABLE if transport == "local" else TABLE[::4])
+    all_endings(bench, transport, undisturbed, harness.share_of(TABLE, 2) if transport == "local" else TABLE[::4])
     if transport == "mpi":
         few_descriptors(bench)
         little_address_space(bench)

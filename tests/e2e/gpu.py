@@ -363,15 +363,12 @@ def benched_as_it_fits(bench):
 
 def limits(bench):
     config = bench.config()
-    benched_as_it_fits(bench)
-    lost_again_and_again(bench, bench.config(steps=10))
-    does_not_fit(bench, config, TOO_LITTLE, HUGE, {})
-    a_little_too_little(bench, config)
-    too_little_to_lock(bench, config)
-    told_apart(bench)
-    eight_bits(bench)
-    held_is_planned(bench, config)
-    memory_stays(bench, 10, 100 if harness.scale() >= 4 else 40)
+    for case in harness.share_of((lambda: benched_as_it_fits(bench), lambda: lost_again_and_again(bench, bench.config(steps=10)),
+                                  lambda: does_not_fit(bench, config, TOO_LITTLE, HUGE, {}), lambda: a_little_too_little(bench, config),
+                                  lambda: told_apart(bench), lambda: too_little_to_lock(bench, config),
+                                  lambda: held_is_planned(bench, config), lambda: eight_bits(bench),
+                                  lambda: memory_stays(bench, 10, 100 if harness.scale() >= 4 else 40)), 2):
+        case()
 
 
 def deaf(workspace):
@@ -396,14 +393,12 @@ def fewer_are_watched(bench):
 def alone(bench, is_long):
     everything = itertools.product(("llama", "gpt2"), ("fp32", "bf16", "fp16"), (16, 64))
     some = [("llama", "fp32", 16), ("gpt2", "bf16", 16), ("llama", "fp16", 64)]
-    for case in everything if is_long else some:
+    for case in everything if is_long else harness.share_of(some, 3):
         beside_the_cpu(bench, *case)
     config = bench.config()
     whatever_comes_first(bench, config, [("7", "1"), ("now", "0"), ("late", "77")] if is_long else [("7", "1")])
-    after_a_kill(bench, config)
-    recomputed_by_block(bench, config)
-    saved_at_every_step(bench, config)
-    from_cpu_and_back(bench, config)
+    for case in harness.share_of((after_a_kill, recomputed_by_block, saved_at_every_step, from_cpu_and_back), 2):
+        case(bench, config)
     planned(bench, config)
     fewer_are_watched(bench)
     limits(bench)

@@ -324,7 +324,7 @@ def body(workspace, _):
     bits = Bits(workspace)
     with Cluster(workspace) as cluster:
         cluster.begin()
-        for tried in (requeued, srun_killed, lost_while_joining, in_a_step):
+        for tried in harness.share_of((requeued, srun_killed, lost_while_joining, in_a_step), 2):
             tried(workspace, cluster, bits)
 
 

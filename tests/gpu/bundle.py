@@ -151,7 +151,7 @@ def with_a_gpu(directory, bundle):
     expect(result["tokens_per_second"] > 0 and result["plain_gemm_shapes"] == 0 and result["kernels"].startswith("attention "), "its figures", done)
 
     os.mkdir(f"{directory}/clock")
-    program(f"{directory}/clock/timeout", f'#!/bin/sh\necho "$3" >>{directory}/limits\nshift 3\nexec "$@"\n')
+    program(f"{directory}/clock/timeout", f'#!/bin/sh\necho "$3" >>{directory}/limits\nshift 3\ncase "$*" in *doctor*) exec "$@" ;; esac\n')
     begin = time.monotonic()
     done = call(f"{bundle}/run.sh", "--budget", "900", "--only", "doctor", "--only", "operations", "--only", "attention_64", "--out", f"{directory}/shares",
                 PATH=f"{directory}/clock:{os.environ['PATH']}")

@@ -28,10 +28,10 @@ static inline uint64_t test_share(void)
     return share;
 }
 
-/* Of a campaign that tries every `stride`th operation in two shares of scale 1. */
+/* Of a campaign that tries every `stride`th operation in four shares of scale 1. */
 static inline uint64_t test_stride(uint64_t stride)
 {
-    const uint64_t scale = test_scale(), every = scale >= 10 ? 1 : scale > 1 ? stride / (scale * scale) : stride * 2;
+    const uint64_t scale = test_scale(), every = scale >= 10 ? 1 : scale > 1 ? stride / (scale * scale) : stride * 4;
     return every && stride > 1 ? every : 1;
 }
 

@@ -1,4 +1,5 @@
 #include "tests/helpers/families.h"
+#include "tests/helpers/scale.h"
 #include "trainer/config/config.h"
 #include "trainer/config/keys.h"
 
@@ -732,6 +733,7 @@ Test(config, damaged_texts_are_refused_or_read)
         struct pd_config back;
         struct pd_error err = {0};
         unsigned state = seed;
+        if (!test_has_turn(seed, 4)) continue;
         memcpy(damaged, text, length + 1);
         for (int i = 0; i < 1 + (int)(seed % 4); i++)
             damaged[(size_t)rand_r(&state) % length] = (char)(1 + rand_r(&state) % 255);
@@ -744,9 +746,10 @@ Test(config, damaged_texts_are_refused_or_read)
             pd_config_deinit(&back);
         }
     }
-    cr_assert(refused_count > 200 && refused_count < 2000, "%u", refused_count);
-    /* A byte in each place: no length of the text, and so no machine, is the first to try it. */
+    cr_assert(refused_count > 50 && refused_count < 2000, "%u", refused_count);
+    /* A byte in each place, in four shares: no length of the text, and so no machine, is the first to try it. */
     for (size_t i = 0; i < length; i++) {
+        if (!test_has_turn(i, 4)) continue;
         struct pd_config back;
         struct pd_error err = {0};
         memcpy(damaged, text, length + 1);

@@ -2,7 +2,7 @@
  * and both moments have the bits of one rank with the same numerics, and every rank takes exactly what was planned. ZeRO
  * stages, interleaving, recomputation and of how many blocks, shard groups and threads go round with the layouts.
  *
- * By default every sixth layout of each numerics is tried, others under other numerics and in other shares (PERDURE_TEST_SHARE picks one);
+ * By default every twelfth layout of each numerics is tried, others under other numerics and in other shares (PERDURE_TEST_SHARE picks one);
  * PERDURE_TEST_SCALE=10 tries all of them with everything that goes round. PERDURE_LAYOUT=dp,tp,pp,sp runs that one alone. */
 #include "tests/helpers/scale.h"
 #include "tests/unit/engine/engine_run.h"
@@ -13,7 +13,7 @@ struct numerics {
     const char *name, *model, *precision;
     uint32_t virtual_tp, virtual_sp;
     const char *more; /* another override, or NULL */
-    uint32_t offset;  /* of the sixth of layouts that is tried by default on day 0 */
+    uint32_t offset;  /* of the twelfth of layouts that is tried by default in share 0 */
     uint32_t lanes;   /* 0: one a micro-batch */
 };
 
@@ -119,7 +119,7 @@ static void check_numerics(const struct numerics *n)
     const bool all = test_scale() >= 10 || getenv("PERDURE_LAYOUT");
     const uint32_t turns = all ? 12 : 1;
     const struct choice alone = {1, 1, 1, 1, 1, 3, 1, "none", "depth_first", "auto", 0};
-    const uint32_t day = (uint32_t)(test_share() % 6);
+    const uint32_t share = (uint32_t)(test_share() % 12);
     uint32_t tried = 0;
     run(&one, n, &alone, 1);
     const bool is_large = n->more && strstr(n->more, "optimizer.lr");
@@ -133,7 +133,7 @@ static void check_numerics(const struct numerics *n)
             for (uint32_t pp = 1; pp <= LAYERS; pp++)
                 for (uint32_t dp = 1; dp <= lanes_of(n) && dp * tp * pp * sp <= WORLD_MAX; dp++)
                     for (uint32_t turn = 0; turn < turns; turn++, tried++)
-                        if (all || tried % 6 == (n->offset + day) % 6)
+                        if (all || tried % 12 == (n->offset + share) % 12)
                             check(n, &one, dp, tp, pp, sp, all ? tried : tried / 3);
 }
 
