@@ -30,20 +30,20 @@ def check(is_true, what):
 
 
 def agree(workspace, config):
-    """All placements and layouts: comparing finds nothing and changes nothing."""
+    """Placements and layouts, a share of them: comparing finds nothing and changes nothing."""
     quiet, digest = workspace.directory(), None
     workspace.train(config, quiet)
     digest = workspace.state_digest(quiet)
-    for words in (["layout.ranks=1"], ["layout.ranks=2", "layout.transport=mpi"], [], ["layout.ranks=3", "layout.zero_stage=0"],
-                  ["layout.ranks=4", "layout.pp=2"], ["layout.ranks=2", "layout.pp=2", "layout.interleave=1"],
-                  ["layout.ranks=3", "layout.exchange=lane"],
-                  ["offload.optimizer=nvme", "offload.parameters=nvme", "offload.gradients=nvme", "offload.activations=nvme"]):
+    for words in harness.share_of((
+            ["layout.ranks=1"], ["layout.ranks=2", "layout.transport=mpi"], [], ["layout.ranks=3", "layout.zero_stage=0"],
+            ["layout.ranks=4", "layout.pp=2"], ["layout.ranks=2", "layout.pp=2", "layout.interleave=1"], ["layout.ranks=3", "layout.exchange=lane"],
+            ["offload.optimizer=nvme", "offload.parameters=nvme", "offload.gradients=nvme", "offload.activations=nvme"]), 2):
         run = workspace.directory()
         workspace.train(config, run, [*words, COMPARE])
         check(workspace.state_digest(run) == digest, f"{words}: comparing changes the bits")
-    for words in (["numerics.virtual_tp=2", "layout.ranks=4", "layout.tp=2"], ["numerics.virtual_sp=2", "layout.ranks=4", "layout.sp=2"],
-                  ["numerics.lanes=4"], ["numerics.precision=bf16", "numerics.lanes=6"],
-                  ["numerics.precision=fp16"]):
+    for words in harness.share_of((
+            ["numerics.virtual_tp=2", "layout.ranks=4", "layout.tp=2"], ["numerics.virtual_sp=2", "layout.ranks=4", "layout.sp=2"],
+            ["numerics.lanes=4"], ["numerics.precision=bf16", "numerics.lanes=6"], ["numerics.precision=fp16"]), 2):
         alone, run = workspace.directory(), workspace.directory()
         numerics = [word for word in words if word.startswith("numerics")]
         workspace.train(config, alone, [*numerics, "layout.ranks=1"])
@@ -103,10 +103,11 @@ def experts(workspace):
     """What micro-batches of other ranks give a rank's experts is compared too, with another group's experts or with the same ones again."""
     config = workspace.file("experts.yaml", EXPERTS.format(data=workspace.file("words.txt", harness.text_of(30000))))
     alone = {}
-    for words in (["layout.ranks=1"], ["layout.ranks=2", "layout.ep=2"], ["layout.ranks=4", "layout.ep=2"],
-                  ["layout.ranks=6", "layout.ep=2", "layout.zero_stage=0"], ["layout.ranks=4", "layout.ep=4", "layout.exchange=lane"],
-                  ["layout.ranks=4", "layout.sp=2", "layout.ep=4", "numerics.virtual_sp=2"],
-                  ["layout.ranks=8", "layout.sp=2", "layout.ep=4", "numerics.virtual_sp=2"]):
+    for words in harness.share_of((
+            ["layout.ranks=1"], ["layout.ranks=2", "layout.ep=2"], ["layout.ranks=4", "layout.ep=2"],
+            ["layout.ranks=6", "layout.ep=2", "layout.zero_stage=0"], ["layout.ranks=4", "layout.ep=4", "layout.exchange=lane"],
+            ["layout.ranks=4", "layout.sp=2", "layout.ep=4", "numerics.virtual_sp=2"],
+            ["layout.ranks=8", "layout.sp=2", "layout.ep=4", "numerics.virtual_sp=2"]), 2):
         numerics = " ".join(word for word in words if word.startswith("numerics"))
         if numerics not in alone:
             alone[numerics] = workspace.directory()

@@ -146,7 +146,7 @@ def body(workspace, arguments):
         print(f"{arguments[0]} random runs of two layouts with spread experts: same bits")
         return
     for which, preset in enumerate(FAMILIES):
-        for number, precision in enumerate(["fp32", "bf16", "fp16", "fp8"]):
+        for number, precision in harness.share_of(enumerate(["fp32", "bf16", "fp16", "fp8"]), 2, lambda place, _, which=which: place + which):
             config = bench.config(preset, precision)
             expected = bench.run(config, "layout.ranks=1 layout.threads=1")
             check_counts(expected, preset, precision)

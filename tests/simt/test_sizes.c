@@ -295,12 +295,12 @@ Test(simt_sizes, codes, .init = begin)
     enum { SIDE = 64 };
     const uint64_t before = ROWS * COLUMNS, columns = COLUMNS, rows = ROWS + FEW;
     const void *x = ending(PD_BF16, before, FEW * COLUMNS, 22);
-    struct pd_quantize many = {.rows = rows, .columns = columns, .format = PD_FP8_E4M3, .ld_codes = columns};
+    struct pd_quantize many = {.rows = rows, .columns = columns, .format = PD_FP8_E4M3, .ld_codes = columns, .transposed_rows = rows};
     many.x = (struct pd_matrix){(void *)(uintptr_t)x, PD_BF16, columns};
     many.codes = zeros(rows, columns), many.transposed = zeros(columns, rows), many.ld_transposed = rows;
     many.scale = zeros(PD_FP8_SCALE_FLOATS, 4);
     struct pd_quantize few = many;
-    few.rows = few.ld_transposed = FEW, few.x.data = behind(PD_BF16, x, before);
+    few.rows = few.transposed_rows = few.ld_transposed = FEW, few.x.data = behind(PD_BF16, x, before);
     few.codes = zeros(FEW, columns), few.transposed = zeros(columns, FEW), few.scale = zeros(PD_FP8_SCALE_FLOATS, 4);
     DONE(pd_cuda_quantize(NULL, &many, &err));
     DONE(pd_cuda_quantize(NULL, &few, &err));
