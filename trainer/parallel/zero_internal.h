@@ -231,7 +231,7 @@ bool pd_zero_is_elsewhere(const struct pd_zero *zero, uint32_t tensor); /* of an
 uint32_t pd_zero_parts(const struct pd_zero *zero, uint32_t side);
 uint32_t pd_zero_own_part(const struct pd_zero *zero, uint32_t side);
 uint32_t pd_zero_part_rank(const struct pd_zero *zero, uint32_t side, uint32_t part);
-uint64_t pd_zero_terms_end(const struct pd_zero *zero, const struct pd_zero_bucket *s); /* those of other tp ranks follow */
+uint64_t pd_zero_terms_end(const struct pd_zero *zero, const struct pd_zero_bucket *s); /* other tp ranks' follow */
 /* Where a bucket's tensors are read. In a rehearsal a tied table need not be there yet. */
 void *const *pd_zero_places(struct pd_zero *zero, uint32_t bucket, bool rehearses);
 uint64_t pd_zero_source_at(const struct pd_zero *zero, const struct pd_zero_bucket *s, uint32_t source);

@@ -1,4 +1,4 @@
-/* Linears in fp8 learn as others do, those of experts too: other bits, nearly the same losses and norms. */
+/* Linears in fp8 learn as others do, with experts too: other bits, nearly the same losses and norms. */
 #include "tests/unit/engine/engine_run.h"
 
 #include <math.h>
