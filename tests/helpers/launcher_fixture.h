@@ -10,6 +10,7 @@
 #include <criterion/criterion.h>
 #include <dirent.h>
 #include <errno.h>
+#include <ftw.h>
 #include <limits.h>
 #include <signal.h>
 #include <stdio.h>
@@ -42,6 +43,19 @@ static inline void tear_down(void)
         if (entry->d_name[0] != '.') unlinkat(dirfd(listing), entry->d_name, 0);
     if (listing) closedir(listing);
     rmdir(dir); /* fails, and tests look at that, when the launch left something behind */
+}
+
+static inline int remove_one(const char *path, const struct stat *status, int kind, struct FTW *place)
+{
+    (void)status, (void)kind, (void)place;
+    return remove(path);
+}
+
+/* What a launch left behind that was killed goes too. */
+static inline void tear_down_all(void)
+{
+    tear_down();
+    nftw(dir, remove_one, 8, FTW_DEPTH | FTW_PHYS);
 }
 
 enum { PATIENCE_MS = 300000 }; /* what takes so long does not come, however slow the machine is */

@@ -203,6 +203,7 @@ Test(slice, direct_reads_leave_nothing_in_the_page_cache)
     struct pd_catalog c;
     struct pd_slicer *s = NULL;
     struct pd_file *file = NULL;
+    unlink(path);
     snprintf(path, sizeof path, "test_slice.XXXXXX"); /* on a disk, which /tmp may not be */
     close(mkstemp(path));
     make(&c, DENSE);

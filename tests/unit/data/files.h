@@ -25,7 +25,7 @@ static inline void test_dir_remove(void)
     for (struct dirent *entry = dir ? readdir(dir) : NULL; entry; entry = readdir(dir)) {
         char path[600];
         snprintf(path, sizeof path, "%s/%s", test_dir, entry->d_name);
-        if (entry->d_name[0] != '.' && unlink(path) != 0) rmdir(path);
+        if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..") && unlink(path)) rmdir(path);
     }
     if (dir) closedir(dir);
     rmdir(test_dir);

@@ -33,6 +33,7 @@ static void open_fixture(struct fixture *r)
     r->buffers = aligned_alloc(PD_VFS_ALIGN, SLOTS * SLOT_BYTES);
     OK(pd_vfs_new_threads(8, 2, &r->vfs, err));
     OK(pd_file_open(r->vfs, r->path, PD_OPEN_READ | PD_OPEN_WRITE | PD_OPEN_CREATE | PD_OPEN_TRUNCATE, &r->file, err));
+    OK(pd_vfs_unlink(r->vfs, r->path, err)); /* tests end in the middle */
 }
 
 static void open_ring(struct fixture *r)
@@ -45,7 +46,6 @@ static void close_fixture(struct fixture *r)
 {
     pd_queue_close(r->queue); /* ends the process when anything is in flight */
     OK(pd_file_close(r->file, err));
-    OK(pd_vfs_unlink(r->vfs, r->path, err));
     pd_vfs_free(r->vfs);
     free(r->buffers);
 }

@@ -1,7 +1,7 @@
 /* The launcher with real processes: a worker that fails as its plan says. */
 #include "tests/helpers/launcher_fixture.h"
 
-TestSuite(launcher, .init = set_up, .fini = tear_down, .timeout = 1200);
+TestSuite(launcher, .init = set_up, .fini = tear_down_all, .timeout = 1200);
 
 Test(launcher, a_run_that_ends_well)
 {
@@ -161,7 +161,7 @@ Test(launcher, goes_on_as_long_as_there_is_progress)
 
 static void expect_final(const char *plan, enum pd_transport transport, pd_status status, uint32_t start_count)
 {
-    tear_down();
+    tear_down_all();
     set_up();
     struct pd_launch what = launch_of(WORKER(plan), transport, 2);
     cr_assert_eq(launch(&what), pd_status_exit_code(status), "%s", plan);
@@ -563,7 +563,7 @@ Test(launcher, a_directory_that_cannot_be_used_is_done_without)
 }
 
 /* Too few are no reason to refuse: the ranks may be on other hosts. */
-Test(launcher, open_files_are_raised_for_a_starter_of_the_user_too, .init = set_up, .fini = tear_down)
+Test(launcher, open_files_are_raised_for_a_starter_of_the_user_too)
 {
     struct pd_error err;
     struct rlimit files;

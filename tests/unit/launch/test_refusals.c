@@ -1,7 +1,7 @@
 /* What the launcher refuses before it starts a rank. */
 #include "tests/helpers/launcher_fixture.h"
 
-TestSuite(refusals, .init = set_up, .fini = tear_down, .timeout = 1200);
+TestSuite(refusals, .init = set_up, .fini = tear_down_all, .timeout = 1200);
 
 /* Where each would have a GPU of its own. */
 Test(refusals, threads_of_one_process_on_several_gpus_are_refused)
