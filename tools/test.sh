@@ -40,11 +40,12 @@ build=${build:-$top/build}
 export PERDURE_TEST_SCALE=1
 # Some tests try a part of their cases: always the same part for one commit, another for the next.
 export PERDURE_TEST_SHARE=${PERDURE_TEST_SHARE:-$((16#$(git -C "$top" rev-parse --short=7 HEAD 2>/dev/null || echo 0)))}
-# Tests that take turns (tests_in_turn in tests/CMakeLists.txt): those of other commits are left out.
+# Tests that take turns (tests_in_turn in tests/CMakeLists.txt): those of other commits are left out. By other bits of the number than shares
+# take, or a test would have the same share at each of its turns.
 others=
 for count in 2 3; do
   for ((turn = 0; turn < count; turn++)); do
-    [ $turn = $((PERDURE_TEST_SHARE % count)) ] || others+="|turn${turn}of$count"
+    [ $turn = $((PERDURE_TEST_SHARE / 64 % count)) ] || others+="|turn${turn}of$count"
   done
 done
 labels=(-LE "campaign$others")
