@@ -8,7 +8,7 @@ before any work; the sentences are printed.
 
 By default every (dp, tp, pp, sp) and every pair of two factors' values occurs in three shares, with one precision a share for each family
 and virtual degrees, so that a share has few one-rank runs to make (PERDURE_TEST_SHARE picks another; with PERDURE_TEST_SCALE of 4 or more all
-days at once); with PERDURE_TEST_SCALE of 10 or more, every combination. Arguments: local or mpi; then KEY=VALUE pairs of factors to run only the cases
+shares at once); with PERDURE_TEST_SCALE of 10 or more, every combination. Arguments: local or mpi; then KEY=VALUE pairs of factors to run only the cases
 that have them.
 """
 import itertools
