@@ -650,6 +650,10 @@ expect("bench-step-gpu-pairs", ["bench", "step", "--device=gpu", "--pairs=3"], 6
 os.makedirs("it's, {a} #b")
 expect("bench-step-small-vocabulary", ["bench", "step", "--device=cpu", "--preset=byte-1m", "--pairs=1", "--precision=fp32"], 0,
        re.compile("^device +cpu\ngemm ratio fp32 +[\\d.]+ "), ANY, environment={"TMPDIR": "it's, {a} #b"})
+result = perdure("bench", "step", "--device=cpu", "--preset=byte-1m", "--pairs=1", "--tokens=64", "--precision=fp32", "--stages", "--json")
+shares = json.loads(result[1]).get("stage_shares_fp32", {}) if result[0] == 0 else {}
+report("bench-step-stages", [] if abs(sum(shares.values()) - 1) < 1e-9 and all(0 < shares[name] < 1 for name in (
+    "gemms", "attention", "norms", "loss", "optimizer", "between")) else [f"shares {shares}"], result)
 expect("bench-step-ranks", ["bench", "step", "--device=cpu", "--pairs=0", "--ranks=2", "--rank-pairs=1", "--tokens=64", "--preset=byte-1m"], 0,
        re.compile("^device +cpu\ndp efficiency +[\\d.]+ .*\nreplay cost +-?[\\d.]+(e-\\d+)? "), ANY)
 expect("bench-attention-device", ["bench", "attention", "--device=tpu"], 64, err=said("--device=tpu: expected auto, cpu or gpu"))

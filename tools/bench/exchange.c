@@ -303,6 +303,8 @@ static pd_status start_ranks(const struct exchange_bench *b, int argc, char **ar
 pd_status pd_bench_exchange(int argc, char **argv, struct pd_error *err)
 {
     struct exchange_bench b = {.hosts = 4, .ranks = 8, .runs = 5, .tokens = 16, .worst_plan = 1};
+    const char *terms = NULL;
+    char terms_word[64];
     struct pd_option options[] = {
         PD_OPTION("hosts", "N", "over which ranks are spread (4)", PD_OPTION_U32, &b.hosts, 1, 1024),
         PD_OPTION("ranks", "N", "processes in all (8)", PD_OPTION_U32, &b.ranks, 1, 4096),
@@ -311,13 +313,14 @@ pd_status pd_bench_exchange(int argc, char **argv, struct pd_error *err)
         PD_OPTION("zero", "STAGE", "1, 2 or 3; 0: all (0)", PD_OPTION_U32, &b.zero_stage, 0, 3),
         PD_OPTION("micro-batches", "N", "of a rank in a step; 0: 1, 4 and 16 (0)", PD_OPTION_U32, &b.micro_batches, 0, 1024),
         PD_OPTION("tokens", "N", "of a micro-batch, 1 to 64 (16)", PD_OPTION_U32, &b.tokens, 1, CONTEXT_MAX),
+        PD_OPTION("terms", "BITS", "64 or 32 of a gradient: numerics.terms", PD_OPTION_TEXT, &terms),
         PD_OPTION("rank", NULL, "this is one of the ranks, which the starter adds", PD_OPTION_FLAG, &b.is_rank),
         {0}};
     const struct pd_usage usage = {
         .arguments = "[section.key=value...]",
         .doc =
             "Bytes that leave a host in a step of training, over (8 + 2) bytes a parameter under ZeRO-1 and (8 + 4) under "
-            "ZeRO-3 (4 for 8 with numerics.terms=32), times the share of other hosts, for 1, 4 and 16 micro-batches a "
+            "ZeRO-3 (4 for 8 with --terms=32), times the share of other hosts, for 1, 4 and 16 micro-batches a "
             "rank.\vWith tools/bench/hosts.sh hosts "
             "are network namespaces, their interfaces count bytes too, and links may have a rate: wire_ratio is the "
             "time of a step over the time of the bytes on the link, if compute alone takes less than half of that.",
@@ -325,6 +328,10 @@ pd_status pd_bench_exchange(int argc, char **argv, struct pd_error *err)
         .json = &b.json,
         PD_WORDS(b.words, WORDS_MAX, &b.word_count)};
     PD_COMMAND_PARSE(&usage, argc, argv, err);
+    if (terms && b.word_count < WORDS_MAX) {
+        snprintf(terms_word, sizeof terms_word, "numerics.terms=%.32s", terms);
+        b.words[b.word_count++] = terms_word;
+    }
     if (b.hosts > b.ranks) PD_FAIL(err, PD_USAGE, "--hosts=%u: there are %u ranks only", b.hosts, b.ranks);
     return b.is_rank ? run_rank(&b, err) : start_ranks(&b, argc, argv, err);
 }

@@ -8,6 +8,7 @@
 #include "resharder/catalog/family.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/gemm.h"
+#include "tools/bench/stages.h"
 #include "tools/bench/step_gpu.h"
 #include "trainer/run/launched.h"
 
@@ -30,9 +31,11 @@ struct step_bench {
     struct pd_model_config model;   /* of the preset */
     enum pd_device_choice device;
     struct pd_bench_step_gpu gpu;
-    bool json, is_gpu, is_moe;
+    bool json, is_gpu, is_moe, shows_stages;
     char tokens_path[4096];
     struct pd_pairs_summary result[PRECISIONS];
+    double stages[PRECISIONS][PD_BENCH_STAGES]; /* seconds in all measured steps, if shows_stages */
+    double step_seconds[PRECISIONS];            /* of those steps */
     struct pd_pairs_summary dp, replay, ep;
 };
 
@@ -112,10 +115,16 @@ static pd_status bench_precision(struct step_bench *b, int precision, struct pd_
     double step_s, gemms_s;
     pd_status st = open_run(&r, b, &c, err);
     if (!st) st = build_gemms(&r, b, &gemms, err);
+    if (!st && b->shows_stages) pd_bench_stages_watch(r.whole.engine->math, b->stages[precision]);
     for (uint64_t i = 0; !st && i <= b->pairs; i++) { /* the first pair warms up */
         st = pd_bench_run_step(&r, i, &step_s, NULL, err);
         if (!st) st = pd_gemm_bench_run_onednn(gemms, &gemms_s, err);
-        if (!st && i) pd_pairs_add(&pairs, step_s, gemms_s);
+        if (st) break;
+        if (i)
+            pd_pairs_add(&pairs, step_s, gemms_s);
+        else
+            memset(b->stages[precision], 0, sizeof b->stages[precision]);
+        b->step_seconds[precision] += i ? step_s : 0;
     }
     pd_gemm_bench_free(gemms);
     pd_bench_run_close(&r);
@@ -273,11 +282,13 @@ static pd_status step_print(const struct step_bench *b, struct pd_error *err)
         pd_report_double(&r, "step_seconds", b->result[0].candidate_s, PD_UNIT_SECONDS);
         pd_report_double(&r, "tokens_per_second", (double)b->tokens / b->result[0].candidate_s, PD_UNIT_NONE);
         pd_report_double(&r, "matmul_share", 1 / b->result[0].ratio, PD_UNIT_SHARE);
+        if (b->shows_stages) pd_bench_report_stages(&r, "stage_shares", b->stages[0], b->step_seconds[0]);
     }
     pd_report_text(&r, "device", "cpu");
     if (b->pairs && is_wanted(b, 1)) {
         pd_bench_report_ratio(&r, b->is_moe ? "moe_gemm_ratio_fp32" : "gemm_ratio_fp32", &b->result[1]);
         pd_report_double(&r, "step_seconds_fp32", b->result[1].candidate_s, PD_UNIT_SECONDS);
+        if (b->shows_stages) pd_bench_report_stages(&r, "stage_shares_fp32", b->stages[1], b->step_seconds[1]);
     }
     if (b->ranks && b->is_moe) {
         pd_bench_report_ratio(&r, "ep_efficiency", &b->ep);
@@ -377,6 +388,8 @@ static pd_status step_parse(struct step_bench *b, int argc, char **argv, bool *r
         PD_OPTION("pairs", "N", "alternated pairs of measurements (7); 0: leave them out", PD_OPTION_U64, &b->pairs, 0,
                   PD_BENCH_PAIRS_MAX - 1),
         PD_OPTION("tokens", "N", "tokens of the micro-batch (512; moe: 2048)", PD_OPTION_U64, &b->tokens, 1, 1 << 20),
+        PD_OPTION("stages", NULL, "which share of a step GEMMs, attention, norms and so on take", PD_OPTION_FLAG,
+                  &b->shows_stages),
         PD_OPTION("ranks", "N",
                   "dp_efficiency: N ranks with a share of the threads each against one rank, 8 micro-batches; replay_cost: "
                   "share of a step that guard.replay_every: 16 takes, 8 micro-batches a rank. moe: ep_efficiency, with "

@@ -1,6 +1,7 @@
 #include "tools/bench/step_gpu.h"
 
 #include "tools/bench/bench.h"
+#include "tools/bench/stages.h"
 #include "trainer/engine/gpus.h"
 #include "trainer/math/math_cuda.h"
 #include "trainer/plan/auto_layout.h"
@@ -22,15 +23,9 @@ static const struct placement {
                   {"offload.optimizer=cpu offload.parameters=cpu", "offload: {optimizer: cpu, parameters: cpu}\n"}};
 enum { PLACEMENTS = sizeof placements / sizeof *placements };
 
-/* Compute stages come before COPIES; those that run beside compute, or instead of it, after. */
-enum stage {
-    GEMMS,
-    ATTENTION,
-    POINTWISE,
-    LOSS,
-    OPTIMIZER,
-    COPIES,
-    EXCHANGE,
+/* Stages that run beside the compute stages of tools/bench/stages.h, or instead of them. */
+enum {
+    EXCHANGE = PD_BENCH_STAGES,
     PARAMETERS_IN,
     PARAMETERS_OUT,
     GRADIENTS_IN,
@@ -45,26 +40,20 @@ enum stage {
 };
 
 static const struct {
-    const char *name, *lane; /* lane NULL: that of compute, or one of NCCL or of exchanges through the host */
-} stages[STAGES] = {{"gemms", NULL},
-                    {"attention", NULL},
-                    {"pointwise", NULL},
-                    {"loss", NULL},
-                    {"optimizer", NULL},
-                    {"copies", NULL},
-                    {"exchange", NULL},
-                    {"parameters_in", PD_LANE_PARAMETERS_IN},
-                    {"parameters_out", PD_LANE_PARAMETERS_OUT},
-                    {"gradients_in", PD_LANE_GRADIENTS_IN},
-                    {"gradients_out", PD_LANE_GRADIENTS_OUT},
-                    {"activations_in", PD_LANE_ACTIVATIONS_IN},
-                    {"activations_out", PD_LANE_ACTIVATIONS_OUT},
-                    {"optimizer_in", PD_LANE_OPTIMIZER_IN},
-                    {"optimizer_out", PD_LANE_OPTIMIZER_OUT},
-                    {"saves", PD_LANE_SAVES},
-                    {"host_optimizer", PD_LANE_HOST}};
+    const char *name, *lane; /* lane NULL: one of NCCL or of exchanges through the host */
+} lanes[STAGES] = {[EXCHANGE] = {"exchange", NULL},
+                   [PARAMETERS_IN] = {"parameters_in", PD_LANE_PARAMETERS_IN},
+                   [PARAMETERS_OUT] = {"parameters_out", PD_LANE_PARAMETERS_OUT},
+                   [GRADIENTS_IN] = {"gradients_in", PD_LANE_GRADIENTS_IN},
+                   [GRADIENTS_OUT] = {"gradients_out", PD_LANE_GRADIENTS_OUT},
+                   [ACTIVATIONS_IN] = {"activations_in", PD_LANE_ACTIVATIONS_IN},
+                   [ACTIVATIONS_OUT] = {"activations_out", PD_LANE_ACTIVATIONS_OUT},
+                   [OPTIMIZER_IN] = {"optimizer_in", PD_LANE_OPTIMIZER_IN},
+                   [OPTIMIZER_OUT] = {"optimizer_out", PD_LANE_OPTIMIZER_OUT},
+                   [SAVES] = {"saves", PD_LANE_SAVES},
+                   [HOST_OPTIMIZER] = {"host_optimizer", PD_LANE_HOST}};
 
-enum { LANE_COMPUTE = COPIES }; /* in `busy`; other lanes are at their stage's index */
+enum { LANE_COMPUTE = PD_BENCH_STAGES - 1 }; /* in `busy`; other lanes are at their stage's index */
 
 /* Measurements under one mode. */
 struct measured {
@@ -274,30 +263,11 @@ static pd_status step_gpu_measure(struct pd_bench_run *r, uint64_t steps, struct
     return PD_OK;
 }
 
-/* By the operations' names in traces; unlisted ones are pointwise: norms, rotations, activations, sums, casts. */
-static enum stage stage_of_compute(const char *name)
+static int stage_of(const struct pd_device_share *share)
 {
-    static const struct {
-        const char *begin;
-        enum stage stage;
-    } begins[] = {{"gemm", GEMMS},
-                  {"attention", ATTENTION},
-                  {"logits", LOSS},
-                  {"cross_entropy", LOSS},
-                  {"adam", OPTIMIZER},
-                  {"row_squares", OPTIMIZER},
-                  {"superaccumulate", OPTIMIZER},
-                  {"copy", COPIES}};
-    for (size_t i = 0; i < sizeof begins / sizeof *begins; i++)
-        if (!strncmp(name, begins[i].begin, strlen(begins[i].begin))) return begins[i].stage;
-    return POINTWISE;
-}
-
-static enum stage stage_of(const struct pd_device_share *share)
-{
-    if (!strcmp(share->lane, PD_LANE_COMPUTE)) return stage_of_compute(share->name);
-    for (int s = 0; s < STAGES; s++)
-        if (stages[s].lane && !strcmp(share->lane, stages[s].lane)) return (enum stage)s;
+    if (!strcmp(share->lane, PD_LANE_COMPUTE)) return (int)pd_bench_stage_of(share->name);
+    for (int s = PARAMETERS_IN; s < STAGES; s++)
+        if (!strcmp(share->lane, lanes[s].lane)) return s;
     return EXCHANGE;
 }
 
@@ -313,9 +283,9 @@ static pd_status watch(struct pd_bench_run *r, struct measured *m, struct pd_err
     m->watched_seconds -= pd_device_spans_collecting(r->device.spans);
     const uint32_t count = pd_device_spans_shares(r->device.spans, shares);
     for (uint32_t i = 0; i < count; i++) {
-        const enum stage stage = stage_of(&shares[i]);
+        const int stage = stage_of(&shares[i]);
         m->stages[stage] += shares[i].answered;
-        m->busy[stage <= COPIES ? LANE_COMPUTE : stage] += shares[i].seconds;
+        m->busy[stage < EXCHANGE ? LANE_COMPUTE : stage] += shares[i].seconds;
         m->operations += stage == HOST_OPTIMIZER ? 0 : shares[i].count;
     }
     m->lost = pd_device_spans_lost(r->device.spans);
@@ -414,15 +384,12 @@ static double other_seconds(const struct measured *m)
 static void report_shares(struct pd_report *r, const char *name, const struct measured *m, const double seconds[STAGES],
                           int first, const char *first_name, double other)
 {
-    char key[64];
     if (r->is_json) pd_json_object_begin(&r->writer, name);
     for (int s = first; s < STAGES; s++) {
-        const char *stage = s == first && first_name ? first_name : stages[s].name;
-        snprintf(key, sizeof key, "%s%s%s", r->is_json ? "" : name, r->is_json ? "" : ".", stage);
-        if (r->is_json || seconds[s] > 0) pd_report_double(r, key, seconds[s] / m->watched_seconds, PD_UNIT_SHARE);
+        const char *stage = s == first && first_name ? first_name : s < EXCHANGE ? pd_bench_stage_names[s] : lanes[s].name;
+        if (r->is_json || seconds[s] > 0) pd_bench_report_share(r, name, stage, seconds[s] / m->watched_seconds);
     }
-    snprintf(key, sizeof key, "%s%sbetween", r->is_json ? "" : name, r->is_json ? "" : ".");
-    if (!first_name) pd_report_double(r, key, other / m->watched_seconds, PD_UNIT_SHARE);
+    if (!first_name) pd_bench_report_share(r, name, "between", other / m->watched_seconds);
     if (r->is_json) pd_json_object_end(&r->writer);
 }
 
