@@ -46,6 +46,9 @@ expect("plan-worlds-all-refused", ["plan", MINIMAL, "--world=9,11"], 78, re.comp
 expect("plan-of-one", ["plan", MINIMAL, "model.layers=1", "model.hidden=32", "model.heads=1", "batch.sequences=1", "batch.micro_batch=1",
                        "--world=1", "--threads=1"], 0,
        re.compile(r"llama, 1 block of 32, 1 head, .*\nstep +1 sequence of 256: .*; 1 micro-batch of 1\n(.*\n)+world 1: .*; 1 micro-batch a rank and step, 1 thread a rank; a rank on cpu\n"))
+EXPERTS = ["plan", MINIMAL, "model.preset=mixtral-1m", "batch.sequences=32", "--threads=1"]
+expect("plan-experts-spread", [*EXPERTS, "layout.ep=4", "--world=4"], 0, re.compile(r"\nworld 4: dp=4 ep=4 zero_stage=\d .*\n(.*\n)*ALTERNATIVE .*\n(dp=4 ep=4 .*\n)+"))
+expect("plan-experts-worlds", [*EXPERTS, "layout.ep=2", "--world=4,2"], 0, re.compile(r"\n +4  dp=4 ep=2 .*\n +2  dp=2 ep=2 "))
 expect("plan-offload", ["plan", MINIMAL, "--world=1", "--threads=1", "offload.optimizer=nvme", "offload.activations=cpu"], 0,
        re.compile(r"\nRANKS +FIRST +device +pinned +NVMe .*\n +1 +0 +[\d.]+ MiB +0 B +[\d.]+ MiB +5 +[\d.]+ MiB .*\nprocess +(.*\n)*nvme +.* [um]?s\n"
                   r"step +.* [um]?s\nnote: the device is the CPU, "))

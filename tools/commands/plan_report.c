@@ -30,22 +30,25 @@ static uint64_t pinned_of(const struct pd_config *config, const struct pd_memory
     return is_on_gpu(config) ? pd_memory_plan_host(plan) : 0;
 }
 
-static struct pd_degrees degrees_of(const struct pd_layout *l)
-{
-    return (struct pd_degrees){.dp = l->dp, .tp = l->tp, .pp = l->pp, .sp = l->sp, .interleave = l->interleave};
-}
-
 static const char *exchange_name(const struct pd_laid_out *laid_out)
 {
     return laid_out->by_lane ? "lane" : "step";
 }
 
+/* "dp=2 tp=4 ep=2" */
+static void plan_report_shape_text(const struct pd_layout *l, char *ret, size_t bytes)
+{
+    const struct pd_degrees degrees = {.dp = l->dp, .tp = l->tp, .pp = l->pp, .sp = l->sp, .interleave = l->interleave};
+    pd_degrees_text(&degrees, ret, bytes);
+    const size_t used = strlen(ret);
+    if (l->ep > 1) snprintf(ret + used, bytes - used, " ep=%u", l->ep);
+}
+
 /* "dp=2 tp=4 zero_stage=3 recompute=none exchange=step" */
 static void layout_text(const struct pd_laid_out *laid_out, char *ret, size_t bytes)
 {
-    const struct pd_degrees degrees = degrees_of(&laid_out->layout);
     char recompute[48];
-    pd_degrees_text(&degrees, ret, bytes);
+    plan_report_shape_text(&laid_out->layout, ret, bytes);
     pd_recompute_text(laid_out->recompute, laid_out->recompute_layers, " ", recompute, sizeof recompute);
     size_t used = strlen(ret);
     snprintf(ret + used, bytes - used, " zero_stage=%u %s exchange=%s", laid_out->layout.zero_stage, recompute,
@@ -343,14 +346,13 @@ static pd_status print_summary(const struct pd_planned_world *worlds, uint32_t c
                   ">GRADIENTS IN", ">STEP");
     for (uint32_t i = 0; i < count; i++) {
         const struct pd_planned_world *w = &worlds[i];
-        const struct pd_degrees degrees = degrees_of(&w->laid_out.layout);
         const struct pd_text ranks = pd_text_plain(w->ranks);
         char layout[64];
         if (w->refusal[0]) {
             PD_TABLE_ROW(&table, ranks.text, "none, see below", "-", "-", "-", "-", "-", "-");
             continue;
         }
-        pd_degrees_text(&degrees, layout, sizeof layout);
+        plan_report_shape_text(&w->laid_out.layout, layout, sizeof layout);
         PD_TABLE_ROW(&table, ranks.text, layout, pd_text_plain(w->cost.slots).text,
                      pd_text_bytes(w->memory.worst_bytes).text, pd_text_bytes((uint64_t)w->memory.mean_bytes).text,
                      pd_text_bytes(w->cost.parameter_bytes).text, pd_text_bytes(w->cost.gradient_bytes).text,
