@@ -22,7 +22,7 @@ Test(plan, holds_room_for_nccl)
     cr_assert_eq(pd_config_parse("test", yaml, NULL, 0, &c, &err), PD_OK, "%s", err.message);
     cr_assert_eq(pd_model_new(&c.model, &model, &err), PD_OK, "%s", err.message);
     cr_assert_eq(pd_lay_out(&c, model, 4, &laid_out, &err), PD_OK, "%s", err.message);
-    cr_assert_eq(pd_world_memory_plan(&c, model, 2, &laid_out, &m, &err), PD_OK, "%s", err.message);
+    cr_assert_eq(pd_world_memory_plan(&c, model, 2, &laid_out, NULL, &m, &err), PD_OK, "%s", err.message);
     for (uint32_t g = 0; g < m.group_count; g++)
         cr_expect_eq(m.groups[g].plan.library_bytes,
                      pd_grid_memory(&laid_out.layout, m.groups[g].first_rank, true).nccl_bytes);
@@ -168,7 +168,7 @@ Test(plan, mirrors_hold_the_state_once)
         cr_assert_eq(pd_config_parse("test", yaml, overrides[i], 4, &c, &err), PD_OK, "%s", err.message);
         cr_assert_eq(pd_model_new(&c.model, &model, &err), PD_OK, "%s", err.message);
         cr_assert_eq(pd_lay_out(&c, model, 8, &laid_out, &err), PD_OK, "%s", err.message);
-        cr_assert_eq(pd_world_memory_plan(&c, model, 1, &laid_out, &m, &err), PD_OK, "%s", err.message);
+        cr_assert_eq(pd_world_memory_plan(&c, model, 1, &laid_out, NULL, &m, &err), PD_OK, "%s", err.message);
         for (uint32_t t = 0; t < model->tensors.count; t++)
             state += PD_KIND_COUNT * sizeof(float) * pd_tensor_elements(&model->tensors.tensors[t]);
         for (uint32_t rank = 0; rank < 8; rank++) {

@@ -219,7 +219,7 @@ static pd_status plan_world(const struct options *o, const struct pd_config *con
     *w = (struct pd_planned_world){
         .ranks = ranks, .threads = threads_of(o, config, ranks), .threads_given = o->threads || config->layout.threads};
     PD_TRY(plan_lay_out(o, config, model, w, err));
-    PD_TRY(pd_world_memory_plan(config, model, w->threads, &w->laid_out, &w->memory, err));
+    PD_TRY(pd_world_memory_plan(config, model, w->threads, &w->laid_out, NULL, &w->memory, err));
     for (uint32_t g = 0; g < w->memory.group_count; g++)
         pd_plan_split(config, &w->memory.groups[g].plan);
     PD_TRY(plan_offload(config, model, w, err));

@@ -169,7 +169,7 @@ static pd_status host_bytes(struct pd_launch_chooser *c, const struct pd_config 
 {
     const uint32_t ranks = pd_layout_world(&laid_out->layout);
     struct pd_world_memory memory;
-    PD_TRY(pd_world_memory_plan(config, c->model, threads_of(c, ranks), laid_out, &memory, err));
+    PD_TRY(pd_world_memory_plan(config, c->model, threads_of(c, ranks), laid_out, NULL, &memory, err));
     *ret_each = memory.mean_bytes;
     *ret_beside = process_bytes(c, ranks);
     pd_world_memory_deinit(&memory);

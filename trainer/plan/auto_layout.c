@@ -107,6 +107,7 @@ struct planner {
     const struct pd_model *model;
     uint32_t world, threads;
     const struct pd_machine *machine;
+    struct pd_memory_states *states;
     struct pd_layout_choice *list; /* candidates, owned; fastest first */
     uint32_t count;
     double measured, least;              /* bytes of the smallest candidate: measured, or a lower bound */
@@ -250,7 +251,7 @@ static pd_status auto_layout_measure(const struct planner *p, struct pd_layout_c
     PD_TRY(pd_engine_plan_of(&options, &first, err));
     choice->worst_bytes = pd_memory_of_device(p->config, &first);
     if (!fits(p, choice)) return PD_OK;
-    PD_TRY(pd_world_memory_plan(p->config, p->model, p->threads, &choice->laid_out, &memory, err));
+    PD_TRY(pd_world_memory_plan(p->config, p->model, p->threads, &choice->laid_out, p->states, &memory, err));
     choice->worst_bytes = memory.worst_bytes;
     pd_world_memory_deinit(&memory);
     return PD_OK;
@@ -358,10 +359,13 @@ static pd_status auto_layout_choose(struct planner *p, uint32_t capacity, struct
 static pd_status search(struct planner *p, uint32_t capacity, struct pd_layout_choice *ret_choices, uint32_t *ret_count,
                         struct pd_error *err)
 {
+    struct pd_memory_states states = {0};
+    p->states = &states;
     pd_status st = list_candidates(p, err);
     if (!st) qsort(p->list, p->count, sizeof *p->list, by_seconds);
     if (!st) st = auto_layout_choose(p, capacity, ret_choices, ret_count, err);
     free(p->list);
+    pd_memory_states_deinit(&states);
     return st;
 }
 
@@ -369,14 +373,14 @@ pd_status pd_choose_layouts(const struct pd_config *config, const struct pd_mode
                             const struct pd_machine *machine, uint32_t capacity, struct pd_layout_choice *ret_choices,
                             uint32_t *ret_count, struct pd_error *err)
 {
-    struct planner p = {config, model, world, threads, machine, .measured = INFINITY, .least = INFINITY};
+    struct planner p = {config, model, world, threads, machine, NULL, .measured = INFINITY, .least = INFINITY};
     return search(&p, capacity, ret_choices, ret_count, err);
 }
 
 bool pd_layouts_fit(const struct pd_config *config, const struct pd_model *model, uint32_t world, uint32_t threads,
                     const struct pd_machine *machine, char ret_advice[PD_LAYOUT_ADVICE_BYTES])
 {
-    struct planner p = {config, model, world, threads, machine, .measured = INFINITY, .least = INFINITY};
+    struct planner p = {config, model, world, threads, machine, NULL, .measured = INFINITY, .least = INFINITY};
     struct pd_layout_choice best;
     struct pd_error ignored;
     uint32_t count;
@@ -395,7 +399,7 @@ pd_status pd_plan_fewer_lanes(const struct pd_config *config, const struct pd_mo
     *ret_fewer = (struct pd_fewer_lanes){0};
     if (config->numerics.lanes <= laid_out->layout.dp) return PD_OK;
     fewer.numerics.lanes = laid_out->layout.dp;
-    PD_TRY(pd_world_memory_plan(&fewer, model, threads, laid_out, &memory, err));
+    PD_TRY(pd_world_memory_plan(&fewer, model, threads, laid_out, NULL, &memory, err));
     pd_step_cost(&fewer, model, laid_out, machine, &cost);
     *ret_fewer = (struct pd_fewer_lanes){fewer.numerics.lanes, memory.worst_bytes, cost.step_seconds};
     pd_world_memory_deinit(&memory);

@@ -21,9 +21,11 @@ static const struct rung {
 };
 #define RUNG_COUNT (sizeof rungs / sizeof *rungs)
 
-/* Bytes of the largest rank. `degrees` are for `world` ranks; a rung of one rank ignores them. */
+/* Bytes of the largest rank. `degrees` are for `world` ranks; a rung of one rank ignores them. states: of all other rungs,
+ * which have one precision. */
 static pd_status rung_bytes(const struct rung *rung, const struct pd_config *config, const struct pd_model *model,
-                            const struct pd_degrees *degrees, uint32_t threads, uint64_t *ret_bytes, struct pd_error *err)
+                            const struct pd_degrees *degrees, uint32_t threads, struct pd_memory_states *states,
+                            uint64_t *ret_bytes, struct pd_error *err)
 {
     static const struct pd_degrees one = {1, 1, 1, 1, 1};
     struct pd_config changed = *config; /* shares what it points to */
@@ -36,7 +38,7 @@ static pd_status rung_bytes(const struct rung *rung, const struct pd_config *con
     changed.layout.recompute = rung->recompute;
     changed.layout.recompute_layers = PD_LAYERS_ALL;
     PD_TRY(pd_lay_out_degrees(&changed, model, rung->is_alone ? &one : degrees, &laid_out, err));
-    PD_TRY(pd_world_memory_plan(&changed, model, threads, &laid_out, &memory, err));
+    PD_TRY(pd_world_memory_plan(&changed, model, threads, &laid_out, rung->is_alone ? NULL : states, &memory, err));
     *ret_bytes = memory.worst_bytes;
     pd_world_memory_deinit(&memory);
     return PD_OK;
@@ -50,8 +52,12 @@ pd_status pd_plan_ladder_print(const struct pd_config *config, const struct pd_m
     PD_TRY(pd_lay_out(config, model, world, &laid_out, err));
     const struct pd_layout *l = &laid_out.layout;
     const struct pd_degrees degrees = {l->dp, l->tp, l->pp, l->sp, l->interleave};
-    for (size_t i = 0; i < RUNG_COUNT; i++)
-        PD_TRY(rung_bytes(&rungs[i], config, model, &degrees, threads, &bytes[i], err));
+    struct pd_memory_states states = {0};
+    pd_status st = PD_OK;
+    for (size_t i = 0; i < RUNG_COUNT && !st; i++)
+        st = rung_bytes(&rungs[i], config, model, &degrees, threads, &states, &bytes[i], err);
+    pd_memory_states_deinit(&states);
+    PD_TRY(st);
     fprintf(out, "A rank may take %s here. It would take:\n", pd_bytes_text(allowed_bytes).text);
     for (size_t i = 0; i < RUNG_COUNT; i++)
         fprintf(out, "  %-38s %8s %10s  %s\n", rungs[i].name, pd_counted(rungs[i].is_alone ? 1 : world, "rank").text,

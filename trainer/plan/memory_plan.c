@@ -4,7 +4,8 @@
  *      descriptions two digests collide once in 10^11 plans.
  *   2. Within one shape (stage, tensor-parallel part, tokens) bytes = place + state. The first rank of a shape is its
  *      origin: its place counts all of its bytes, its state none.
- *   3. A rank whose place and state are both known costs an addition; any other one dry run of the engine. */
+ *   3. A rank whose place and state are both known costs an addition; any other one dry run of the engine.
+ *   4. A state's bytes are the same whatever is recomputed, and so are origins: both may be from a plan before. */
 #include "trainer/plan/memory_plan.h"
 
 #include "ckpt/base/digest.h"
@@ -18,6 +19,7 @@
 /* Kinds of bytes. A share beyond the first zero_shard is a replica of another. */
 enum { ORIGIN, PLACE, STATE, REPLICA };
 struct key {
+    uint64_t layout;            /* digest of all but recomputation */
     uint64_t shape, tp, tokens; /* digests of descriptions; tokens as they are */
     uint64_t what, part;        /* part of a place: what it keeps; of a state: what it owns */
 };
@@ -32,7 +34,9 @@ struct survey {
     const struct pd_model *model;
     const struct pd_laid_out *laid_out;
     uint32_t threads, world, shares; /* shares: dp * sp, ranks of a pipeline place */
-    void *known;                     /* tsearch's tree of struct known, by key */
+    void *places;                    /* tsearch's tree of struct known, by key */
+    struct pd_memory_states *states; /* another, of origins and states */
+    uint64_t layout;                 /* as in keys */
     uint64_t *tp_parts;              /* (tp, ep) what a tensor-parallel rank with some of the experts computes */
     uint64_t *sp_tokens;             /* (sp) that a sequence-parallel rank holds */
     uint64_t *owned;                 /* (shares) digest of each share's parts of the current place, summed */
@@ -89,6 +93,30 @@ static uint64_t describe_tp(struct survey *s, uint32_t tp_rank, uint32_t ep_rank
     }
     memory_plan_append(s, owned.end - owned.begin);
     memory_plan_append(s, owned.begin - computed.begin);
+    return memory_plan_take_text(s);
+}
+
+static uint64_t describe_layout(struct survey *s)
+{
+    const struct pd_layout *l = &s->laid_out->layout;
+    const uint64_t words[] = {l->dp,
+                              l->tp,
+                              l->pp,
+                              l->sp,
+                              l->ep,
+                              l->virtual_tp,
+                              l->virtual_sp,
+                              l->zero_shard,
+                              l->zero_stage,
+                              l->interleave,
+                              l->small_bytes,
+                              l->stage_count,
+                              s->laid_out->by_lane,
+                              s->laid_out->updates_on_device};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        memory_plan_append(s, words[i]);
+    for (uint32_t i = 0; i < l->stage_count; i++)
+        memory_plan_append(s, l->first_unit[i]);
     return memory_plan_take_text(s);
 }
 
@@ -247,10 +275,15 @@ static int by_key(const void *a, const void *b)
     return memcmp(a, b, sizeof(struct key));
 }
 
-/* NULL: not yet. */
-static const struct pd_memory_plan *memory_plan_find(const struct survey *s, const struct key *key)
+static void **tree_of(struct survey *s, const struct key *key)
 {
-    struct known *const *found = tfind(key, &s->known, by_key);
+    return key->what == PLACE ? &s->places : &s->states->tree;
+}
+
+/* NULL: not yet. */
+static const struct pd_memory_plan *memory_plan_find(struct survey *s, const struct key *key)
+{
+    struct known *const *found = tfind(key, tree_of(s, key), by_key);
     return found ? &(*found)->bytes : NULL;
 }
 
@@ -258,7 +291,7 @@ static pd_status remember(struct survey *s, const struct key *key, struct pd_mem
 {
     struct known *known = malloc(sizeof *known);
     if (known) *known = (struct known){*key, bytes};
-    if (known && tsearch(known, &s->known, by_key)) return PD_OK;
+    if (known && tsearch(known, tree_of(s, key), by_key)) return PD_OK;
     free(known);
     PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
 }
@@ -314,8 +347,9 @@ static pd_status survey_place(struct survey *s, uint32_t pp, uint32_t tp, struct
     PD_TRY(own_stage(s, pp, tp, err));
     for (uint32_t q = 0; q < s->shares; q++) {
         const uint32_t rank = (pp * s->shares + q) * l->tp + tp;
-        const struct key place = {shape, s->tp_parts[tp * pd_layout_ep(l) + q % pd_layout_ep(l)], s->sp_tokens[q % l->sp],
-                                  PLACE, depth};
+        const struct key place = {
+            s->layout, shape, s->tp_parts[tp * pd_layout_ep(l) + q % pd_layout_ep(l)], s->sp_tokens[q % l->sp],
+            PLACE,     depth};
         struct key state = place;
         struct pd_memory_plan bytes;
         state.what = q < l->zero_shard ? STATE : REPLICA;
@@ -341,6 +375,7 @@ static pd_status survey_all(struct survey *s, struct pd_error *err)
     s->owned = calloc(s->shares, sizeof *s->owned);
     if (!s->tp_parts || !s->sp_tokens || !s->owned) PD_FAIL(err, PD_NO_MEMORY, "no memory for a plan");
     pd_digest_stream_init(&s->text, 0);
+    s->layout = describe_layout(s);
     for (uint32_t i = 0; i < l->tp * ep; i++)
         s->tp_parts[i] = describe_tp(s, i / ep, i % ep, s->owned); /* which has at least zero_shard words, unused so far */
     for (uint32_t sp = 0; sp < l->sp; sp++) {
@@ -360,18 +395,22 @@ uint64_t pd_memory_of_device(const struct pd_config *config, const struct pd_mem
 }
 
 pd_status pd_world_memory_plan(const struct pd_config *config, const struct pd_model *model, uint32_t threads,
-                               const struct pd_laid_out *laid_out, struct pd_world_memory *ret_memory, struct pd_error *err)
+                               const struct pd_laid_out *laid_out, struct pd_memory_states *states,
+                               struct pd_world_memory *ret_memory, struct pd_error *err)
 {
     struct pd_world_memory memory = {0};
+    struct pd_memory_states own = {0};
     struct survey s = {.config = config,
                        .model = model,
                        .laid_out = laid_out,
                        .threads = threads,
                        .world = pd_layout_world(&laid_out->layout),
                        .shares = laid_out->layout.dp * laid_out->layout.sp,
+                       .states = states ? states : &own,
                        .memory = &memory};
     pd_status st = survey_all(&s, err);
-    tdestroy(s.known, free);
+    tdestroy(s.places, free);
+    pd_memory_states_deinit(&own);
     free(s.tp_parts);
     free(s.sp_tokens);
     free(s.owned);
@@ -394,4 +433,10 @@ void pd_world_memory_deinit(struct pd_world_memory *memory)
 {
     free(memory->groups);
     *memory = (struct pd_world_memory){0};
+}
+
+void pd_memory_states_deinit(struct pd_memory_states *states)
+{
+    tdestroy(states->tree, free);
+    states->tree = NULL;
 }

@@ -25,7 +25,15 @@ struct pd_world_memory {
  * libraries use; else all. */
 uint64_t pd_memory_of_device(const struct pd_config *config, const struct pd_memory_plan *plan);
 
+/* What a rank's share of the state adds, in layouts that were planned: plans that differ in recomputation alone share it.
+ * Zeros at first; belongs to one configuration, model and number of threads. */
+struct pd_memory_states {
+    void *tree;
+};
+void pd_memory_states_deinit(struct pd_memory_states *states);
+
+/* states  from plans before, and for plans to come; NULL: none */
 PD_MUST_USE pd_status pd_world_memory_plan(const struct pd_config *config, const struct pd_model *model, uint32_t threads,
-                                           const struct pd_laid_out *laid_out, struct pd_world_memory *ret_memory,
-                                           struct pd_error *err);
+                                           const struct pd_laid_out *laid_out, struct pd_memory_states *states,
+                                           struct pd_world_memory *ret_memory, struct pd_error *err);
 void pd_world_memory_deinit(struct pd_world_memory *memory);

@@ -40,6 +40,41 @@ static const struct pd_memory_group *group_of(const struct pd_world_memory *m, c
     return NULL;
 }
 
+/* Plans that share states, in an order in which each begins with those of others, are as plans of their own. */
+static void check_shared_states(const struct pd_config *c, const struct pd_model *model, struct pd_laid_out laid_out)
+{
+    static const struct {
+        enum pd_recompute recompute;
+        uint32_t layers;
+    } all[] = {{PD_RECOMPUTE_FULL, PD_LAYERS_ALL},
+               {PD_RECOMPUTE_NONE, PD_LAYERS_ALL},
+               {PD_RECOMPUTE_FULL, 1},
+               {PD_RECOMPUTE_SELECTIVE, 2},
+               {PD_RECOMPUTE_FULL, 2},
+               {PD_RECOMPUTE_SELECTIVE, PD_LAYERS_ALL}};
+    struct pd_memory_states states = {0};
+    struct pd_error err;
+    uint32_t recipes = 0, shared_recipes = 0;
+    for (size_t i = 0; i < 2 * sizeof all / sizeof *all; i++) {
+        struct pd_world_memory alone, shared;
+        laid_out.recompute = all[i / 2].recompute;
+        laid_out.recompute_layers = all[i / 2].layers;
+        laid_out.by_lane = i % 2;
+        cr_assert_eq(pd_world_memory_plan(c, model, 2, &laid_out, NULL, &alone, &err), PD_OK, "%s", err.message);
+        cr_assert_eq(pd_world_memory_plan(c, model, 2, &laid_out, &states, &shared, &err), PD_OK, "%s", err.message);
+        cr_expect_eq(alone.worst_bytes, shared.worst_bytes, "recomputation %zu", i);
+        cr_assert_eq(alone.group_count, shared.group_count);
+        cr_expect_eq(memcmp(alone.groups, shared.groups, alone.group_count * sizeof *alone.groups), 0, "recomputation %zu",
+                     i);
+        recipes += alone.recipes;
+        shared_recipes += shared.recipes;
+        pd_world_memory_deinit(&alone);
+        pd_world_memory_deinit(&shared);
+    }
+    pd_memory_states_deinit(&states);
+    cr_expect_leq(shared_recipes, recipes);
+}
+
 /* Counts of each group, its first rank, the worst and the mean; recipes run. */
 static uint32_t check(const char *model_text, const char *overrides)
 {
@@ -53,7 +88,7 @@ static uint32_t check(const char *model_text, const char *overrides)
     double mean = 0;
     cr_assert_eq(pd_model_new(&c.model, &model, &err), PD_OK);
     cr_assert_eq(pd_lay_out(&c, model, world, &laid_out, &err), PD_OK, "%s: %s", overrides, err.message);
-    cr_assert_eq(pd_world_memory_plan(&c, model, 2, &laid_out, &m, &err), PD_OK, "%s: %s", overrides, err.message);
+    cr_assert_eq(pd_world_memory_plan(&c, model, 2, &laid_out, NULL, &m, &err), PD_OK, "%s: %s", overrides, err.message);
     uint32_t *counted = calloc(m.group_count, sizeof *counted);
     for (uint32_t rank = 0; rank < world; rank++) {
         struct pd_memory_plan plan = {0};
@@ -77,6 +112,7 @@ static uint32_t check(const char *model_text, const char *overrides)
     cr_expect_leq(recipes, world);
     free(counted);
     pd_world_memory_deinit(&m);
+    check_shared_states(&c, model, laid_out);
     pd_model_free(model);
     pd_config_deinit(&c);
     return recipes;
