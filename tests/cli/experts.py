@@ -101,6 +101,8 @@ expect("words-in", ["ckpt", "import", "mixtral.hf", "words"], 0,
        re.compile(r"^experts: 36 tensors, 108\.0 KiB in; 36 tensors, 108\.0 KiB out; the same 27,648 elements$", re.M), ANY)
 expect("words-out", ["ckpt", "export", "words", "words.fused", "--format=safetensors", "--experts=fused", "--dtype=bf16"], 0,
        re.compile(r"^experts: 36 tensors, 108\.0 KiB in; 6 tensors, 54\.0 KiB out; the same 27,648 elements$", re.M), ANY)
+expect("words-spread", ["ckpt", "import", "mixtral.hf", "spread", "--layout=dp=2,ep=2"], 0, re.compile(r", under dp 2, tp 1, pp 1, sp 1, ep 2, "), ANY)
+expect("words-spread-diff", ["ckpt", "diff", "words", "spread"], 0, re.compile(r"^step 0 under dp 1, tp 1, pp 1, sp 1 and step 0 under dp 2, tp 1, pp 1, sp 1, ep 2"), ANY)
 
 # ---- options ----
 expect("no-such-form", ["ckpt", "export", "mixtral", "out", "--format=safetensors", "--experts=apart"], 64,

@@ -76,15 +76,16 @@ static pd_status rewrite_print(const struct pd_rewritten *result, bool is_json, 
     const char *format = result->format;
     const struct pd_import_report *n = &w->report;
     const struct pd_store_entry *entry = pd_ckpt_target_written(&w->target);
-    char path[4096], packed[16] = "none";
+    char path[4096], packed[16] = "none", spread[16] = "";
     struct rusage usage;
     struct pd_json_writer json;
     if (w->codec.codec != PD_CODEC_NONE) snprintf(packed, sizeof packed, "zstd:%d", w->codec.level);
     pd_store_entry_path(w->target.place.store, entry, path);
     const bool is_ours = strcmp(format, pd_format_perdure.name) == 0;
+    if (l->ep > 1) snprintf(spread, sizeof spread, ", ep %u", l->ep);
     if (!is_json) {
-        printf("%s: step %" PRIu64 "%s%s, under dp %u, tp %u, pp %u, sp %u, %s in %s, compression %s, %.1f s\n", path,
-               entry->step, is_ours ? "" : " from ", is_ours ? "" : format, l->dp, l->tp, l->pp, l->sp,
+        printf("%s: step %" PRIu64 "%s%s, under dp %u, tp %u, pp %u, sp %u%s, %s in %s, compression %s, %.1f s\n", path,
+               entry->step, is_ours ? "" : " from ", is_ours ? "" : format, l->dp, l->tp, l->pp, l->sp, spread,
                pd_text_bytes(entry->bytes).text, pd_counted(n->shards, "shard").text, packed, w->seconds);
         print_experts(result->experts);
         if (n->zeroed) printf("%s of moments begin at zero\n", pd_counted(n->zeroed, "array").text);

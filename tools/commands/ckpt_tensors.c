@@ -273,6 +273,7 @@ static pd_status print_sides(const struct sides *s, struct pd_error *err)
         const struct pd_layout *l = &commits[i].state.layout;
         printf("%sstep %" PRIu64 " under dp %u, tp %u, pp %u, sp %u", i ? " and " : "", commits[i].state.identity.step,
                l->dp, l->tp, l->pp, l->sp);
+        if (l->ep > 1) printf(", ep %u", l->ep);
     }
     if (!st) puts(memcmp(left->run_id, right->run_id, sizeof left->run_id) ? ", of two runs" : "");
     pd_commit_deinit(&commits[0]);
