@@ -168,6 +168,9 @@ void pd_optimizer_update_end(struct pd_engine *e)
     pd_state_end(e->state);
 }
 
+/* Every parameter, also of experts that got no token: their gradients are zeros, so their moments shrink and their weights
+ * decay. Megatron, and torch where experts are stacked in one tensor, do so too; torch passes by an expert that is a module
+ * of its own and has no gradient. */
 pd_status pd_optimizer_update(struct pd_engine *e, uint64_t updates, uint64_t tokens, double norm, struct pd_error *err)
 {
     const struct pd_config *c = e->options.config;
