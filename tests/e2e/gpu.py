@@ -58,9 +58,15 @@ class Bench:
                              token=32 if is_llama else -1)
         return self.workspace.file(f"{family}-{precision}-{head}-{virtual}-{steps}-{micro_batch}-{pieces}.yaml", text)
 
+    def train(self, *arguments, **named):
+        result = self.workspace.train(*arguments, **named)
+        if "was not loaded before the first exchange between GPUs" in result.stderr:  # of a kernel that NCCL's may keep from being loaded
+            raise harness.Failure(f"a product that no rehearsal had: {result.stderr}")
+        return result
+
     def run(self, config, overrides=(), environment=None, directory=None):
         directory = directory or self.workspace.directory()
-        self.workspace.train(config, directory, overrides, environment)
+        self.train(config, directory, overrides, environment)
         return harness.losses(directory), self.workspace.state_digest(directory)
 
     def expected(self, config):
@@ -107,7 +113,7 @@ def simulated_only(reason):
 def beside_the_cpu(bench, family, precision, head):
     config = bench.config(family, precision, head)
     cpu, gpu = bench.workspace.directory(), bench.workspace.directory()
-    bench.workspace.train(config, cpu, ["run.device=cpu"])
+    bench.train(config, cpu, ["run.device=cpu"])
     bench.known[config] = bench.run(config, directory=gpu)
     near(bench, f"{family} in {precision}, heads of {head}", loss_rows(gpu), loss_rows(cpu), precision)
 
@@ -138,10 +144,10 @@ def lost_again_and_again(bench, config):
     """Every process loses its GPU at the same operation, several steps after it began: the newest save may not have left the GPU by
     then, and one before it has."""
     directory, report = bench.workspace.directory(), bench.workspace.directory("report")
-    bench.workspace.train(config, bench.workspace.directory(), [], {"PERDURE_SIMT_REPORT": report})
+    bench.train(config, bench.workspace.directory(), [], {"PERDURE_SIMT_REPORT": report})
     counts = json.loads(harness.read(report).splitlines()[-1])
     at = (counts["kernels"] + counts["copies"] + counts["fills"]) * 2 // 3
-    result = bench.workspace.train(config, directory, ["checkpoint.every=1"], {"PERDURE_SIMT_FAIL": str(at)})
+    result = bench.train(config, directory, ["checkpoint.every=1"], {"PERDURE_SIMT_FAIL": str(at)})
     if "PERDURE_SIMT_FAIL" not in result.stderr:
         raise harness.Failure(f"nobody lost a GPU at operation {at}:\n{result.stderr}")
     got = harness.losses(directory), bench.workspace.state_digest(directory)
@@ -195,9 +201,9 @@ def from_cpu_and_back(bench, config):
     """Six steps on the CPU, beside two on the CPU, two on the GPU, two on the CPU."""
     plain, there_and_back = bench.workspace.directory(), bench.workspace.directory()
     schedule = ["optimizer.decay_steps=6", "checkpoint.every=2"]
-    bench.workspace.train(config, plain, [*schedule, "run.steps=6", "run.device=cpu"])
+    bench.train(config, plain, [*schedule, "run.steps=6", "run.device=cpu"])
     for steps, device in ((2, "cpu"), (4, "gpu"), (6, "cpu")):
-        bench.workspace.train(config, there_and_back, [*schedule, f"run.steps={steps}", f"run.device={device}"])
+        bench.train(config, there_and_back, [*schedule, f"run.steps={steps}", f"run.device={device}"])
     near(bench, "steps on the CPU, the GPU, the CPU", loss_rows(there_and_back), loss_rows(plain), "fp32")
 
 
@@ -209,7 +215,7 @@ def too_little_to_lock(bench, config):
 
 def warning_of(bench, directory, steps, environment, *overrides):
     """What a resume says of bits."""
-    result = bench.workspace.train(bench.config(), directory, [f"run.steps={steps}", *overrides], environment)
+    result = bench.train(bench.config(), directory, [f"run.steps={steps}", *overrides], environment)
     return [line for line in result.stderr.splitlines() if "bits may differ" in line]
 
 
@@ -253,7 +259,7 @@ def eight_bits(bench):
         return
     first = {device: bench.workspace.directory() for device in ("cpu", "gpu")}
     for device, directory in first.items():
-        bench.workspace.train(config, directory, [*fp8, f"run.device={device}", "run.steps=1"])
+        bench.train(config, directory, [*fp8, f"run.device={device}", "run.steps=1"])
     others = {name for name in different_tensors(bench, *first.values()) if "norm" not in name}
     if bench.is_simulated and (others or harness.losses(first["cpu"]) != harness.losses(first["gpu"])):
         raise harness.Failure(f"linears in fp8, a step on the GPU and one on the CPU: other losses, or {sorted(others)}")
@@ -268,9 +274,9 @@ def eight_bits(bench):
         raise harness.Failure("linears in fp8: other bits where codes of weights are made for every micro-batch")
     codes_that_do_not_fit(bench, config, fp8[:1])
     for steps, device in ((2, "gpu"), (3, "cpu"), (STEPS, "gpu")):
-        bench.workspace.train(config, first["cpu"], [*fp8, f"run.steps={steps}", f"run.device={device}"])
+        bench.train(config, first["cpu"], [*fp8, f"run.steps={steps}", f"run.device={device}"])
     cpu = bench.workspace.directory()
-    bench.workspace.train(config, cpu, [*fp8, "run.device=cpu"])
+    bench.train(config, cpu, [*fp8, "run.device=cpu"])
     near(bench, "linears in fp8, on the CPU, the GPU, the CPU, the GPU", loss_rows(first["cpu"]), loss_rows(cpu),
          "fp32" if bench.is_simulated else "bf16")
     print(f"same bits: linears in fp8, {'on the CPU and ' if bench.is_simulated else ''}after a kill", flush=True)
@@ -299,6 +305,27 @@ def planned(bench, config):
     print("planned: what NCCL takes, and staging", flush=True)
 
 
+@simulated_only("what it says of an H100 does not depend on the GPU that is here")
+def seven_billion(bench):
+    """7B on one 80 GB GPU, state on the host: micro-batches of 8 fit with one lane, without which that is the first advice."""
+    config = bench.workspace.file("seven.yaml", "run: {dir: r, device: gpu}\ndata: {train: a}\nmodel: {preset: llama2-7b}\n"
+                                  "batch: {sequences: 512, micro_batch: 8, context: 1024}\noffload: {optimizer: cpu}\n")
+
+    def plan(*options):
+        result = bench.workspace.command(["plan", config, "--world=1", "--device=h100-80g", *options])
+        if result.returncode:
+            raise harness.Failure(f"plan of 7B {options}: {result.stderr}")
+        return result.stdout
+    for recompute in ("selective", "none"):
+        one = plan("numerics.lanes=1", f"layout.recompute={recompute}")
+        if "does not fit" in one or f"recompute={recompute} " not in one:
+            raise harness.Failure(f"7B with one lane:\n{one}")
+    several = plan("layout.recompute=selective")
+    if "of h100-80g: with numerics.lanes=1 it does (" not in several:
+        raise harness.Failure(f"7B with eight lanes:\n{several}")
+    print("planned: 7B on one GPU", flush=True)
+
+
 @simulated_only("a driver takes memory of its own there")
 def held_is_planned(bench, config):
     """What a run takes of its GPU at any time, to the byte: the product that its rate is measured by lies in memory that is planned, in that
@@ -306,7 +333,7 @@ def held_is_planned(bench, config):
     for ranks in (1, 4):
         report = bench.workspace.directory("report")
         options = [f"layout.ranks={ranks}", f"layout.dp={ranks}", "layout.zero_stage=3", "model.layers=1", "model.hidden=64", "run.steps=2"]
-        bench.workspace.train(config, bench.workspace.directory(), options, {"PERDURE_SIMT_REPORT": report})
+        bench.train(config, bench.workspace.directory(), options, {"PERDURE_SIMT_REPORT": report})
         told = json.loads(harness.read(report).splitlines()[-1])
         held = told["device_bytes_max"]
         result = bench.workspace.command(["plan", config, f"--world={ranks}", "run.dir=r", *options, "--json"])
@@ -320,7 +347,7 @@ def memory_stays(bench, early, late):
     """What is free on the device at two steps of one run that saves. Simulated: what is live there, and pinned; nothing at the end."""
     watch, report, directory = (bench.workspace.directory(name) for name in ("watch", "report", "run"))
     small = ["model.layers=1", "batch.sequences=1", "validation.every=4", "validation.sequences=1", "checkpoint.every=5"]
-    bench.workspace.train(bench.config(), directory, [f"run.steps={late}", *small],
+    bench.train(bench.config(), directory, [f"run.steps={late}", *small],
                           {"PERDURE_SIMT_WATCH": watch, "PERDURE_SIMT_REPORT": report})
     rows = {row["step"]: row for row in map(json.loads, harness.read(os.path.join(directory, "metrics.jsonl")).splitlines())}
     free = [rows[step].get("device_free_bytes", 0) for step in (early, late)]
@@ -400,6 +427,7 @@ def alone(bench, is_long):
     for case in harness.share_of((after_a_kill, recomputed_by_block, saved_at_every_step, from_cpu_and_back), 2):
         case(bench, config)
     planned(bench, config)
+    seven_billion(bench)
     fewer_are_watched(bench)
     limits(bench)
     if is_long:
@@ -467,7 +495,7 @@ def replicas(bench, transport):
 def gpus_of_their_own(bench, transport):
     """Through the host all the same: NCCL's own library knows nothing of simulated GPUs, and is not asked."""
     config, directory = bench.config("llama", "fp32", 8, 4, 2), bench.workspace.directory()
-    result = bench.workspace.train(config, directory, ["layout.ranks=2", "layout.dp=2", f"layout.transport={transport}"],
+    result = bench.train(config, directory, ["layout.ranks=2", "layout.dp=2", f"layout.transport={transport}"],
                                    {"PERDURE_SIMT_GPUS": "2"})
     if " warn " in result.stderr or "PERDURE_NCCL=off" not in result.stderr:
         raise harness.Failure(f"two GPUs warn, or do not say that NCCL is off: {result.stderr}")
@@ -487,7 +515,7 @@ def in_turn_on_hosts(bench):
     for hosts, expected in (("0,1,0,1", {0: (0, 0), 1: (0, 0), 2: (1, 1), 3: (1, 1)}),
                             ("0,1,1,1", {0: (0, 0), 1: (0, 0), 2: (1, 1), 3: (2, 2)})):
         directory = bench.workspace.directory()
-        result = bench.workspace.train(config, directory, ["layout.ranks=4", "layout.dp=4", "layout.transport=mpi"],
+        result = bench.train(config, directory, ["layout.ranks=4", "layout.dp=4", "layout.transport=mpi"],
                                        {"PERDURE_SIMT_GPUS": "3", "PERDURE_TEST_HOSTS": hosts, "PERDURE_LOG": "info,worker=debug"})
         if devices_of(result.stderr) != expected:
             raise harness.Failure(f"ranks on hosts {hosts} take GPUs {devices_of(result.stderr)}, expected {expected}\n{result.stderr}")
@@ -502,7 +530,8 @@ ASYNCHRONOUS_LONG = [((1, 2), "late"), ((2, 2), "late"), ((1, 4), "late"), ((2, 
 WIDE = ["model.layers=4", "validation.every=0"]
 LARGE = ["validation.every=0", "batch.sequences=2", "checkpoint.every=0", "layout.transport=local", "optimizer.decay_steps=9",
          *(f"model.{key}" for key in ("layers=2", "hidden=256", "heads=4", "kv_heads=4", "head_size=64", "ffn=256"))]
-COUNTED = [{"dp": 2, "zero_stage": 3}, {"tp": 2}, {"dp": 2, "zero_stage": 1}, {"pp": 2}, {"dp": 2, "zero_stage": 0}, {"sp": 2}]  # one of them a share
+COUNTED = [{"dp": 2, "zero_stage": 3}, {"tp": 2}, {"dp": 2, "zero_stage": 1}, {"pp": 2}, {"dp": 2, "zero_stage": 0}, {"sp": 2},
+           {"dp": 2, "zero_stage": 1, "terms": 32, "logits_type": "precision"}]  # one of them a share
 
 
 def never_waiting(bench):
@@ -512,13 +541,13 @@ def never_waiting(bench):
     config = bench.config("llama", "fp32", 8, 1, steps)
     common = [*WIDE, f"batch.sequences={12 if is_long else 16}", f"checkpoint.every={steps}"]
     directory = bench.workspace.directory()
-    bench.workspace.train(config, directory, common, timeout=10 * harness.PATIENCE)
+    bench.train(config, directory, common, timeout=10 * harness.PATIENCE)
     expected = harness.losses(directory), bench.workspace.state_digest(directory)
     for (dp, pp), streams in ASYNCHRONOUS_LONG if is_long else harness.share_of(ASYNCHRONOUS, 2):
         directory = bench.workspace.directory()
         environment = {"PERDURE_NCCL": simt_nccl(bench.workspace), "PERDURE_SIMT_GPUS": str(dp * pp), "PERDURE_SIMT_STREAMS": streams}
         overrides = [*common, f"layout.ranks={dp * pp}", f"layout.dp={dp}", f"layout.pp={pp}", "layout.transport=local"]
-        result = bench.workspace.train(config, directory, overrides, environment, timeout=10 * harness.PATIENCE)
+        result = bench.train(config, directory, overrides, environment, timeout=10 * harness.PATIENCE)
         if "through the host" in result.stderr:
             raise harness.Failure(f"NCCL's stand-in was not taken: {result.stderr}")
         got = harness.losses(directory), bench.workspace.state_digest(directory)
@@ -533,11 +562,19 @@ def places_that_differ(bench):
     overrides = [*(f"model.{key}" for key in shape), "layout.ranks=3", "layout.dp=3", "layout.zero_stage=1", "batch.sequences=6", "run.steps=1",
                  "validation.every=0", "checkpoint.every=0"]
     environment = {"PERDURE_NCCL": simt_nccl(bench.workspace), "PERDURE_SIMT_GPUS": "3", "FAKE_NCCL_REPORT": report}
-    bench.workspace.train(bench.config("llama", "bf16", 8, 1), bench.workspace.directory(), overrides, environment)
+    bench.train(bench.config("llama", "bf16", 8, 1), bench.workspace.directory(), overrides, environment)
     found = next(line for line in map(json.loads, harness.read(report).splitlines()) if line["collectives"])
     if found["unequal_places"] or not 0 < found["registered_collectives"] < found["collectives"]:
         raise harness.Failure(f"ranks whose buffers lie at different places: {found}")
     print(f"registered only where all ranks have it: {found['registered_collectives']} of {found['collectives']}", flush=True)
+
+
+def beside_megatron(parameters, ranks, received, terms):
+    """Bytes of gradients and parameters that a rank receives over those of Megatron's distributed optimizer, 4 + 2 a parameter."""
+    ratios = [each / (6 * parameters * (ranks - 1) / ranks) for each in received]
+    if max(ratios) > (1.05 if terms == 32 else 1.7):
+        raise harness.Failure(f"a rank receives {ratios} of Megatron's bytes with terms of {terms} bits")
+    print(f"beside Megatron: {ratios} with terms of {terms} bits", flush=True)
 
 
 def counted(bench):
@@ -545,12 +582,13 @@ def counted(bench):
     config = bench.config("llama", "bf16", 8, 2)
     for layout in harness.share_of(COUNTED, len(COUNTED)):
         ranks = math.prod(layout.get(name, 1) for name in ("dp", "tp", "pp", "sp"))
-        overrides = [*LARGE, f"layout.ranks={ranks}", *(f"layout.{key}={value}" for key, value in layout.items())]
+        overrides = [*LARGE, f"layout.ranks={ranks}",
+                     *(f"{'numerics' if key in ('terms', 'logits_type') else 'layout'}.{key}={value}" for key, value in layout.items())]
         found = []
         for steps in (1, 2):
             report = bench.workspace.directory("report")
             environment = {"PERDURE_NCCL": simt_nccl(bench.workspace), "PERDURE_SIMT_GPUS": str(ranks), "FAKE_NCCL_REPORT": report}
-            bench.workspace.train(config, bench.workspace.directory(), [*overrides, f"run.steps={steps}"], environment)
+            bench.train(config, bench.workspace.directory(), [*overrides, f"run.steps={steps}"], environment)
             lines = [json.loads(line) for line in harness.read(report).splitlines()]
             found.append(next(line for line in lines if line["collectives"] or line["received_bytes"]))
         step = {key: (found[1][key] - found[0][key]) / ranks for key in found[0]}
@@ -559,13 +597,16 @@ def counted(bench):
         if found[1]["unequal_places"]:
             raise harness.Failure(f"{layout}: ranks have registered buffers at different places: {found[1]}")
         said = bench.workspace.command(["plan", config, f"run.dir={bench.workspace.directory()}", *overrides, "--json"])
-        world = json.loads(said.stdout)["worlds"][0]
+        plan = json.loads(said.stdout)
+        world = plan["worlds"][0]
         planned = {key: world[f"{key}_bytes_received"] for key in ("parameter", "gradient", "tensor", "sequence", "pipeline")}
         pairs = [(step["gathered_bytes"] + step["scattered_bytes"], planned["parameter"] + planned["gradient"]),
                  (step["received_bytes"], planned["tensor"] + planned["sequence"] + planned["pipeline"])]
         # Parts of equal length, checks, and of tensor ranks what plan leaves out as small
-        if any(not plan <= count <= 1.02 * plan for count, plan in pairs):
+        if any(not least <= count <= 1.02 * least for count, least in pairs):
             raise harness.Failure(f"{layout}: a rank and step have {step}, planned are {planned}")
+        if layout.get("zero_stage") == 1:
+            beside_megatron(plan["parameters"], ranks, pairs[0], layout.get("terms", 64))
         print(f"counted: {layout}: {pairs} bytes, found and planned", flush=True)
 
 
@@ -578,7 +619,7 @@ def ranges(bench):
         print("skipped: ranges, without NVTX of the CUDA toolkit", flush=True)
         return
     environment = {"PERDURE_NCCL": simt_nccl(bench.workspace), "PERDURE_SIMT_GPUS": "2", "NVTX_INJECTION64_PATH": library, "NVTX_REPORT": report}
-    bench.workspace.train(config, bench.workspace.directory(), ["layout.ranks=2", "layout.dp=2", "layout.transport=local", "validation.every=0"],
+    bench.train(config, bench.workspace.directory(), ["layout.ranks=2", "layout.dp=2", "layout.transport=local", "validation.every=0"],
                           environment)
     found = {name: int(count) for count, name in (line.split(" ", 1) for line in harness.read(report).splitlines())}
     backward = found.get("backward", 0)
@@ -599,7 +640,7 @@ def damaged_on_its_way(bench):
         directory = bench.workspace.directory()
         overrides = [*words, "layout.ranks=2", "layout.dp=2", "layout.transport=local", "checkpoint.every=1"]
         environment = {"PERDURE_NCCL": simt_nccl(bench.workspace), "PERDURE_SIMT_GPUS": "2", "FAKE_NCCL_FLIP": flip}
-        result = bench.workspace.train(config, directory, overrides, environment)
+        result = bench.train(config, directory, overrides, environment)
         rows = map(json.loads, harness.read(os.path.join(directory, "metrics.jsonl")).splitlines())
         again = sum(row.get("recomputed", 0) for row in rows)
         if again != 1 or "arrived damaged" not in result.stderr:
@@ -627,7 +668,7 @@ def left_out(bench, transport):
         directory, report = bench.workspace.directory(), bench.workspace.directory("report")
         overrides = [f"layout.ranks={ranks}", f"layout.dp={ranks}", f"layout.transport={transport}", "restart.limit=1", "checkpoint.every=1"]
         environment = {**log, "PERDURE_SIMT_GPUS": str(gpus), "PERDURE_SIMT_FAIL": "300", "PERDURE_SIMT_REPORT": report}
-        result = bench.workspace.train(config, directory, overrides, environment)
+        result = bench.train(config, directory, overrides, environment)
         after = result.stderr[result.stderr.index("restart 1:"):]
         if devices_of(after) != expected or "is left out for now" not in result.stderr or "restart 2:" in after:
             raise harness.Failure(f"{ranks} ranks, {gpus} GPUs, of which one fails: then {devices_of(after)}, expected {expected}\n{result.stderr}")
@@ -659,7 +700,7 @@ def staged_in_locked_memory(bench):
         raise harness.Failure(f"copies through pageable memory, or memory that stays locked: {every}")
     os.unlink(report)
     directory, limit = bench.workspace.directory(), str(min(line["locked_bytes_max"] for line in every) - 1)
-    result = bench.workspace.train(config, directory, two, {"PERDURE_SIMT_REPORT": report, "PERDURE_SIMT_LOCKED": limit})
+    result = bench.train(config, directory, two, {"PERDURE_SIMT_REPORT": report, "PERDURE_SIMT_LOCKED": limit})
     said = [line for line in result.stderr.splitlines() if "not pinned" in line]
     if len(said) != 2 or not all(line["pageable_copies"] for line in counts()):
         raise harness.Failure(f"{limit} bytes that may be pinned: said {said}, counted {counts()}")

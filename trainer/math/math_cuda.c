@@ -22,7 +22,6 @@ struct pd_math_cuda {
     struct pd_stream *lane;           /* the same stream, for spans */
     /* GEMM shapes of a rehearsal and later ones: hashes, 0: free. NULL: nothing was rehearsed. */
     uint64_t *shapes;
-    uint32_t late_shapes;
 };
 
 static struct pd_math_cuda *cuda_of(struct pd_math *math)
@@ -129,7 +128,6 @@ static bool is_new_shape(uint64_t *shapes, uint64_t hash)
 static void note_late_shape(struct pd_math_cuda *cuda, const struct pd_gemm *g)
 {
     if (!cuda->shapes || !g->m || !g->n || !g->k || !is_new_shape(cuda->shapes, shape_hash(g))) return;
-    cuda->late_shapes++;
     pd_log_warn(
         "math",
         "GEMM (%llu, %llu) by (%llu, %llu) was not loaded before the first exchange between GPUs, so loading it now may "
@@ -244,11 +242,6 @@ void pd_math_cuda_rehearse(struct pd_math *math, bool on)
     struct pd_math_cuda *cuda = cuda_of(math);
     if (!cuda->shapes) cuda->shapes = calloc(SHAPES_MAX, sizeof *cuda->shapes);
     math->ops = on && cuda->shapes ? &rehearsal_ops : &cuda_ops;
-}
-
-uint32_t pd_math_cuda_late_shapes(const struct pd_math *math)
-{
-    return ((const struct pd_math_cuda *)math)->late_shapes;
 }
 
 void pd_math_cuda_kernels(uint32_t capability, const struct pd_attention *attention, char *ret_text, size_t bytes)

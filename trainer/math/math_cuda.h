@@ -35,10 +35,9 @@ uint32_t pd_math_cuda_plain_shapes(const struct pd_math *math);
  *   errors   PD_NO_MEMORY, PD_DEVICE_LOST */
 PD_MUST_USE pd_status pd_math_cuda_load(struct pd_error *err);
 /* Until it is switched off, products load their algorithms, and all other operations do nothing. Products write to C; those
- * whose rows data decides are made with each number of rows that has an algorithm of its own, up to m or k. */
+ * whose rows data decides are made with each number of rows that has an algorithm of its own, up to m or k. A shape that
+ * was not rehearsed is logged when its first product is made. */
 void pd_math_cuda_rehearse(struct pd_math *math, bool on);
-/* Number of GEMM shapes after a rehearsal that were not in it; each is logged. */
-uint32_t pd_math_cuda_late_shapes(const struct pd_math *math);
 uint32_t pd_math_cuda_kernel_count(void); /* how many those are; 0: a build without CUDA */
 
 /* Workspaces come from `arena` (PD_MEMORY_BUFFERS), which must provide device memory; on a dry arena *ret_math is NULL. */

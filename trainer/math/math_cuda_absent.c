@@ -31,12 +31,6 @@ void pd_math_cuda_rehearse(struct pd_math *math, bool on)
     (void)math, (void)on;
 }
 
-uint32_t pd_math_cuda_late_shapes(const struct pd_math *math)
-{
-    (void)math;
-    return 0;
-}
-
 pd_status pd_math_cuda_load(struct pd_error *err)
 {
     (void)err;
