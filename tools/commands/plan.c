@@ -130,8 +130,8 @@ static bool is_same(const struct pd_laid_out *a, const struct pd_laid_out *b)
            a->recompute == b->recompute && a->recompute_layers == b->recompute_layers && a->by_lane == b->by_lane;
 }
 
-/* Finds the fastest of all layouts of the world, ignoring the configuration's but for a given layout.ep: every other one
- * would be 30,000 tensors again in a model of 160 experts. */
+/* Finds the fastest of all layouts of the world, ignoring those in the configuration, except for layout.ep: with 160 experts
+ * on 1,024 ranks other values of it take 20 s. */
 static pd_status find_alternatives(const struct options *o, const struct pd_config *config, const struct pd_model *model,
                                    struct pd_planned_world *w, struct pd_error *err)
 {
