@@ -14,6 +14,7 @@ from typing import Any
 import torch.distributed.checkpoint as dcp
 from torchtitan.components.checkpoint import AsyncMode
 from torchtitan.components.checkpoint import CheckpointManager as Base
+from torchtitan.tools.utils import GarbageCollection
 
 from . import torch as ours
 from .checkpoint import list_checkpoints
@@ -27,6 +28,8 @@ class CheckpointManager(Base):  # type: ignore[misc]
     class Config(Base.Config):  # type: ignore[misc]
         def __post_init__(self) -> None:
             Base.Config.__post_init__(self)
+            if "://" in self.folder:
+                raise ValueError(f"checkpoint.folder is {self.folder}; perdure saves to a disk: name a folder")
             if self.async_mode == "async_with_pinned_mem":
                 raise ValueError('async_mode is "async_with_pinned_mem"; take "async", whose copy perdure keeps in pinned memory')
 
@@ -42,10 +45,13 @@ class CheckpointManager(Base):  # type: ignore[misc]
             return super().dcp_save(state_dict, checkpoint_id, async_mode, enable_garbage_collection, to_hf)
         save = dcp.save if async_mode == AsyncMode.DISABLED else dcp.async_save
         done = save(state_dict, checkpoint_id=checkpoint_id, storage_writer=self._writer, planner=ours.Planner(), process_group=self.pg)
+        if enable_garbage_collection:
+            GarbageCollection.collect("GC collection invoked by checkpointer.")
         return None if async_mode == AsyncMode.DISABLED else done
 
     def dcp_load(self, state_dict: dict[str, Any], checkpoint_id: str, from_hf: bool, from_quantized: bool) -> None:
-        if from_hf or os.path.exists(os.path.join(checkpoint_id, ".metadata")):
+        is_far = "://" in checkpoint_id and not checkpoint_id.startswith("s3://")  # where perdure reads nothing
+        if from_hf or is_far or os.path.exists(os.path.join(checkpoint_id, ".metadata")):
             super().dcp_load(state_dict, checkpoint_id, from_hf, from_quantized)
             return
         dcp.load(state_dict, storage_reader=ours.Reader(checkpoint_id))
