@@ -296,6 +296,15 @@ def check_bucket(directory, server):
         except error:
             continue
         raise AssertionError(wrong)
+    anew = perdure.torch.Writer(os.path.join(directory, "anew"), bucket=far)  # of a machine that has another disk
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        dcp.save(state, storage_writer=anew)
+        anew.step = 2
+        dcp.save(state, storage_writer=anew)
+    assert [str(w.message) for w in said if "step" in str(w.message)] == [f"{anew.directory} has no checkpoints: saves go on after step 2 of {far}"], said
+    assert [entry.step for entry in perdure.list_checkpoints(far)] == [2, 3, 2, 1, 0]  # the newest first: step 2 was saved again
+    anew.close()
     server.store.objects.clear()
     server.__exit__()
     with warnings.catch_warnings(record=True) as said:
@@ -303,6 +312,12 @@ def check_bucket(directory, server):
         dcp.save(state, storage_writer=writer)
     assert any("step 3 is saved in" in str(w.message) for w in said), said
     assert perdure.list_checkpoints(path)[0].step == 3
+    try:
+        dcp.save(state, storage_writer=perdure.torch.Writer(os.path.join(directory, "beyond"), bucket=far))
+    except dcp.CheckpointException as e:
+        assert isinstance(e.failures[0][0], perdure.StorageError) and far in str(e), e
+    else:
+        raise AssertionError("a new directory whose history nobody could read")
 
 
 def check_kept(directory):

@@ -40,7 +40,7 @@
 extern "C" {
 #endif
 
-#define PERDURE_API_VERSION 2      /* raised with every function and option that is added; nothing is ever removed */
+#define PERDURE_API_VERSION 3      /* raised with every function and option that is added; nothing is ever removed */
 const char *perdure_version(void); /* of the library: "0.1.0" */
 
 /* ---- errors ---- */
@@ -292,10 +292,12 @@ struct perdure_writer_options {
     uint64_t keep_every;     /* but keeps every step that this number divides; 0: none */
     const char *compression; /* "none", or "zstd:1" to "zstd:19" */
     uint32_t threads;        /* that compress; 0: as many as there are cores, at most 8 */
+    const char *continues;   /* where the checkpoints of a directory that has none were copied (s3://bucket/prefix): what is
+                                saved goes on with them. NULL: a new history */
 };
-#define PERDURE_WRITER_OPTIONS                                 \
-    {                                                          \
-        sizeof(struct perdure_writer_options), 0, 0, "none", 0 \
+#define PERDURE_WRITER_OPTIONS                                       \
+    {                                                                \
+        sizeof(struct perdure_writer_options), 0, 0, "none", 0, NULL \
     }
 
 /* Opens a directory, which is made if it is absent (its parent must exist), for saving. It belongs to this writer until
@@ -363,7 +365,8 @@ struct perdure_upload {
         sizeof(struct perdure_upload), NULL, PERDURE_NEWEST, NULL, 0, 0, UINT64_C(64) << 20, 0, NULL \
     }
 
-/* Copies a checkpoint into a bucket, where perdure_open, the tool and runs find it. Every shard is verified before it is
+/* Copies a checkpoint into a bucket, where perdure_open, the tool and runs find it. A writer in a new directory goes on with
+ * what is there if its options say so (continues). Every shard is verified before it is
  * sent, and the copy exists once its record does. One that is there already is left as it is. Call it again after a failure.
  *   group   NULL: this process sends all shards; else each rank sends some, of its own host where the ranks of the save
  *           call it. Collective

@@ -40,25 +40,44 @@ struct perdure_writer {
 
 /* ---- opening ---- */
 
-/* The newest checkpoint there decides whose checkpoints these are. Collective. */
-static pd_status adopt(struct perdure_writer *w, const char *directory, struct pd_error *err)
+/* The newest checkpoint of `store` decides whose checkpoints these are. Nothing changes if it has none. */
+static pd_status adopt_newest(struct perdure_writer *w, struct pd_store *store, const char *place, struct pd_error *err)
 {
     struct pd_commit commit = {0};
-    if (!pd_store_count(w->store)) {
-        if (pd_store_unusable_count(w->store))
-            PD_FAIL(err, PD_CORRUPT, "%s holds checkpoints, and none is whole: %s; look with perdure ckpt verify %s",
-                    directory, pd_store_unusable_at(w->store, 0)->cause, directory);
-        if (getrandom(w->newest.run_id, sizeof w->newest.run_id, 0) < 0)
-            PD_FAIL(err, PD_IO, "%s: the system gives no random number for a new run; try again", directory);
-        return PD_OK;
+    if (!pd_store_count(store)) {
+        if (!pd_store_unusable_count(store)) return PD_OK;
+        PD_FAIL(err, PD_CORRUPT, "%s holds checkpoints, and none is whole: %s; look with perdure ckpt verify %s", place,
+                pd_store_unusable_at(store, 0)->cause, place);
     }
-    PD_TRY(pd_store_read_commit(w->store, pd_store_entry_at(w->store, 0), &commit, err));
+    PD_TRY(pd_store_read_commit(store, pd_store_entry_at(store, 0), &commit, err));
+    const bool is_listed = commit.state.layout.is_listed;
     w->newest = commit.state.identity;
     w->has_newest = true;
-    const bool is_listed = commit.state.layout.is_listed;
     pd_commit_deinit(&commit);
     if (is_listed) return PD_OK;
-    PD_FAIL(err, PD_INVALID, "%s holds the checkpoints of a run of perdure; name another directory", directory);
+    PD_FAIL(err, PD_INVALID, "%s holds the checkpoints of a run of perdure; name another place", place);
+}
+
+/* Collective. */
+static pd_status adopt_copies(struct perdure_writer *w, const char *place, struct pd_error *err)
+{
+    static const struct pd_store_options quiet = {.quiet = true};
+    struct pd_store *store = NULL;
+    pd_status st = pd_store_open(w->vfs, place, &quiet, w->group, &store, err);
+    if (st == PD_NOT_FOUND) return PD_OK; /* nothing has been copied there */
+    PD_TRY(st);
+    st = adopt_newest(w, store, place, err);
+    pd_store_close(store);
+    return pd_group_agree(w->group, st, err);
+}
+
+static pd_status adopt(struct perdure_writer *w, const char *directory, const char *continues, struct pd_error *err)
+{
+    PD_TRY(pd_group_agree(w->group, adopt_newest(w, w->store, directory, err), err));
+    if (!w->has_newest && continues) PD_TRY(adopt_copies(w, continues, err));
+    if (!w->has_newest && getrandom(w->newest.run_id, sizeof w->newest.run_id, 0) < 0)
+        PD_FAIL(err, PD_IO, "%s: the system gives no random number for a new run; try again", directory);
+    return PD_OK;
 }
 
 static pd_status open_store(struct perdure_writer *w, const char *directory, const struct perdure_writer_options *options,
@@ -76,7 +95,7 @@ static pd_status open_store(struct perdure_writer *w, const char *directory, con
                        : pd_vfs_mkdir(w->vfs, directory, err);
     PD_TRY(pd_group_agree(group, st == PD_EXISTS ? PD_OK : st, err));
     PD_TRY(pd_store_open(w->vfs, directory, &how, group, &w->store, err));
-    PD_TRY(pd_group_agree(group, adopt(w, directory, err), err));
+    PD_TRY(pd_group_agree(group, adopt(w, directory, options->continues, err), err));
     return pd_group_broadcast(group, 0, &w->newest, sizeof w->newest, err); /* a new run's number is rank 0's */
 }
 

@@ -78,7 +78,8 @@ class CGroup(Structure):
 
 
 class CWriterOptions(Structure):
-    _fields_ = [("size", c_size_t), ("keep_last", c_uint32), ("keep_every", c_uint64), ("compression", c_char_p), ("threads", c_uint32)]
+    _fields_ = [("size", c_size_t), ("keep_last", c_uint32), ("keep_every", c_uint64), ("compression", c_char_p), ("threads", c_uint32),
+                ("continues", c_char_p)]
 
 
 class CPiece(Structure):

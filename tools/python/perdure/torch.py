@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import json
@@ -44,7 +45,7 @@ except ImportError:  # torch moved it
 from . import _library as lib
 from . import checkpoint as reading
 from . import writing
-from .errors import Error, InvalidError, NotFoundError, PeerLostError, StoppedError, UnsupportedError
+from .errors import Error, InvalidError, NotFoundError, PeerLostError, StoppedError, StorageError, UnsupportedError
 
 NDIM_MAX = lib.DIMS_MAX
 BATCH_BYTES = 256 << 20  # read at a time, where that takes memory of its own
@@ -152,6 +153,13 @@ class _Staged(dict[str, Any]):
     """A copied state. As long as somebody holds it, its memory is in use."""
 
 
+def _newest_step(place: str | None) -> int | None:
+    try:
+        return reading.list_checkpoints(place)[0].step if place else None
+    except (NotFoundError, IndexError):
+        return None
+
+
 class Writer(StorageWriter, AsyncStager):
     """Saves into `directory`, or where `checkpoint_id` says: "DIRECTORY/step-100" is step 100 of a directory. Without a step each save has
     the next one; `writer.step = 100` names that of the next save. `process_group` must be the one that dcp.save is given. Keep one writer for all saves: it keeps its plan,
@@ -159,7 +167,7 @@ class Writer(StorageWriter, AsyncStager):
 
     With `bucket` ("s3://bucket/prefix") every checkpoint is copied there after it is saved, in the same call: with dcp.async_save beside
     the training. Where the bucket fails the save has succeeded, and a warning says why. `bucket_keep_last` deletes older
-    ones there."""
+    ones there. A new directory, as on a machine that replaces another, goes on with what is in the bucket."""
 
     def __init__(self, directory: str | os.PathLike[str] | None = None, *, step: int | None = None,
                  process_group: dist.ProcessGroup | None = None, keep_last: int = 0, keep_every: int = 0, compression: str = "none",
@@ -262,8 +270,9 @@ class Writer(StorageWriter, AsyncStager):
             results.append(WriteResult(index=item.index, size_in_bytes=size, storage_data=None))
         group = None if self._is_alone else _Group(self._process_group)
         with self._lock:
+            writer = self._open(group)
             step = self._agree_on_step(group)
-            self._open(group).save(pieces, step, metadata, created_by=f"perdure.torch, torch {torch.__version__}"[:63])
+            writer.save(pieces, step, metadata, created_by=f"perdure.torch, torch {torch.__version__}"[:63])
             if self._bucket:
                 self._upload(step, group)
             self.step = None
@@ -282,15 +291,16 @@ class Writer(StorageWriter, AsyncStager):
 
     def _agree_on_step(self, group: _Group | None) -> int:
         """The one that was named, or the next one, which rank 0 knows."""
-        assert self.directory is not None
-        step = self.step
+        step, failure = self.step, None
         if step is None and (group is None or group.rank == 0):
             try:
-                step = reading.list_checkpoints(self.directory)[0].step + 1
-            except (NotFoundError, IndexError):
-                step = 0
+                step = next((step + 1 for step in map(_newest_step, (self.directory, self._bucket)) if step is not None), 0)
+            except Error as e:
+                step, failure = lib.U64_MAX, e
         if self.step is None and group:
             step = int.from_bytes(group.broadcast(0, (step or 0).to_bytes(8, "little")), "little")
+        if step == lib.U64_MAX:
+            raise failure or StorageError("rank 0 cannot read which step is the newest")
         return step or 0
 
     def _open(self, group: _Group | None) -> writing.Writer:
@@ -300,8 +310,16 @@ class Writer(StorageWriter, AsyncStager):
             assert self.directory is not None
             if group is None or group.rank == 0:
                 os.makedirs(os.path.dirname(os.path.abspath(self.directory)), exist_ok=True)
-            self._writer, self._writer_key = writing.Writer(self.directory, group, **self._options), key
+            self._writer, self._writer_key = writing.Writer(self.directory, group, continues=self._bucket, **self._options), key
+            if self._bucket and (group is None or group.rank == 0):
+                self._say_what_goes_on()
         return self._writer
+
+    def _say_what_goes_on(self) -> None:
+        with contextlib.suppress(Error):
+            there = _newest_step(self._bucket) if _newest_step(self.directory) is None else None
+            if there is not None:
+                warnings.warn(f"{self.directory} has no checkpoints: saves go on after step {there} of {self._bucket}", stacklevel=2)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Nothing: write_data has committed."""

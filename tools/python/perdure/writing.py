@@ -120,16 +120,18 @@ class Writer:
     """Saves checkpoints into a directory, which is made if it is absent and belongs to this writer until `close()`.
 
     With a `group`, which makes every call collective, ranks save one checkpoint together. `keep_last` and `keep_every` delete older
-    checkpoints after each save; `compression` is "none", or "zstd:1" to "zstd:19".
+    checkpoints after each save; `compression` is "none", or "zstd:1" to "zstd:19". If the directory has no checkpoints, the writer
+    goes on with those in `continues`, "s3://bucket/prefix", to which `upload` copied them: a disk that is lost does not end the history.
     """
 
     def __init__(self, directory: str | os.PathLike[str], group: Group | None = None, *, keep_last: int = 0, keep_every: int = 0,
-                 compression: str = "none", threads: int = 0) -> None:
+                 compression: str = "none", threads: int = 0, continues: str | None = None) -> None:
         self.directory = os.fspath(directory)
         self._group = _Callbacks(group) if group else None
         options = lib.CWriterOptions(ctypes.sizeof(lib.CWriterOptions), lib.number(keep_last, "keep_last", lib.U32_MAX),
                                      lib.number(keep_every, "keep_every", lib.U64_MAX), lib.text(compression, "compression"),
-                                     lib.number(threads, "threads", lib.U32_MAX))
+                                     lib.number(threads, "threads", lib.U32_MAX),
+                                     lib.text(continues, "continues") if continues is not None else None)
         pointer = ctypes.c_void_p()
         self._handle: lib.Handle | None = None
         _call(self._group, "writer_open", lib.path(directory), options, ctypes.byref(self._group.struct) if self._group else None, pointer)
