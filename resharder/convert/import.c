@@ -2,8 +2,7 @@
  * hashed and staged as it arrives.
  *
  *   memory      the caller's buffers; 8 bytes for each 64 KiB of the shards being written; HDF5's memory for their metadata.
- *               Shards are taken in groups, of which one is written and the next one planned: GROUP_BYTES_MAX for both,
- *               and a shard of each beyond it
+ *               Shards are taken in groups so that this stays within GROUP_BYTES_MAX
  *   crash       as in the store: without a record there is no checkpoint. The next rewrite removes the leftovers
  *   invariants  1. a shard is written after it is planned, and finished once it is complete
  *               2. nothing is in flight when a group ends, whatever failed: rewrite_release_targets */
@@ -18,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define GROUP_BYTES_MAX (UINT64_C(40) << 20) /* heap of the writers of two groups */
+#define GROUP_BYTES_MAX (UINT64_C(40) << 20) /* heap of the writers of a group */
 #define INDEX_BOXES_MAX 100000u              /* HDF5 takes about 100 MiB to build an index of that many */
 #define BUFFER_BYTES_MIN (UINT64_C(16) << 20)
 
@@ -34,34 +33,27 @@ static pd_status build_index(struct rewriter *r, struct pd_error *err)
 
 /* ---- groups of target shards ---- */
 
-/* Takes as many shards as the memory allows; the planner begins to plan them. */
-static pd_status lay_out_next(struct rewriter *r, struct pd_error *err)
+/* Takes as many shards as the memory allows. */
+static pd_status begin_group(struct rewriter *r, struct pd_error *err)
 {
     const struct pd_import_request *q = r->request;
-    const uint32_t begin = r->next_end,
-                   most = (uint32_t)pd_min_u64(r->parts_bytes / PD_SHARD_BUFFERS_MIN, REWRITE_GROUP_MAX),
-                   end = (uint32_t)pd_min_u64(begin + most, r->report.shards);
-    for (r->next_heap = 0; r->next_end < end && r->next_heap < GROUP_BYTES_MAX / 2; r->next_end++) {
-        struct rewrite_target *t = rewrite_target_of(r, r->next_end);
-        PD_TRY(pd_layout_shard_boxes(q->layout, q->tensors, r->next_end, &t->boxes, &t->box_count, err));
-        r->next_heap += rewrite_target_bytes(r, t);
+    const uint32_t most = (uint32_t)pd_min_u64(r->parts_bytes / PD_SHARD_BUFFERS_MIN, REWRITE_GROUP_MAX),
+                   left = pd_layout_world(q->layout) - r->group_begin;
+    uint64_t heap = 0;
+    while (r->group_count < most && r->group_count < left && heap < GROUP_BYTES_MAX) {
+        struct rewrite_target *t = &r->targets[r->group_count];
+        PD_TRY(pd_layout_shard_boxes(q->layout, q->tensors, r->group_begin + r->group_count, &t->boxes, &t->box_count, err));
+        heap += rewrite_target_bytes(r, t);
+        r->group_count++;
     }
-    const uint32_t count = r->next_end - begin;
-    for (uint32_t i = 0; i < count; i++) {
-        struct rewrite_target *t = rewrite_target_of(r, begin + i);
-        t->part_bytes = r->parts_bytes / count / PD_VFS_ALIGN * PD_VFS_ALIGN;
-        t->part = r->parts + i * t->part_bytes;
-    }
-    rewrite_planner_goes_on(r);
     return PD_OK;
 }
 
-static pd_status complete(struct rewriter *r, uint32_t shard, struct pd_error *err)
+static pd_status complete(struct rewriter *r, struct rewrite_target *t, struct pd_error *err)
 {
-    const struct rewrite_target *t = rewrite_target_of(r, shard);
     PD_CHECK(t->next == t->box_count);
     PD_TRY(rewrite_compressor_finish(r, t, err));
-    return rewrite_complete(r, shard, err);
+    return rewrite_complete(r, t, err);
 }
 
 static void count_expert(struct rewriter *r, const struct pd_chunk_range *s, const struct pd_shard_box *box)
@@ -78,9 +70,9 @@ static void count_expert(struct rewriter *r, const struct pd_chunk_range *s, con
 
 static pd_status copy_range(struct rewriter *r, const struct pd_chunk_range *s, struct pd_error *err)
 {
-    struct rewrite_target *t = rewrite_target_of(r, s->target.shard);
+    struct rewrite_target *t = &r->targets[s->target.shard - r->group_begin];
     if (s->target.offset == 0) {
-        if (!t->stream) PD_TRY(rewrite_open(r, s->target.shard, err));
+        if (!t->stream) PD_TRY(rewrite_plan(r, t, err));
         t->next++;
     }
     const uint32_t box = t->next - 1;
@@ -100,7 +92,7 @@ static pd_status copy_range(struct rewriter *r, const struct pd_chunk_range *s, 
     r->done += s->bytes;
     count_expert(r, s, &t->boxes[box]);
     const bool is_last = t->next == t->box_count && s->target.offset + s->bytes == s->target.box_bytes;
-    return is_last ? complete(r, s->target.shard, err) : PD_OK;
+    return is_last ? complete(r, t, err) : PD_OK;
 }
 
 static pd_status copy_group(struct rewriter *r, struct pd_error *err)
@@ -109,47 +101,36 @@ static pd_status copy_group(struct rewriter *r, struct pd_error *err)
                                             .source = &r->source,
                                             .target = r->request->layout,
                                             .shard_begin = r->group_begin,
-                                            .shard_end = r->group_end};
+                                            .shard_end = r->group_begin + r->group_count};
     struct pd_chunk_range range;
     PD_TRY(feed_begin(r->feed, &cursor, err));
     while (pd_chunk_stream_next(&cursor, &range)) {
         PD_TRY(copy_range(r, &range, err));
         if (r->request->progress) r->request->progress(r->request->context, r->done, r->total);
     }
-    for (uint32_t s = r->group_begin; s < r->group_end; s++) { /* a rank may own nothing */
-        if (rewrite_target_of(r, s)->is_written) continue;
-        PD_TRY(rewrite_open(r, s, err));
-        PD_TRY(complete(r, s, err));
+    for (uint32_t i = 0; i < r->group_count; i++) { /* a rank may own nothing */
+        if (r->targets[i].is_written) continue;
+        PD_TRY(rewrite_plan(r, &r->targets[i], err));
+        PD_TRY(complete(r, &r->targets[i], err));
     }
-    return PD_OK;
-}
-
-/* The next group becomes this one. One of more heap than both should have is alone. */
-static pd_status rewrite_group(struct rewriter *r, struct pd_error *err)
-{
-    if (r->next_end == r->group_end) PD_TRY(lay_out_next(r, err));
-    r->group_begin = r->group_end;
-    r->group_end = r->next_end;
-    if (r->group_end < r->report.shards && r->next_heap <= GROUP_BYTES_MAX) PD_TRY(lay_out_next(r, err));
-    const pd_status st = copy_group(r, err);
-    feed_end(r->feed);
-    PD_TRY(st);
-    rewrite_release_targets(r, r->group_begin, r->group_end);
-    r->group_begin = r->group_end;
-    (void)malloc_trim(0); /* free HDF5's memory */
     return PD_OK;
 }
 
 static pd_status rewrite_shards(struct rewriter *r, struct pd_error *err)
 {
+    const uint32_t shards = pd_layout_world(r->request->layout);
     PD_TRY(build_index(r, err));
     (void)malloc_trim(0); /* free HDF5's memory before the buffers are used */
-    pd_status st = rewrite_planner_start(r, err);
-    while (!st && r->group_end < r->report.shards)
-        st = rewrite_group(r, err);
-    rewrite_planner_stop(r);
-    rewrite_release_targets(r, r->group_begin, r->next_end);
-    return st;
+    while (r->group_begin < shards) {
+        PD_TRY(begin_group(r, err));
+        const pd_status st = copy_group(r, err);
+        feed_end(r->feed);
+        PD_TRY(st);
+        r->group_begin += r->group_count;
+        rewrite_release_targets(r);
+        (void)malloc_trim(0); /* free HDF5's memory */
+    }
+    return PD_OK;
 }
 
 /* ---- the whole ---- */
@@ -197,6 +178,7 @@ static pd_status prepare_and_commit(struct rewriter *r, struct pd_error *err)
     PD_TRY(pd_store_begin(q->target, &state.identity, r->directory, err));
     *strrchr(r->directory, '/') = '\0';
     pd_status st = rewrite_shards(r, err);
+    rewrite_release_targets(r);
     if (!st) st = read_back(r, err);
     return pd_store_commit_all(q->target, st, r->summaries, r->report.shards, &state, err);
 }
@@ -274,6 +256,7 @@ pd_status pd_import(struct pd_vfs *vfs, const struct pd_import_request *request,
     const pd_status st = import(r, err);
     r->report.has_index = r->index != NULL;
     if (!st && ret_report) *ret_report = r->report;
+    rewrite_release_targets(r);
     feed_free(r->feed);
     rewrite_compressor_free(r->compressor);
     pd_store_set_index(request->target, NULL, 0);

@@ -1,42 +1,26 @@
 /* Shared by the files of an import: the reading thread (feed.c), shards being written (target.c, compress.c) and the
  * whole (import.c).
  *
- * One thread hashes data, passes it to its shard's staging (ckpt/shard/staging.h) and finishes shards. Each open shard has a
- * part of the buffers and a queue of its own. The planner, another thread, makes HDF5's metadata of shards ahead of it. */
+ * One thread hashes data, passes it to its shard's staging (ckpt/shard/staging.h), creates HDF5 metadata and finishes
+ * shards. Each open shard has a part of the buffers and a queue of its own. */
 #pragma once
 
 #include "resharder/convert/chunk_stream.h"
 #include "resharder/convert/import.h"
 
-#include <pthread.h>
-
-#define REWRITE_GROUP_MAX 32u                   /* target shards open at once */
-#define REWRITE_TARGETS (2 * REWRITE_GROUP_MAX) /* and those that are planned meanwhile */
-#define REWRITE_BYTES (UINT64_C(52) << 20)      /* of the request's buffers; the reader has the rest */
+#define REWRITE_GROUP_MAX 128u             /* target shards open at once */
+#define REWRITE_BYTES (UINT64_C(52) << 20) /* of the request's buffers; the reader has the rest */
 
 struct feed;
 struct rewrite_compressor;
 
 struct rewrite_target {
     struct pd_shard_box *boxes;
-    unsigned char *part; /* (part_bytes) of the rewriter's parts: the next group has the same ones */
-    uint64_t part_bytes;
-    struct pd_shard_writer *writer; /* the planner's, until it has planned the shard */
-    struct pd_shard_stream *stream; /* NULL before it is opened and after it is finished */
+    struct pd_shard_writer *writer;
+    struct pd_shard_stream *stream; /* NULL before it is planned and after it is finished */
     uint32_t box_count, next;       /* next: the box to begin next */
     bool is_written;
     unsigned char block[PD_SHARD_BLOCK_BYTES]; /* collects a block that arrives in several pieces */
-};
-
-struct rewrite_planner {
-    pthread_t thread;
-    bool runs;
-    pthread_mutex_t mutex; /* guards the members below */
-    pthread_cond_t changed;
-    uint32_t laid_out, planned; /* shards that have boxes; that have writers too */
-    bool leaves;
-    pd_status status;
-    struct pd_error error;
 };
 
 struct rewriter {
@@ -46,10 +30,8 @@ struct rewriter {
     struct pd_layout source; /* layout of a checkpoint that one rank has: how the feed cuts */
     char directory[4096];    /* being prepared */
 
-    struct rewrite_target targets[REWRITE_TARGETS]; /* shard s is at s % REWRITE_TARGETS */
-    uint32_t group_begin, group_end, next_end;      /* shards being written; from there on, those planned meanwhile */
-    uint64_t next_heap;                             /* bytes of the writers of the latter */
-    struct rewrite_planner planner;
+    struct rewrite_target targets[REWRITE_GROUP_MAX];
+    uint32_t group_begin, group_count;
     uint64_t buffer_bytes; /* bytes in use: touching all memory for the first time would take longer than a small rewrite */
     unsigned char *parts;  /* (parts_bytes) of the buffers, after the compressor's; shared by the targets of a group */
     uint64_t parts_bytes;
@@ -79,13 +61,8 @@ void feed_end(struct feed *feed); /* ends the group, also after begin or next fa
 
 /* Estimates the memory for rewriting a shard with these boxes. */
 uint64_t rewrite_target_bytes(const struct rewriter *r, const struct rewrite_target *t);
-struct rewrite_target *rewrite_target_of(struct rewriter *r, uint32_t shard);
-PD_MUST_USE pd_status rewrite_planner_start(struct rewriter *r, struct pd_error *err);
-/* Targets of all shards up to next_end have boxes and parts: the planner makes their writers, in order. */
-void rewrite_planner_goes_on(struct rewriter *r);
-void rewrite_planner_stop(struct rewriter *r); /* fine if it was not started */
-/* Waits for the shard's writer, and opens its file.   errors  of the planner too */
-PD_MUST_USE pd_status rewrite_open(struct rewriter *r, uint32_t shard, struct pd_error *err);
+/* Plans the metadata of a shard and opens its file. */
+PD_MUST_USE pd_status rewrite_plan(struct rewriter *r, struct rewrite_target *t, struct pd_error *err);
 /* Appends the next bytes of the box begun last, at `offset` in the box. */
 PD_MUST_USE pd_status rewrite_append(struct rewriter *r, struct rewrite_target *t, uint64_t offset, uint64_t box_bytes,
                                      const unsigned char *data, uint64_t bytes, struct pd_error *err);
@@ -93,9 +70,8 @@ PD_MUST_USE pd_status rewrite_append(struct rewriter *r, struct rewrite_target *
 PD_MUST_USE pd_status rewrite_stage(struct rewriter *r, struct rewrite_target *t, uint64_t at, const unsigned char *data,
                                     uint64_t bytes, struct pd_error *err);
 /* Writes the rest of a complete shard, and finishes it. */
-PD_MUST_USE pd_status rewrite_complete(struct rewriter *r, uint32_t shard, struct pd_error *err);
-/* Of shards [begin, end), for which the planner has nothing left to do. */
-void rewrite_release_targets(struct rewriter *r, uint32_t begin, uint32_t end);
+PD_MUST_USE pd_status rewrite_complete(struct rewriter *r, struct rewrite_target *t, struct pd_error *err);
+void rewrite_release_targets(struct rewriter *r);
 
 /* ---- compress.c ---- */
 

@@ -1,13 +1,10 @@
-/* Writes shards as data arrives. A block is hashed while it is in a cache, then copied to the staging of its shard. HDF5
- * takes 30 us for each box; a thread makes that metadata while data of other shards moves.
+/* Writes shards as data arrives. A block is hashed while it is in a cache, then copied to the staging of its shard.
  *
- *   invariants  1. boxes of a target are begun in file order, each finished before the next one
- *               2. the planner goes through shards in order, whatever their groups, and ends with the first error */
+ *   invariant  boxes of a target are begun in file order, each finished before the next one */
 #include "resharder/convert/rewrite.h"
 
 #include "ckpt/base/checked.h"
 #include "ckpt/base/fault.h"
-#include "ckpt/base/thread.h"
 #include "ckpt/shard/stream.h"
 
 #include <stdio.h>
@@ -38,101 +35,23 @@ static void release_target(struct rewrite_target *t)
     *t = (struct rewrite_target){0};
 }
 
-struct rewrite_target *rewrite_target_of(struct rewriter *r, uint32_t shard)
+void rewrite_release_targets(struct rewriter *r)
 {
-    return &r->targets[shard % REWRITE_TARGETS];
+    for (uint32_t i = 0; i < r->group_count; i++)
+        release_target(&r->targets[i]);
+    r->group_count = 0;
 }
 
-void rewrite_release_targets(struct rewriter *r, uint32_t begin, uint32_t end)
+pd_status rewrite_plan(struct rewriter *r, struct rewrite_target *t, struct pd_error *err)
 {
-    for (uint32_t s = begin; s < end; s++)
-        release_target(rewrite_target_of(r, s));
-}
-
-/* ---- the planner ---- */
-
-static void *planner_run(void *context)
-{
-    struct rewriter *r = context;
-    struct rewrite_planner *p = &r->planner;
     const struct pd_import_request *q = r->request;
-    pthread_mutex_lock(&p->mutex);
-    while (!p->leaves && !p->status) {
-        if (p->planned == p->laid_out) {
-            pthread_cond_wait(&p->changed, &p->mutex);
-            continue;
-        }
-        struct rewrite_target *t = rewrite_target_of(r, p->planned);
-        pthread_mutex_unlock(&p->mutex);
-        struct pd_error error = {0};
-        const pd_status st = pd_shard_writer_new(r->vfs, q->tensors, t->boxes, t->box_count, t->part, t->part_bytes,
-                                                 &q->codec, &t->writer, &error);
-        pthread_mutex_lock(&p->mutex);
-        p->status = st;
-        p->error = error;
-        p->planned += !st;
-        pthread_cond_broadcast(&p->changed);
-    }
-    pthread_mutex_unlock(&p->mutex);
-    return NULL;
-}
-
-pd_status rewrite_planner_start(struct rewriter *r, struct pd_error *err)
-{
-    struct rewrite_planner *p = &r->planner;
-    (void)pthread_mutex_init(&p->mutex, NULL);
-    (void)pthread_cond_init(&p->changed, NULL);
-    const int error = pd_thread_start(&p->thread, NULL, planner_run, r);
-    p->runs = !error;
-    if (p->runs) return PD_OK;
-    (void)pthread_cond_destroy(&p->changed);
-    (void)pthread_mutex_destroy(&p->mutex);
-    PD_FAIL_THREAD(err, error, "to plan shards");
-}
-
-void rewrite_planner_goes_on(struct rewriter *r)
-{
-    struct rewrite_planner *p = &r->planner;
-    pthread_mutex_lock(&p->mutex);
-    p->laid_out = r->next_end;
-    pthread_cond_broadcast(&p->changed);
-    pthread_mutex_unlock(&p->mutex);
-}
-
-void rewrite_planner_stop(struct rewriter *r)
-{
-    struct rewrite_planner *p = &r->planner;
-    if (!p->runs) return;
-    pthread_mutex_lock(&p->mutex);
-    p->leaves = true;
-    pthread_cond_broadcast(&p->changed);
-    pthread_mutex_unlock(&p->mutex);
-    (void)pthread_join(p->thread, NULL);
-    (void)pthread_cond_destroy(&p->changed);
-    (void)pthread_mutex_destroy(&p->mutex);
-    p->runs = false;
-}
-
-static pd_status wait_for_writer(struct rewriter *r, uint32_t shard, struct pd_error *err)
-{
-    struct rewrite_planner *p = &r->planner;
-    pthread_mutex_lock(&p->mutex);
-    while (p->planned <= shard && !p->status)
-        pthread_cond_wait(&p->changed, &p->mutex);
-    const pd_status st = p->planned > shard ? PD_OK : pd_error_pass(err, p->status, &p->error);
-    pthread_mutex_unlock(&p->mutex);
-    return st;
-}
-
-/* ---- a target ---- */
-
-pd_status rewrite_open(struct rewriter *r, uint32_t shard, struct pd_error *err)
-{
-    struct rewrite_target *t = rewrite_target_of(r, shard);
+    const uint32_t number = (uint32_t)(t - r->targets), shard = r->group_begin + number;
+    const uint64_t bytes = r->parts_bytes / r->group_count / PD_VFS_ALIGN * PD_VFS_ALIGN;
     char path[4096 + 32];
-    PD_TRY(wait_for_writer(r, shard, err));
+    PD_TRY(pd_shard_writer_new(r->vfs, q->tensors, t->boxes, t->box_count, r->parts + number * bytes, bytes, &q->codec,
+                               &t->writer, err));
     snprintf(path, sizeof path, "%s/shard-%05u.h5", r->directory, shard);
-    PD_TRY(pd_shard_stream_begin(t->writer, path, &r->request->state->identity, shard, &t->stream, err));
+    PD_TRY(pd_shard_stream_begin(t->writer, path, &q->state->identity, shard, &t->stream, err));
     return pd_shard_stream_stage(t->stream, false, err);
 }
 
@@ -167,14 +86,13 @@ pd_status rewrite_append(struct rewriter *r, struct rewrite_target *t, uint64_t 
     return PD_OK;
 }
 
-pd_status rewrite_complete(struct rewriter *r, uint32_t shard, struct pd_error *err)
+pd_status rewrite_complete(struct rewriter *r, struct rewrite_target *t, struct pd_error *err)
 {
-    struct rewrite_target *t = rewrite_target_of(r, shard);
     struct pd_shard_stream *stream = t->stream;
     t->is_written = true;
     PD_TRY(pd_shard_staging_finish(&stream->staging, PD_OK, err));
     t->stream = NULL;
-    PD_TRY(pd_shard_stream_finish(stream, &r->summaries[shard], err));
+    PD_TRY(pd_shard_stream_finish(stream, &r->summaries[r->group_begin + (uint32_t)(t - r->targets)], err));
     pd_shard_writer_free(t->writer);
     t->writer = NULL;
     pd_fault_point("rewrite.shard.finished");
