@@ -40,7 +40,7 @@ static const struct pd_memory_group *group_of(const struct pd_world_memory *m, c
     return NULL;
 }
 
-/* Plans that share states, in an order in which each begins with those of others, are as plans of their own. */
+/* A plan that reuses the states of earlier plans equals the same plan made alone. */
 static void check_shared_states(const struct pd_config *c, const struct pd_model *model, struct pd_laid_out laid_out)
 {
     static const struct {
