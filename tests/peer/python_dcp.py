@@ -134,12 +134,13 @@ def save(rank, size, directory):
     for _ in range(2):
         planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
         dcp.save(state, storage_writer=writer, planner=planner, process_group=group)
-    try:  # a directory has one writer
-        dcp.save({"x": torch.ones(1)}, storage_writer=perdure.torch.Writer(path))
-    except dcp.CheckpointException as e:
-        assert "BusyError" in str(e), e
-    else:
-        raise AssertionError("two writers")
+    for place, error in ((path, "BusyError"), (os.path.join(os.devnull, "below", "saved"), "StorageError")):  # in use; rank 0 cannot make it
+        try:
+            dcp.save({"x": torch.ones(1)}, storage_writer=perdure.torch.Writer(place))
+        except dcp.CheckpointException as e:
+            assert len(e.failures) == size and error in str(e), e
+        else:
+            raise AssertionError(place)
     writer.close()
     model, optimizer = make_model(init_device_mesh("cpu", (size,)))
     parameters, moments = get_state_dict(model, optimizer)

@@ -8,6 +8,7 @@
 
 #ifndef PERDURE_CUDA_LIBRARIES
 #define PERDURE_CUDA_LIBRARIES ""
+#define PERDURE_CUBLASLT "libcublasLt.so.13", "libcublasLt.so.12" /* a build with CUDA needs that of its own version */
 #endif
 
 /* ---- the driver ---- */
@@ -140,7 +141,7 @@ static const struct library {
     const char *name, *files[3], *function;
     uint64_t wide_from;
 } libraries[PD_GPU_LIBRARY_COUNT] = {
-    [PD_GPU_CUBLASLT] = {"cuBLASLt", {"libcublasLt.so.13", "libcublasLt.so.12"}, "cublasLtGetVersion", 100000},
+    [PD_GPU_CUBLASLT] = {"cuBLASLt", {PERDURE_CUBLASLT}, "cublasLtGetVersion", 100000},
     [PD_GPU_NCCL] = {"NCCL", {"libnccl.so.2"}, "ncclGetVersion", 10000},
 };
 

@@ -309,7 +309,8 @@ class Writer(StorageWriter, AsyncStager):
             self.close()
             assert self.directory is not None
             if group is None or group.rank == 0:
-                os.makedirs(os.path.dirname(os.path.abspath(self.directory)), exist_ok=True)
+                with contextlib.suppress(OSError):  # opening fails then, on every rank
+                    os.makedirs(os.path.dirname(os.path.abspath(self.directory)), exist_ok=True)
             self._writer, self._writer_key = writing.Writer(self.directory, group, continues=self._bucket, **self._options), key
             if self._bucket and (group is None or group.rank == 0):
                 self._say_what_goes_on()
