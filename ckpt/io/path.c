@@ -123,8 +123,11 @@ bool pd_vfs_is_in_memory(struct pd_vfs *vfs, const char *path)
     if ((size_t)snprintf(existing, sizeof existing, "%s", path) >= sizeof existing) return false;
     while (pd_vfs_space(vfs, existing, &space, NULL)) {
         char *slash = strrchr(existing, '/');
-        if (!slash || slash == existing) return false;
-        *slash = '\0';
+        if (slash == existing || strcmp(existing, ".") == 0) return false;
+        if (slash)
+            *slash = '\0';
+        else
+            snprintf(existing, sizeof existing, "."); /* a relative path */
     }
     return space.in_memory;
 }

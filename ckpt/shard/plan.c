@@ -160,7 +160,8 @@ pd_status pd_shard_writer_new(struct pd_vfs *vfs, const struct pd_tensor_table *
                                   .model = tensors,
                                   .box_count = box_count,
                                   .buffers = buffers,
-                                  .buffer_bytes = buffer_bytes};
+                                  .buffer_bytes = buffer_bytes,
+                                  .pool = codec ? codec->pool : NULL};
     pd_status st = codec && codec->codec != PD_CODEC_NONE ? pd_shard_chunks_new(codec, &w->chunks, err) : PD_OK;
     if (!st) st = plan_file(w, err);
     if (st) {

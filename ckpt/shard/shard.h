@@ -51,8 +51,9 @@ struct pd_shard_writer; /* layout of one shard file: the offset of every box; re
 enum pd_codec { PD_CODEC_NONE, PD_CODEC_ZSTD };
 struct pd_shard_codec {
     enum pd_codec codec;
-    int level;                   /* PD_SHARD_LEVEL_MIN to _MAX */
-    struct pd_thread_pool *pool; /* compresses; borrowed for the writer's life, one save at a time; NULL: the caller does */
+    int level; /* PD_SHARD_LEVEL_MIN to _MAX */
+    /* Compresses, and writes to a memory file system. Borrowed for the writer's life, one save at a time; NULL: the caller. */
+    struct pd_thread_pool *pool;
 };
 /* Parses "none" or "zstd:3" (the level). Leaves the pool NULL. PD_INVALID: anything else. */
 PD_MUST_USE pd_status pd_shard_codec_parse(const char *text, struct pd_shard_codec *ret_codec, struct pd_error *err);

@@ -1,14 +1,18 @@
 /* A save from memory: boxes and rest in file order, through the stream's staging.
  *
  * Blocks of 64 KiB are hashed and copied while they are in the cache. Large boxes that are page-aligned in memory are
- * written zero-copy, and hashed while in flight. To a memory file system each piece is written directly by the caller,
- * while hashing has its bytes in the cache: no queue, no staging, no other threads. */
+ * written zero-copy, and hashed while in flight. To a memory file system all threads of the pool write pieces directly,
+ * while hashing has their bytes in the cache: no queue, no staging. */
+#include "ckpt/base/checked.h"
 #include "ckpt/shard/compress.h"
 #include "ckpt/shard/stream.h"
 
-#define ZERO_COPY_BYTES_MIN (1u << 20)              /* smaller boxes are staged even when aligned: fewer, larger writes */
-#define ZERO_COPY_BYTES_MAX (8u << 20)              /* of one transfer */
-#define IN_MEMORY_BYTES (4u * PD_SHARD_BLOCK_BYTES) /* hashed, then written in memory: fits into a cache */
+#include <stdatomic.h>
+
+#define ZERO_COPY_BYTES_MIN (1u << 20)          /* smaller boxes are staged even when aligned: fewer, larger writes */
+#define ZERO_COPY_BYTES_MAX (8u << 20)          /* of one transfer */
+#define PIECE_BYTES (4u * PD_SHARD_BLOCK_BYTES) /* hashed, then written in memory: fits into a cache */
+#define BATCH_BYTES (32u * PIECE_BYTES)         /* of all threads, between two reports of progress */
 
 /* Writes whole blocks and returns how far it came. Hashing overlaps the transfer. */
 static pd_status write_zero_copy(struct pd_shard_stream *s, uint32_t box, uint64_t seed, const unsigned char *data,
@@ -26,17 +30,41 @@ static pd_status write_zero_copy(struct pd_shard_stream *s, uint32_t box, uint64
     return PD_OK;
 }
 
+/* Bytes of one box that the threads of the pool write, each a piece at a time. */
+struct batch {
+    struct pd_shard_stream *stream;
+    uint32_t box;
+    uint64_t seed, begin, end; /* in the box */
+    const unsigned char *data; /* of the box */
+    atomic_flag has_failed;    /* whoever sets it owns the others */
+    pd_status status;
+    struct pd_error err;
+};
+
+static void write_piece(void *context, uint64_t index)
+{
+    struct batch *b = context;
+    struct pd_shard_stream *s = b->stream;
+    struct pd_error own;
+    const uint64_t at = b->begin + index * PIECE_BYTES, bytes = pd_min_u64(b->end - at, PIECE_BYTES);
+    pd_shard_stream_hash(s, b->box, b->seed, at, at + bytes, b->data + at);
+    const pd_status st = pd_file_write(s->file, s->w->places[b->box].offset + at, b->data + at, bytes, &own);
+    if (!st || atomic_flag_test_and_set(&b->has_failed)) return;
+    b->status = st;
+    b->err = own;
+}
+
 static pd_status write_in_memory(struct pd_shard_stream *s, uint32_t box, uint64_t seed, const unsigned char *data,
                                  uint64_t *ret_done, struct pd_error *err)
 {
-    const struct pd_shard_place *place = &s->w->places[box];
-    for (uint64_t at = 0; at < place->bytes; at += IN_MEMORY_BYTES) {
-        const uint64_t bytes = place->bytes - at < IN_MEMORY_BYTES ? place->bytes - at : IN_MEMORY_BYTES;
-        pd_shard_stream_hash(s, box, seed, at, at + bytes, data + at);
-        PD_TRY(pd_shard_staging_write(&s->staging, place->offset + at, data + at, bytes, err));
-        PD_TRY(pd_shard_stream_wrote(s, bytes, err));
+    const uint64_t all = s->w->places[box].bytes;
+    for (uint64_t at = 0; at < all; at += BATCH_BYTES) {
+        struct batch batch = {s, box, seed, at, pd_min_u64(all, at + BATCH_BYTES), data, .has_failed = ATOMIC_FLAG_INIT};
+        pd_parallel(s->w->pool, pd_divide_up(batch.end - at, PIECE_BYTES), write_piece, &batch);
+        if (batch.status) return pd_error_pass(err, batch.status, &batch.err);
+        PD_TRY(pd_shard_stream_wrote(s, batch.end - at, err));
     }
-    *ret_done = place->bytes;
+    *ret_done = all;
     return PD_OK;
 }
 

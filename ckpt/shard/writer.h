@@ -17,6 +17,7 @@ struct pd_shard_writer {
     struct pd_owner owner;  /* of buffers, pages, table and queue: the writing stream, from its begin to its end */
     unsigned char *buffers; /* borrowed */
     uint64_t buffer_bytes;
+    struct pd_thread_pool *pool;    /* borrowed, or NULL */
     struct pd_tensor_table tensors; /* the tensors of this shard, in order of first use */
     struct pd_shard_box *local;     /* (box_count) the boxes, indexing `tensors` */
     struct pd_shard_place *places;  /* (box_count) */

@@ -291,7 +291,7 @@ struct perdure_writer_options {
     uint32_t keep_last;      /* after each save deletes older checkpoints than the newest keep_last; 0: deletes none */
     uint64_t keep_every;     /* but keeps every step that this number divides; 0: none */
     const char *compression; /* "none", or "zstd:1" to "zstd:19" */
-    uint32_t threads;        /* that compress; 0: as many as there are cores, at most 8 */
+    uint32_t threads;        /* that compress, or write into memory (tmpfs); 0: as many as there are cores, at most 8 */
     const char *continues;   /* where the checkpoints of a directory that has none were copied (s3://bucket/prefix): what is
                                 saved goes on with them. NULL: a new history */
 };

@@ -26,7 +26,7 @@ struct perdure_writer {
     struct pd_group *group;
     struct pd_vfs *vfs, *own_vfs; /* own_vfs: made here, or NULL */
     struct pd_store *store;
-    struct pd_thread_pool *pool; /* compresses; NULL: nothing is */
+    struct pd_thread_pool *pool;
     struct pd_shard_codec codec;
     void *buffers;             /* (BUFFER_BYTES) */
     bool removes;              /* older checkpoints */
@@ -99,14 +99,15 @@ static pd_status open_store(struct perdure_writer *w, const char *directory, con
     return pd_group_broadcast(group, 0, &w->newest, sizeof w->newest, err); /* a new run's number is rank 0's */
 }
 
-static pd_status prepare_writer(struct perdure_writer *w, const struct perdure_writer_options *options, struct pd_error *err)
+static pd_status prepare_writer(struct perdure_writer *w, const char *directory,
+                                const struct perdure_writer_options *options, struct pd_error *err)
 {
     if (!w->vfs) PD_TRY(pd_vfs_new_auto(&w->own_vfs, err));
     if (!w->vfs) w->vfs = w->own_vfs;
     if (options->compression && pd_shard_codec_parse(options->compression, &w->codec, err))
         PD_FAIL(err, PD_INVALID, "compression is \"%s\"; expected none, or zstd:1 to zstd:%d", options->compression,
                 PD_SHARD_LEVEL_MAX);
-    if (w->codec.codec != PD_CODEC_NONE) {
+    if (w->codec.codec != PD_CODEC_NONE || pd_vfs_is_in_memory(w->vfs, directory)) {
         const uint32_t threads = options->threads ? options->threads : (uint32_t)pd_min_u64(pd_cpu_cores(), THREADS_MAX);
         PD_TRY(pd_thread_pool_new(threads, &w->pool, err));
         w->codec.pool = w->pool;
@@ -119,7 +120,7 @@ static pd_status prepare_writer(struct perdure_writer *w, const struct perdure_w
 static pd_status open_writer(struct perdure_writer *w, const char *directory, const struct perdure_writer_options *options,
                              struct pd_error *err)
 {
-    PD_TRY(pd_group_agree(w->group, prepare_writer(w, options, err), err));
+    PD_TRY(pd_group_agree(w->group, prepare_writer(w, directory, options, err), err));
     return open_store(w, directory, options, err);
 }
 

@@ -131,7 +131,7 @@ struct pd_saver {
     /* Writers of each tier; tiers with equal compression share the first one's. The saver's thread owns them, and
      * engine->staging, from which they write; the owner is checked on each use. */
     struct pd_shard_writer *writers[PD_TIERS_MAX];
-    struct pd_thread_pool *pool; /* for compression; NULL: none */
+    struct pd_thread_pool *pool; /* compresses, and writes into memory; NULL: neither is needed */
     void *index;                 /* of whole tensors, for the commit */
 
     pthread_t thread;
@@ -226,13 +226,16 @@ static pd_status plan_tier(struct pd_saver *s, struct pd_vfs *vfs, uint32_t tier
 {
     const struct pd_engine *e = s->engine;
     struct pd_shard_codec codec = *pd_tiers_codec(s->tiers, tier);
+    struct pd_tier_report report;
     for (uint32_t i = 0; i < tier; i++) {
         const struct pd_shard_codec *other = pd_tiers_codec(s->tiers, i);
         if (other->codec != codec.codec || other->level != codec.level) continue;
         s->writers[tier] = s->writers[i];
         return PD_OK;
     }
-    if (codec.codec != PD_CODEC_NONE && !s->pool) PD_TRY(pd_thread_pool_new(e->options.threads, &s->pool, err));
+    pd_tiers_report(s->tiers, tier, &report);
+    if ((codec.codec != PD_CODEC_NONE || report.in_memory) && !s->pool)
+        PD_TRY(pd_thread_pool_new(e->options.threads, &s->pool, err));
     codec.pool = s->pool;
     PD_TRY(pd_shard_writer_new(vfs, &e->options.model->tensors, s->boxes, s->box_count, e->staging.data, e->staging.bytes,
                                &codec, &s->writers[tier], err));

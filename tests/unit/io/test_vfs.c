@@ -340,6 +340,21 @@ static void is_refused(struct pd_vfs *vfs, const char *path)
     cr_assert(strstr(error.message, "it is not a regular file"), "%s", error.message);
 }
 
+Test(vfs, a_path_that_does_not_exist_is_in_memory_if_its_parent_is)
+{
+    struct pd_vfs *vfs = open_row(&rows[0]);
+    struct pd_space space;
+    if (pd_vfs_space(vfs, "/dev/shm", &space, NULL) || !space.in_memory || chdir("/dev/shm")) cr_skip("no /dev/shm");
+    cr_assert(pd_vfs_is_in_memory(vfs, "/dev/shm/none/deeper"));
+    cr_assert(pd_vfs_is_in_memory(vfs, "none/deeper"));
+    cr_assert(pd_vfs_is_in_memory(vfs, "none"));
+    cr_assert_eq(chdir("/"), 0);
+    OK(pd_vfs_space(vfs, "/", &space, err));
+    cr_assert_eq(pd_vfs_is_in_memory(vfs, "none"), space.in_memory);
+    cr_assert(!pd_vfs_is_in_memory(vfs, "/none"));
+    pd_vfs_free(vfs);
+}
+
 Test(vfs, only_regular_files_are_opened, .timeout = 20)
 {
     const char *dir = scratch();
