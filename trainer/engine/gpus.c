@@ -8,7 +8,7 @@
 
 #ifndef PERDURE_CUDA_LIBRARIES
 #define PERDURE_CUDA_LIBRARIES ""
-#define PERDURE_CUBLASLT "libcublasLt.so.13", "libcublasLt.so.12" /* a build with CUDA needs that of its own version */
+#define PERDURE_CUBLASLT "libcublasLt.so.13", "libcublasLt.so.12" /* a build with CUDA needs the one of its version */
 #endif
 
 /* ---- the driver ---- */
