@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Installs perdure into fresh Debian systems, as people do: tests/install/install.sh build SUITE | wheel SUITE... | container
+# Installs perdure into fresh Debian systems, as people do: tests/install/install.sh build SUITE | wheel SUITE... | cuda | container
 # build: root runs tools/packages.sh; an ordinary user builds and runs the quick tests, except those on simulated GPUs.
 # wheel: tools/wheel.sh in Debian 12; in each SUITE, which has nothing but Python, an ordinary user runs README.md's two commands.
+# cuda: with CUDA 12 of Debian 13 an ordinary user compiles everything for sm_90 and packs a bundle, which runs.
 # container: carries out tools/launch/Containerfile for CPUs, except ADD, which brings files of others.
-# PERDURE_INSTALL_DIR (/var/tmp) takes 6 GiB. Exit code 77: no root, no debootstrap, or no mirror of Debian in apt's configuration.
+# PERDURE_INSTALL_DIR (/var/tmp) takes 6 GiB, for cuda 14. Exit code 77: no root, no debootstrap, or no mirror of Debian in apt's configuration.
 set -euo pipefail
 top=$(cd "$(dirname "$0")/../.." && pwd)
-usage="usage: tests/install/install.sh build SUITE | wheel SUITE... | container"
-[ $# -ge 2 ] || [ "${1-}" = container ] || { echo "$usage" >&2; exit 64; }
+usage="usage: tests/install/install.sh build SUITE | wheel SUITE... | cuda | container"
+[ $# -ge 2 ] || [ "${1-}" = cuda ] || [ "${1-}" = container ] || { echo "$usage" >&2; exit 64; }
 
 # Mounts and processes are in namespaces of their own and end with them, so that only files are left to delete.
 if [ -z "${PERDURE_INSTALL_PLACE-}" ]; then
@@ -79,6 +80,15 @@ case $1 in
       grep -q 'starting 2 ranks .*processes' "$place/said" || { echo "install: $suite: no two processes" >&2; exit 1; }
       echo "install: Debian $suite: wheel and quick run took $((SECONDS - begin)) s"
     done ;;
+  cuda)
+    system built trixie python3,procps
+    source_of built
+    echo "deb $mirror trixie contrib non-free" >"$place/built/etc/apt/sources.list.d/nvidia.list"
+    as_root built "cd /home/user/perdure; tools/packages.sh build run; apt-get install -y -q --no-install-recommends nvidia-cuda-toolkit libnccl-dev"
+    as_user built "perdure/tools/build.sh build -DPERDURE_TESTS=ON -DPERDURE_CUDA=ON -DPERDURE_CUDA_ARCHITECTURES=90-real"
+    as_user built "perdure/tools/bundle/bundle.sh build bundle; ls bundle/lib/libcublasLt.so.12"
+    as_user built "bundle/run.sh --quick --out results || [ \$? = 77 ]"
+    echo "install: a bundle of CUDA 12 was made and started" ;;
   container)
     debian=12 suite=bookworm
     grep -q "^ARG base=.*debian:$debian$" "$top/tools/launch/Containerfile"

@@ -10,6 +10,8 @@ if(PERDURE_HAVE_CUDA)
   set(PERDURE_CUDA_ARCHITECTURES "${rows}" CACHE STRING "compute capabilities that kernels are compiled for, or native, all, all-major")
   set(CMAKE_CUDA_ARCHITECTURES 80)
   enable_language(CUDA)
+  # nvcc's own g++ may be older than the compiler that links, whose libstdc++ other libraries need.
+  list(FILTER CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES EXCLUDE REGEX "/gcc/")
   include(${CMAKE_CURRENT_LIST_DIR}/cuda_architectures.cmake)
   perdure_cuda_architectures(CMAKE_CUDA_ARCHITECTURES PERDURE_CUDA_HAS_SM_90A ASKED ${PERDURE_CUDA_ARCHITECTURES}
     NATIVE ${CMAKE_CUDA_ARCHITECTURES_NATIVE} ALL ${CMAKE_CUDA_ARCHITECTURES_ALL} ALL_MAJOR ${CMAKE_CUDA_ARCHITECTURES_ALL_MAJOR})

@@ -17,8 +17,13 @@ static pd_status find_encoder(encoder *ret_encode, struct pd_error *err)
     encoder encode = __atomic_load_n(&found, __ATOMIC_RELAXED);
     if (!encode) {
         cudaDriverEntryPointQueryResult result;
-        const cudaError_t code = cudaGetDriverEntryPointByVersion(
-            "cuTensorMapEncodeTiled", reinterpret_cast<void **>(&encode), 12000, cudaEnableDefault, &result);
+        void **place = reinterpret_cast<void **>(&encode);
+#if CUDART_VERSION >= 12050
+        const cudaError_t code =
+            cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", place, 12000, cudaEnableDefault, &result);
+#else
+        const cudaError_t code = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", place, cudaEnableDefault, &result);
+#endif
         if (code != cudaSuccess) (void)cudaGetLastError(); /* the next kernel's launch would meet it */
         if (code != cudaSuccess || result != cudaDriverEntryPointSuccess)
             return pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, 0,
