@@ -113,7 +113,7 @@ def check_slices(ours, data):
             assert got.shape == want[index].shape and numpy.array_equal(got.numpy(), want[index]), index
         assert numpy.array_equal(tensor[100:200][::3][4:, 5].numpy(), want[100:200][::3][4:, 5])
         assert len(tensor[4:9]) == 5 and tensor[1].ndim == 1 and tensor[1, 2].size == 1
-        for bad in (VOCAB, (0, 0, 0), "x", None, slice(None, None, -1), (..., ...), True):
+        for bad in (VOCAB, (0, 0, 0), "x", None, slice(None, None, -1), (..., ...), True, numpy.ones(VOCAB, bool), numpy.arange(3)):
             with raises((IndexError, TypeError)):
                 tensor[bad]
         with raises(IndexError, f"{EMBED}: index {VOCAB} of dimension 0, which has {VOCAB}"):
@@ -314,7 +314,8 @@ def check_save(directory):
                        ({"w": {"inner": numpy.zeros(1)}}, ("w is a dict",)), ({"w": "text"}, ("w is a str",)), ({}, ("nothing to save",))):
         with raises(perdure.InvalidError, *words):
             perdure.save(path, bad, 8)
-    for kind, name, step, words in ((TypeError, 5, 8, "give a str"), (ValueError, "n\0n", 8, "zero byte"), (perdure.InvalidError, "n", -1, "step is -1"),
+    for kind, name, step, words in ((TypeError, 5, 8, "give a str"), (ValueError, "n\0n", 8, "zero byte"), (ValueError, "n\udc80", 8, "at 1 is half a character"),
+                                    (perdure.InvalidError, "n", -1, "step is -1"),
                                     (perdure.InvalidError, "n", 1 << 64, "give 0 to")):
         with raises(kind, words):
             perdure.save(path, {name: numpy.zeros(1)}, step)

@@ -395,7 +395,7 @@ static pd_status unite_all(const struct pd_gathered *parts, uint32_t size, struc
         st = unite_rank(&u, r, parts->data + parts->begin[r], err);
     if (!st && !total)
         st = pd_error_set(err, PD_INVALID, PD_WHERE, 0,
-                          "there is nothing to save; let a rank of the %u give an element of a tensor", size);
+                          "there is nothing to save: no rank of %u has an element of a tensor; give one", size);
     if (!st) {
         qsort(u.boxes, u.box_count, sizeof *u.boxes, listed_by_place);
         st = check_all_cover(&u, err);

@@ -159,7 +159,10 @@ def path(value: str | bytes | os.PathLike[str]) -> bytes:
 def text(value: str, what: str) -> bytes:
     if not isinstance(value, str):
         raise TypeError(f"{what} is a {type(value).__name__}; give a str")
-    return _whole(value.encode(), value)
+    try:
+        return _whole(value.encode(), value)
+    except UnicodeEncodeError as e:
+        raise ValueError(f"{what}: {value[e.start]!r} at {e.start} is half a character; give whole ones") from None
 
 
 def _whole(encoded: bytes, value: Any) -> bytes:

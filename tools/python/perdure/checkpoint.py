@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import math
+import operator
 import os
 import types
 from collections.abc import Iterator, Mapping
@@ -88,10 +89,10 @@ class Tensor:
     def __getitem__(self, index: Any) -> Tensor:
         items = list(index if isinstance(index, tuple) else (index,))
         free = [i for i, d in enumerate(self._dims) if isinstance(d, range)]
-        if sum(item is Ellipsis for item in items) > 1:
+        ellipses = [at for at, item in enumerate(items) if item is Ellipsis]  # an array compares its elements
+        if len(ellipses) > 1:
             raise IndexError("at most one ellipsis")
-        if Ellipsis in items:
-            at = items.index(Ellipsis)
+        for at in ellipses:
             items[at:at + 1] = [slice(None)] * (len(free) - len(items) + 1)
         if len(items) > len(free):
             raise IndexError(f"{self.name}: {len(items)} indices, and it has {len(free)} dimensions")
@@ -104,10 +105,10 @@ class Tensor:
                     raise IndexError(f"{self.name}: a step of {item.step}; steps are positive")
                 dims[at] = of[item]
             else:
-                if isinstance(item, bool) or not hasattr(item, "__index__"):
-                    raise TypeError(f"{self.name}: an index is a number, a slice or an ellipsis, not {type(item).__name__}")
                 try:
-                    dims[at] = of[item.__index__()]
+                    dims[at] = of[operator.index(None if isinstance(item, bool) else item)]
+                except TypeError:
+                    raise TypeError(f"{self.name}: an index is a number, a slice or an ellipsis, not {type(item).__name__}") from None
                 except IndexError:
                     raise IndexError(f"{self.name}: index {item} of dimension {number}, which has {len(of)}") from None
         part = object.__new__(Tensor)
