@@ -23,9 +23,10 @@ try:
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
     import torch.multiprocessing as mp
-    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 except ImportError as missing:
     print(f"skipped: {missing}; PERDURE_PEER_PYTHON names an interpreter that has torch", file=sys.stderr)
@@ -172,6 +173,65 @@ def load(rank, size, directory):
     for name, value in full(model.state_dict()).items():
         assert torch.allclose(value, trained[name], atol=1e-6), name
     dist.destroy_process_group()
+
+
+class Stage(torch.nn.ModuleDict):
+    """Layers of a pipeline by their numbers in the whole."""
+
+    def __init__(self, first, end):
+        torch.manual_seed(3)
+        super().__init__({str(i): layer for i, layer in enumerate([torch.nn.Linear(6, 6) for _ in range(4)]) if first <= i < end})
+
+    def forward(self, x):
+        for layer in self.values():
+            x = torch.tanh(layer(x))
+        return x
+
+
+def pipeline_batch(step):
+    return draw(3000 + step, (8, 6), torch.float32), draw(4000 + step, (8, 6), torch.float32)
+
+
+def pipeline(rank, _, directory, cut, loads):
+    """Two stages of torch's own schedule: steps 0 and 1, a save, steps 2 and 3; or steps 2 and 3 of what was saved under another cut."""
+    begin(rank, 2, directory, f"pipeline-{cut}")
+    stage, path = Stage(*((0, cut), (cut, 4))[rank]), os.path.join(directory, "pipeline")
+    optimizer = torch.optim.AdamW(stage.parameters(), lr=1e-2)
+    schedule = ScheduleGPipe(PipelineStage(stage, rank, 2, torch.device("cpu")), 2, loss_fn=torch.nn.functional.mse_loss)
+    options, found = StateDictOptions(flatten_optimizer_state_dict=True), []
+    for step in range(2 if loads else 0, 4):
+        if step == 2:
+            model, moments = get_state_dict(stage, optimizer, options=options)
+            state = {"model": model, "optimizer": moments}
+            if loads:
+                dcp.load(state, storage_reader=perdure.torch.Reader(path))
+                set_state_dict(stage, optimizer, model_state_dict=model, optim_state_dict=moments, options=options)
+            else:
+                dcp.save(state, storage_writer=perdure.torch.Writer(path), planner=perdure.torch.Planner())
+        optimizer.zero_grad()
+        (x, y), losses = pipeline_batch(step), []
+        schedule.step(x) if rank == 0 else schedule.step(target=y, losses=losses)
+        optimizer.step()
+        found += [float(sum(losses)) / 2] if step >= 2 else []
+    if rank == 1:
+        with open(f"{path}-{cut}.json", "w", encoding="ascii") as f:
+            json.dump(found, f)
+    dist.destroy_process_group()
+
+
+def check_pipeline(directory):
+    """Each stage saves its own part. One process loads the whole; two go on under another cut."""
+    mp.spawn(pipeline, (2, directory, 2, False), 2)
+    mp.spawn(pipeline, (2, directory, 1, True), 2)
+    with open(f"{directory}/pipeline-2.json", encoding="ascii") as a, open(f"{directory}/pipeline-1.json", encoding="ascii") as b:
+        undisturbed, resumed = json.load(a), json.load(b)
+    assert len(resumed) == 2 and all(abs(x - y) < 1e-6 for x, y in zip(undisturbed, resumed)), (undisturbed, resumed)
+    whole = Stage(0, 4)
+    state = {"model": {name: torch.zeros_like(value) for name, value in whole.state_dict().items()}}
+    dcp.load(state, storage_reader=perdure.torch.Reader(os.path.join(directory, "pipeline")))
+    whole.load_state_dict(state["model"])
+    x, y = pipeline_batch(2)
+    assert abs(float(torch.nn.functional.mse_loss(whole(x), y)) - undisturbed[0]) < 1e-6, undisturbed
 
 
 def check_alone(directory):
@@ -379,6 +439,7 @@ if __name__ == "__main__":
         warnings.simplefilter("ignore")
         mp.spawn(save, (4, workspace), 4)
         mp.spawn(load, (3, workspace), 3)
+        check_pipeline(workspace)
         check_alone(workspace)
         check_kinds(workspace)
         check_earlier(workspace)
