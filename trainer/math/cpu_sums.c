@@ -5,6 +5,7 @@
 
 #define COLUMNS_TASK 64u
 #define ROWS_TASK_ELEMENTS 16384u
+#define AHEAD_BYTES 4096u
 
 struct column_job {
     uint64_t rows, n, ld;
@@ -68,6 +69,7 @@ static double row_square(const float *x, uint64_t n)
     float last[16] = {0};
     for (; n; x += 16, n -= n < 16 ? n : 16) {
         if (n < 16) x = memcpy(last, x, n * sizeof *x);
+        __builtin_prefetch((const void *)((uintptr_t)x + AHEAD_BYTES)); /* without effect beyond the end */
         for (int k = 0; k < 4; k++) {
             const four_doubles wide = __builtin_convertvector(*(const four_floats *)(x + 4 * k), four_doubles);
             sum[k] += wide * wide;
