@@ -382,7 +382,10 @@ def check_bucket(directory, server):
 
 
 def check_kept(directory):
-    """What is saved is a checkpoint like any other."""
+    """What is saved is a checkpoint like any other, also in a directory whose name ends like a step's."""
+    named = os.path.join(directory, "run-step-5")
+    dcp.save({"x": torch.ones(1)}, storage_writer=perdure.torch.Writer(), checkpoint_id=named)
+    assert [entry.step for entry in perdure.list_checkpoints(named)] == [0]
     path = os.path.join(directory, "saved")
     with perdure.open(path) as c:
         c.verify()

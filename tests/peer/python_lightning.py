@@ -5,6 +5,7 @@ usage: python_lightning.py SOURCE PERDURE
 
 PERDURE_LIBRARY is libperdure.so. PERDURE_PEER_PYTHON names an interpreter that has torch (CPU) and pytorch-lightning. Exit 77: there is none.
 """
+import collections
 import os
 import subprocess
 import sys
@@ -68,6 +69,11 @@ def main(directory):
         saved.verify()
     loaded = perdure.lightning.CheckpointIO().load_checkpoint(os.path.join(place, "last.ckpt"), map_location="meta")
     assert loaded["state_dict"]["layer.weight"].device.type == "meta" and loaded["state_dict"]["empty"].shape == (0, 3)
+    states = {"state_dict": Model().state_dict(), "callbacks": collections.defaultdict(list, {"a": torch.ones(3)}), "counts": collections.Counter("aab")}
+    perdure.lightning.CheckpointIO().save_checkpoint(states, os.path.join(directory, "types.ckpt"))
+    found = perdure.lightning.CheckpointIO().load_checkpoint(os.path.join(directory, "types.ckpt"))
+    assert found["counts"] == states["counts"] and found["callbacks"]["a"].sum() == 3 and found["callbacks"]["new"] == []
+    assert found["state_dict"]._metadata == states["state_dict"]._metadata
     subprocess.run([PERDURE, "ckpt", "verify", os.path.join(place, "last.ckpt")], check=True, capture_output=True)
 
 

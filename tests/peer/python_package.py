@@ -265,14 +265,16 @@ def check_interrupts(ours, directory):
         assert not perdure.list_checkpoints(path)
 
 
-def check_fork(ours):
-    with perdure.open(ours) as c:
+def check_fork(ours, directory):
+    with perdure.open(ours) as c, perdure.Writer(os.path.join(directory, "forked")) as writer:
         c[EMBED].numpy()
         pid = os.fork()
         if pid == 0:
             try:
                 with raises(perdure.InvalidError, "fork"):
                     c[EMBED].numpy()
+                with raises(perdure.InvalidError, "fork"):
+                    writer.save({"w": numpy.zeros(1)}, 1)
                 again = pickle.loads(pickle.dumps(c))
                 again[EMBED].numpy()
                 del c, again
@@ -342,6 +344,13 @@ def check_save(directory):
     with raises(ValueError, "closed"):
         writer.save([], 10)
     assert [entry.step for entry in perdure.list_checkpoints(path)] == [9, 8]
+    with perdure.Writer(path) as writer:
+        writer.save({**large, "w": tensors["w"]}, 10, progress=lambda done, total: writer.close())
+    with perdure.Writer(path), perdure.open(path) as c:
+        assert c.step == 10 and numpy.array_equal(c["w"].numpy(), tensors["w"])
+    os.close(os.open(os.path.join(directory, "file"), os.O_CREAT | os.O_WRONLY))
+    with raises(perdure.InvalidError, "is not a directory"):
+        perdure.save(os.path.join(directory, "file"), large)
 
 
 def check_convert(ours, data, directory):
@@ -445,6 +454,11 @@ def check_group(directory):
         c.verify()
         assert c.step == 1 and numpy.array_equal(c["w"].numpy(), whole) and set(c) == {"w", "own 0", "own 1", "own 3"}
         assert perdure.list_checkpoints(path)[0].shards == 4
+    short = Rank(Barrel(2), 0)
+    short.gather = lambda root, data: [data, data[:-1]]
+    short.broadcast = lambda root, data: data[:-1]
+    with raises(perdure.PeerLostError), perdure.Writer(path + " shortly", short):
+        pass
 
 
 def check_readme(directory):
@@ -494,7 +508,7 @@ def main():
         check_damage(ours, data)
         check_errors(theirs, directory)
         check_interrupts(ours, directory)
-        check_fork(ours)
+        check_fork(ours, directory)
         check_threads(ours, data)
         check_save(directory)
         check_readme(directory)

@@ -7,6 +7,7 @@
 #include "ckpt/base/cpu.h"
 #include "ckpt/base/fault.h"
 #include "ckpt/store/store.h"
+#include "resharder/catalog/model_directory.h"
 #include "tools/library/group.h"
 #include "tools/library/handle.h"
 #include "tools/library/listed.h"
@@ -93,6 +94,8 @@ static pd_status open_store(struct perdure_writer *w, const char *directory, con
                        ? pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, 0,
                                       "%s: a save goes to a disk first; name a directory, and copy from there", directory)
                        : pd_vfs_mkdir(w->vfs, directory, err);
+    if (st == PD_EXISTS && !pd_formats_is_directory(w->vfs, directory))
+        st = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "%s is not a directory; name one for checkpoints", directory);
     PD_TRY(pd_group_agree(group, st == PD_EXISTS ? PD_OK : st, err));
     PD_TRY(pd_store_open(w->vfs, directory, &how, group, &w->store, err));
     PD_TRY(pd_group_agree(group, adopt(w, directory, options->continues, err), err));

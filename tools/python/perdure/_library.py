@@ -269,6 +269,14 @@ class Handle:
             self._close(self.pointer)
 
 
+def in_use(handle: Handle | None, what: str) -> Handle:
+    if handle is None:
+        raise ValueError(f"{what} is closed")
+    if handle.pid != os.getpid():
+        raise errors.InvalidError(f"{what} was opened before fork(); open it in this process")
+    return handle
+
+
 _dtypes: dict[int, str] = {}
 _dtypes_lock = threading.Lock()
 

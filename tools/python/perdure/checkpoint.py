@@ -286,12 +286,7 @@ class Checkpoint(Mapping[str, Tensor]):
         return f"<perdure.Checkpoint {self.path} ({self.format}), step {self.step}, {len(self)} parameters>"
 
     def _use(self) -> lib.Handle:
-        handle = self._handle
-        if handle is None:
-            raise ValueError(f"{self.path} is closed")
-        if handle.pid != os.getpid():
-            raise InvalidError(f"{self.path} was opened before fork(); open it in this process")
-        return handle
+        return lib.in_use(self._handle, self.path)
 
     def read(self, plans: list[Read], progress: lib.Progress | None = None) -> None:
         """Reads several parts at once."""

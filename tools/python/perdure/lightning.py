@@ -5,6 +5,7 @@ A checkpoint of Lightning, NAME.ckpt, is then a directory, written by one proces
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 import shutil
@@ -36,7 +37,10 @@ def _take_out(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     if type(value) in (list, tuple):
         return type(value)(_take_out(item, f"{path}.{i}", tensors) for i, item in enumerate(value))
     if isinstance(value, dict):
-        return type(value)((key, _take_out(item, f"{path}.{key}" if path else str(key), tensors)) for key, item in value.items())
+        kept = copy.copy(value)  # with what its type adds, such as a state_dict's versions of modules
+        for key, item in value.items():
+            kept[key] = _take_out(item, f"{path}.{key}" if path else str(key), tensors)
+        return kept
     return value
 
 
@@ -46,7 +50,8 @@ def _put_back(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if isinstance(value, dict):
         if value.keys() == {TENSOR}:
             return tensors[value[TENSOR]]
-        return type(value)((key, _put_back(item, tensors)) for key, item in value.items())
+        for key, item in value.items():
+            value[key] = _put_back(item, tensors)
     return value
 
 

@@ -55,8 +55,9 @@ MOMENT = re.compile(r"(?:.*\.)?state\.(.+)\.(exp_avg|exp_avg_sq)")
 
 def _split(checkpoint_id: str) -> tuple[str, int | None]:
     """`DIRECTORY/step-100` is step 100 of a directory."""
-    found = re.fullmatch(r"(.*?)/?step-(\d+)(?:-\d+)?", checkpoint_id.rstrip("/"))
-    return (found[1] or ".", int(found[2])) if found else (checkpoint_id, None)
+    directory, name = os.path.split(checkpoint_id.rstrip("/"))
+    found = re.fullmatch(r"step-(\d+)(?:-\d+)?", name)
+    return (directory or ".", int(found[1])) if found else (checkpoint_id, None)
 
 
 class _Group:

@@ -43,6 +43,12 @@ class Piece(NamedTuple):
     kind: str = "param"
 
 
+def _give(place: int, got: bytes, size: int, what: str) -> None:
+    if len(got) != size:
+        raise InvalidError(f"{what} of the group gave {len(got)} bytes; {size} were to come")
+    ctypes.memmove(place, got, size)
+
+
 class _Callbacks:
     """The functions of a group for C. What they raise comes out of the call that they end."""
 
@@ -56,7 +62,7 @@ class _Callbacks:
             parts = self.group.gather(root, ctypes.string_at(send, size))
             if self.group.rank == root:
                 assert parts is not None
-                ctypes.memmove(recv, b"".join(parts), size * self.group.size)
+                _give(recv, b"".join(parts), size * self.group.size, "gather")
             return 0
         except BaseException as e:
             self.raised = e
@@ -64,8 +70,7 @@ class _Callbacks:
 
     def _broadcast(self, _: Any, root: int, data: int, size: int) -> int:
         try:
-            got = self.group.broadcast(root, ctypes.string_at(data, size))
-            ctypes.memmove(data, got, size)
+            _give(data, self.group.broadcast(root, ctypes.string_at(data, size)), size, "broadcast")
             return 0
         except BaseException as e:
             self.raised = e
@@ -116,6 +121,14 @@ def _prepare(piece: Piece) -> tuple[lib.CPiece, Any]:
                       lib.Dims(*shape), at or 1), data
 
 
+def _pieces_of(tensors: Mapping[str, Any]) -> list[Piece]:
+    pieces = []
+    for name, data in tensors.items():
+        kind, _, rest = lib.text(name, f"name {name!r}").decode().partition("/")
+        pieces.append(Piece(rest, data, kind=kind) if rest and kind in lib.KINDS[1:] and rest in tensors else Piece(name, data))
+    return pieces
+
+
 class Writer:
     """Saves checkpoints into a directory, which is made if it is absent and belongs to this writer until `close()`.
 
@@ -137,20 +150,24 @@ class Writer:
         _call(self._group, "writer_open", lib.path(directory), options, ctypes.byref(self._group.struct) if self._group else None, pointer)
         self._handle = lib.Handle(pointer.value or 0, lib.LIBRARY.writer_close)
 
-    def save(self, pieces: Sequence[Piece], step: int, metadata: str | None = None, created_by: str | None = None,
+    def save(self, pieces: Sequence[Piece] | Mapping[str, Any], step: int, metadata: str | None = None, created_by: str | None = None,
              progress: lib.Progress | None = None) -> None:
         """Saves a checkpoint. On return it is durable, whole and the newest; whatever fails, those before it stay as they were.
-        Over all ranks the pieces of a tensor cover it exactly once. `metadata` is kept as the text "metadata"."""
-        if self._handle is None:
-            raise ValueError(f"the writer of {self.directory} is closed")
-        prepared = [_prepare(piece) for piece in pieces]
-        structs, watch = (lib.CPiece * len(prepared))(*(struct for struct, _ in prepared)), lib.Watch(progress)
-        save = lib.CSave(ctypes.sizeof(lib.CSave), lib.number(step, "step", lib.U64_MAX), structs, len(prepared),
-                         lib.text(metadata, "metadata") if metadata is not None else None,
-                         lib.text(created_by, "created_by") if created_by is not None else None, ctypes.pointer(watch.struct))
-        _call(self._group, "save", self._handle.pointer, save, watch=watch)
+        Over all ranks the pieces of a tensor cover it exactly once; a mapping has whole tensors, as `save` below takes them. `metadata`
+        is kept as the text "metadata"."""
+        handle = lib.in_use(self._handle, f"the writer of {self.directory}")  # stays until the save ends, whoever closes
+        try:
+            prepared = [_prepare(piece) for piece in (_pieces_of(pieces) if isinstance(pieces, Mapping) else pieces)]
+            structs, watch = (lib.CPiece * len(prepared))(*(struct for struct, _ in prepared)), lib.Watch(progress)
+            save = lib.CSave(ctypes.sizeof(lib.CSave), lib.number(step, "step", lib.U64_MAX), structs, len(prepared),
+                             lib.text(metadata, "metadata") if metadata is not None else None,
+                             lib.text(created_by, "created_by") if created_by is not None else None, ctypes.pointer(watch.struct))
+            _call(self._group, "save", handle.pointer, save, watch=watch)
+        finally:
+            del handle  # an exception would keep it, and its directory
 
     def close(self) -> None:
+        """Gives the directory back; a save in another thread ends first."""
         self._handle = None
 
     def __enter__(self) -> Writer:
@@ -165,12 +182,8 @@ def save(directory: str | os.PathLike[str], tensors: Mapping[str, Any], step: in
     """Saves tensors by their names as the checkpoint `step` of a directory: arrays of NumPy, tensors of torch, and bytes, which are kept as
     they are. "exp_avg/NAME" and "exp_avg_sq/NAME" are AdamW's moments of NAME. A tensor has at most 8 dimensions. The directory is made
     if it is absent, below one that exists. Saving a step that is not above those saved before keeps these; the new one counts as the newest."""
-    pieces = []
-    for name, data in tensors.items():
-        kind, _, rest = lib.text(name, f"name {name!r}").decode().partition("/")
-        pieces.append(Piece(rest, data, kind=kind) if rest and kind in lib.KINDS[1:] and rest in tensors else Piece(name, data))
     with Writer(directory, keep_last=keep_last, compression=compression) as writer:
-        writer.save(pieces, step, metadata, progress=progress)
+        writer.save(tensors, step, metadata, progress=progress)
 
 
 def upload(source: str | os.PathLike[str], bucket: str, *, step: int | None = None, group: Group | None = None, keep_last: int = 0,
