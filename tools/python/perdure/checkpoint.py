@@ -106,7 +106,8 @@ class Tensor:
                 dims[at] = of[item]
             else:
                 try:
-                    dims[at] = of[operator.index(None if isinstance(item, bool) else item)]
+                    number_like: Any = None if isinstance(item, bool) else item
+                    dims[at] = of[operator.index(number_like)]
                 except TypeError:
                     raise TypeError(f"{self.name}: an index is a number, a slice or an ellipsis, not {type(item).__name__}") from None
                 except IndexError:
