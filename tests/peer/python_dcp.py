@@ -135,7 +135,7 @@ def save(rank, size, directory):
     for _ in range(2):
         planner = dcp.DefaultSavePlanner(enable_plan_caching=True)
         dcp.save(state, storage_writer=writer, planner=planner, process_group=group)
-    for place, error in ((path, "BusyError"), (os.path.join(os.devnull, "below", "saved"), "StorageError")):  # in use; rank 0 cannot make it
+    for place, error in ((path, "BusyError"), (os.path.join(os.devnull, "below", "saved"), "InvalidError")):  # in use; rank 0 cannot make it
         try:
             dcp.save({"x": torch.ones(1)}, storage_writer=perdure.torch.Writer(place))
         except dcp.CheckpointException as e:

@@ -349,8 +349,10 @@ def check_save(directory):
     with perdure.Writer(path), perdure.open(path) as c:
         assert c.step == 10 and numpy.array_equal(c["w"].numpy(), tensors["w"])
     os.close(os.open(os.path.join(directory, "file"), os.O_CREAT | os.O_WRONLY))
-    with raises(perdure.InvalidError, "is not a directory"):
-        perdure.save(os.path.join(directory, "file"), large)
+    for kind, below, words in ((perdure.InvalidError, "file", "is not a directory"), (perdure.InvalidError, "file/below", "not a directory"),
+                               (perdure.NotFoundError, "missing/below", "mkdir -p")):
+        with raises(kind, words):
+            perdure.save(os.path.join(directory, below), large)
 
 
 def check_convert(ours, data, directory):

@@ -93,7 +93,7 @@ static pd_status open_store(struct perdure_writer *w, const char *directory, con
     pd_status st = pd_vfs_is_remote(directory)
                        ? pd_error_set(err, PD_UNSUPPORTED, PD_WHERE, 0,
                                       "%s: a save goes to a disk first; name a directory, and copy from there", directory)
-                       : pd_vfs_mkdir(w->vfs, directory, err);
+                       : pd_formats_explain_above(pd_vfs_mkdir(w->vfs, directory, err), directory, err);
     if (st == PD_EXISTS && !pd_formats_is_directory(w->vfs, directory))
         st = pd_error_set(err, PD_INVALID, PD_WHERE, 0, "%s is not a directory; name one for checkpoints", directory);
     PD_TRY(pd_group_agree(group, st == PD_EXISTS ? PD_OK : st, err));
