@@ -17,7 +17,8 @@
 #define LOAD_WINDOWS 64u
 /* The buffers hold so many rounds; reads that go straight to their place need none. Rounds are small, since their space is
  * read into again only after they were verified: a disk that finishes all its reads at once waits for that. Below a MiB
- * fewer boxes share a read. Compressed rounds are large: a chunk that continues in the next one is copied. */
+ * fewer boxes share a read. Rounds are large between hosts, whose agreement on each takes a while, and where they are
+ * compressed: a chunk that continues in the next one is copied. */
 #define LOAD_WINDOWS_SMALL 32u
 #define LOAD_WINDOWS_LARGE 8u
 #define LOAD_ROUND_BYTES_MIN (UINT64_C(1) << 20)

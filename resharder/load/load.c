@@ -417,11 +417,13 @@ static pd_status check_record(const struct loader *l, struct pd_error *err)
             (unsigned long long)commit->state.tensor_count, r->tensors->count);
 }
 
-/* The same on all ranks, as the record is. */
-static uint64_t round_bytes(const struct pd_load_request *r)
+/* The same on all ranks, as the record and the group are. */
+static uint64_t round_bytes(const struct loader *l)
 {
+    const struct pd_load_request *r = l->request;
     const uint64_t large = r->buffer_bytes / LOAD_WINDOWS_LARGE / PD_VFS_ALIGN * PD_VFS_ALIGN,
                    small = r->buffer_bytes / LOAD_WINDOWS_SMALL / PD_VFS_ALIGN * PD_VFS_ALIGN;
+    if (l->group->host_count > 1) return large;
     for (uint32_t s = 0; s < r->commit->shard_count; s++)
         if (r->commit->shards[s].file_bytes < r->commit->shards[s].data_bytes) return large; /* compressed */
     return pd_max_u64(small, pd_min_u64(large, LOAD_ROUND_BYTES_MIN));
@@ -430,7 +432,7 @@ static uint64_t round_bytes(const struct pd_load_request *r)
 static pd_status load_prepare(struct loader *l, struct pd_error *err)
 {
     const struct pd_load_request *r = l->request;
-    l->window_bytes = round_bytes(r);
+    l->window_bytes = round_bytes(l);
     PD_CHECK(l->window_bytes >= PD_SHARD_BLOCK_BYTES);
     struct pd_plan_input input = {.tensors = r->tensors,
                                   .stored = &r->commit->state.layout,
