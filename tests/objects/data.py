@@ -2,6 +2,7 @@
 """Training data in a bucket: each host fetches each file once, and the bits are those of the same files on a disk. What was killed, cut or
 replaced in the middle is never believed. Against the server of this folder, or against SeaweedFS or moto.   Arguments: PERDURE [weed|moto]"""
 import base64
+import collections
 import json
 import os
 import random
@@ -191,17 +192,19 @@ def killed(t):
 
 
 def misbehaving(t):
-    """Refusals that pass, cut and lost connections, at random."""
-    store, source = t.store.server.store, random.Random(harness.seed())
+    """Refusals that pass, cut and lost connections, at random: fewer for an object than a request is tried again."""
+    store, source, given = t.store.server.store, random.Random(harness.seed()), collections.Counter()
     faults = [refusal(500, "InternalError"), refusal(503, "SlowDown"), cut, hang_up, None, None, None, None]
     def misbehave(handler, key, query, body):
         fault = source.choice(faults)
-        if not fault or not key or (fault is cut and "range" not in handler.headers):
+        if not fault or not key or given[key] == 6 or (fault is cut and "range" not in handler.headers):
             return False
+        given[key] += 1
         fault(handler, store.objects.get(key))
         return True
     for _ in range(3):
         shutil.rmtree(t.cache)
+        given.clear()
         store.misbehave = misbehave
         run = t.new("misbehaving")
         t.train(run)
