@@ -13,7 +13,7 @@
  * scattered, the read starts only when waited for. In huge pages 2 MiB are not split, and larger reads are not faster. */
 #define LOAD_READ_BYTES_MAX (UINT64_C(2) << 20)
 
-/* Rounds in memory at once; all but one of them in flight. */
+/* Most rounds in memory at once; all but one of them in flight. */
 #define LOAD_WINDOWS 64u
 /* The buffers hold so many rounds; reads that go straight to their place need none. Rounds are small, since their space is
  * read into again only after they were verified: a disk that finishes all its reads at once waits for that. Below a MiB

@@ -199,10 +199,12 @@ static pd_status submit_round(struct loader *l, uint32_t round, struct pd_error 
     return load_chunks_submit_rest(l, w, round, err);
 }
 
-/* Submits reads for every round with a free window, while `round` and later ones occupy theirs. */
+/* Submits reads for every round with a free window, while `round` and later ones occupy theirs: without the ring twice as
+ * many bytes as it holds. */
 static pd_status submit_ahead(struct loader *l, uint32_t round, struct pd_error *err)
 {
-    while (l->next_round < l->plan->round_count && l->next_round < round + LOAD_WINDOWS && load_chunks_fit(l, l->next_round))
+    const uint64_t ahead = pd_min_u64(2 * l->request->buffer_bytes / l->window_bytes, LOAD_WINDOWS);
+    while (l->next_round < l->plan->round_count && l->next_round < round + ahead && load_chunks_fit(l, l->next_round))
         PD_TRY(submit_round(l, l->next_round++, err));
     return PD_OK;
 }
